@@ -1,4 +1,6 @@
-"""What pyproject.toml cannot say: the entry scripts, a folder of the repository, are a part of what is installed."""
+"""What pyproject.toml cannot say: the entry scripts, a folder of the repository, are a part of what
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ FOLDER = "entrypoints"
 
 
 class BuildPy(build_py):
-    """Puts `entrypoints/` into `smtrain/entrypoints`, where smtrain.client.launch.bundle looks for it first."""
+    """Puts `entrypoints/` into `smtrain/entrypoints`, where smtrain.client.launch.bundle looks for
+    it first.
+    """
 
     def run(self) -> None:
         """Copy the package as ever, then the scripts."""
@@ -28,7 +32,9 @@ class BuildPy(build_py):
 
     def get_source_files(self) -> list[str]:
         """With the scripts, so that an sdist has them."""
-        scripts = [str(p) for p in Path(FOLDER).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        scripts = [
+            str(p) for p in Path(FOLDER).rglob("*") if p.is_file() and "__pycache__" not in p.parts
+        ]
         return [*super().get_source_files(), *sorted(scripts)]
 
 

@@ -13,12 +13,19 @@ from typing import Any
 
 
 def become(
-    arguments: list[str], environment: dict[str, str], files: dict[int, int], mask: set[Any], exits: bool = False
+    arguments: list[str],
+    environment: dict[str, str],
+    files: dict[int, int],
+    mask: set[Any],
+    exits: bool = False,
 ) -> None:
-    """Run the script `arguments[0]` in this fork, and end with it. No code of the parent runs here again.
+    """Run the script `arguments[0]` in this fork, and end with it.
 
-    `files` are the descriptors of the standard streams; `mask` are the signals that stay blocked. With `exits` the
-    functions registered with atexit run, including those that were registered before the fork.
+    No code of the parent runs here again.
+
+    `files` are the descriptors of the standard streams; `mask` are the signals that stay blocked.
+    With `exits` the functions registered with atexit run, including those that were registered
+    before the fork.
     """
     status = 1
     try:
@@ -29,12 +36,20 @@ def become(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for standard, descriptor in files.items():
             os.dup2(descriptor, standard)
-        os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))  # the parent's sockets and files
+        os.closerange(
+            3, 1 + max(map(int, os.listdir("/proc/self/fd")))
+        )  # the parent's sockets and files
         os.environ.clear()
         os.environ.update(environment)
         sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
-        sys.argv, sys.orig_argv = arguments, [sys.executable, *arguments]  # a script may start its command again
+        sys.argv, sys.orig_argv = (
+            arguments,
+            [
+                sys.executable,
+                *arguments,
+            ],
+        )  # a script may start its command again
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         runpy.run_path(arguments[0], run_name="__main__")
         status = 0
@@ -48,7 +63,8 @@ def become(
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     finally:
-        # os._exit: in an ordinary exit, objects of the parent would close files that this process has not opened.
+        # os._exit: in an ordinary exit, objects of the parent would close files that this process
+        # has not opened.
         try:
             threading._shutdown()  # type: ignore[attr-defined]
             if exits:

@@ -1,7 +1,7 @@
 """A machine that acts as a host of SageMaker: a node of a Slurm cluster, or a pod of PAI-DLC.
 
-It gets the folder that the stages take for /opt/ml, and each line of the launcher gets its time. Standard library only:
-no package is there yet.
+It gets the folder that the stages take for /opt/ml, and each line of the launcher gets its time.
+Standard library only: no package is there yet.
 """
 
 from __future__ import annotations
@@ -36,21 +36,29 @@ def make_folders(ml: Path, rank: int, hosts: int, interface: str | None) -> None
     shutil.rmtree(ml, ignore_errors=True)
     for folder in ("input/config", "input/data", "output", "code"):
         (ml / folder).mkdir(parents=True)
-    resources: dict[str, Any] = {"current_host": host_name(rank), "hosts": [host_name(n) for n in range(hosts)]}
+    resources: dict[str, Any] = {
+        "current_host": host_name(rank),
+        "hosts": [host_name(n) for n in range(hosts)],
+    }
     if interface:
         resources["network_interface_name"] = interface
     (ml / "input/config/resourceconfig.json").write_text(json.dumps(resources), "utf-8")
 
 
 def link_inputs(ml: Path, channels: Iterable[tuple[str, Path]], remedy: str) -> None:
-    """Link the input channels to their files. Raises SystemExit with the remedy if one is not there."""
+    """Link the input channels to their files.
+
+    Raises SystemExit with the remedy if one is not there.
+    """
     for name, source in channels:
         place = ml / "input/data" / name
         if source.is_file():  # a channel is a folder
             place.mkdir()
             place = place / source.name
         elif not source.exists():
-            raise SystemExit(f"{source}: channel {name} is not there on {socket.gethostname()}; {remedy}")
+            raise SystemExit(
+                f"{source}: channel {name} is not there on {socket.gethostname()}; {remedy}"
+            )
         place.symlink_to(source)
 
 
@@ -64,7 +72,8 @@ def link_folders(ml: Path, folders: Mapping[str, Path]) -> None:
 def read_failure(ml: Path) -> str:
     """The reason in output/failure; empty unless it is a regular file with text.
 
-    User code may leave a pipe or a link there: a pipe would block this host, and /dev/zero would fill its memory.
+    User code may leave a pipe or a link there: a pipe would block this host, and /dev/zero would
+    fill its memory.
     """
     with contextlib.suppress(OSError):
         descriptor = os.open(ml / "output/failure", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -75,29 +84,43 @@ def read_failure(ml: Path) -> str:
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface by which this machine reaches an address; None if that cannot be found out."""
+    """The network interface by which this machine reaches an address; None if that cannot be found
+    out.
+    """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own:  # SIOCGIFADDR
+                if (
+                    socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own
+                ):  # SIOCGIFADDR
                     return name
     return None
 
 
 def run(
-    command: list[str], out: BinaryIO, environment: Mapping[str, str], on_stop: Callable[[], object],
-    *, together: bool = False,
-) -> tuple[int, str]:  # fmt: skip
-    """Run a command, write each of its lines with the time, and forward SIGTERM; `on_stop` is called then.
+    command: list[str],
+    out: BinaryIO,
+    environment: Mapping[str, str],
+    on_stop: Callable[[], object],
+    *,
+    together: bool = False,
+) -> tuple[int, str]:
+    """Run a command, write each of its lines with the time, and forward SIGTERM; `on_stop` is
+    called then.
 
-    `together`: all processes that it has started get the signal too, as a shell does not pass it on.
-    Returns its exit status, or 128 + the signal, and the reason why the last lines are lost, else an empty text.
+    `together`: all processes that it has started get the signal too, as a shell does not pass it
+    on. Returns its exit status, or 128 + the signal, and the reason why the last lines are lost,
+    else an empty text.
     """
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=together
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        start_new_session=together,
     )
 
     def stop(_number: int, _frame: object) -> None:
@@ -112,15 +135,24 @@ def run(
     output = process.stdout
     assert output
     lost, why = 0, ""
-    for line in iter(lambda: output.readline(LINE_BYTES), b""):  # a longer line continues in the next entry
-        stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+    for line in iter(
+        lambda: output.readline(LINE_BYTES), b""
+    ):  # a longer line continues in the next entry
+        stamp = (
+            datetime.now(timezone.utc)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+            .encode()
+        )
         entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
         if lost:
             entry = stamp + f" ({lost} lines were lost here: {why})\n".encode() + entry
         try:
             written = out.write(entry)
             lost = 0 if written == len(entry) else lost + 1
-        except OSError as error:  # a full disk: drop the line; the stage itself decides whether to stop
+        except (
+            OSError
+        ) as error:  # a full disk: drop the line; the stage itself decides whether to stop
             lost, why = lost + 1, str(error.strerror)
     status = process.wait()
     return (status if status >= 0 else 128 - status), (why if lost else "")

@@ -1,8 +1,9 @@
-"""Stage compile: the graphs of the training run -> the compile cache, by neuron_parallel_compile on one host.
+"""Stage compile: the graphs of the training run -> the compile cache, by neuron_parallel_compile on
+one host.
 
-The tool runs the training script with every process of the mesh and a runtime that answers zeros, then compiles the
-graphs that it saw. It writes to this host's disk, so that failed graphs, which it would remember, never reach the
-cache.
+The tool runs the training script with every process of the mesh and a runtime that answers zeros,
+then compiles the graphs that it saw. It writes to this host's disk, so that failed graphs, which it
+would remember, never reach the cache.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def stage(config: JobConfig, container: Container) -> None:
     if program is None:
         images = table("images")
         raise SmtrainError(
-            f"{PROGRAM} is not in this container; the image {images['repository']}:{images['default_tag']} has it "
-            "(compute.image), or leave stage compile out"
+            f"{PROGRAM} is not in this container; the image"
+            f" {images['repository']}:{images['default_tag']} has it (compute.image), or leave"
+            " stage compile out"
         )
     uri = os.environ["NEURON_COMPILE_CACHE_URL"]
     shared = GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri)
@@ -46,38 +48,52 @@ def stage(config: JobConfig, container: Container) -> None:
     cache = Cache.read(folder)
     if totals is None:
         raise SmtrainError(
-            f"{PROGRAM} ended with status {status} before it compiled anything; what the training run said above is "
-            "the cause"
+            f"{PROGRAM} ended with status {status} before it compiled anything; what the training"
+            " run said above is the cause"
         )
     shared.store(folder, cache.files())  # even if some failed: the next attempt compiles only those
     seconds = time.monotonic() - began
     result = {
-        "total": totals.total, "successful": totals.successful, "failed": totals.failed, "cached": cached,
-        "graphs": len(cache.whole), "failures": {path.name: reason(path) for path in cache.failed},
-        "compilers": sorted({path.parent.name for path in cache.whole}), "seconds": round(seconds, 1),
-        "cache": shared.uri, "job": os.environ.get("TRAINING_JOB_NAME", ""),
-    }  # fmt: skip
+        "total": totals.total,
+        "successful": totals.successful,
+        "failed": totals.failed,
+        "cached": cached,
+        "graphs": len(cache.whole),
+        "failures": {path.name: reason(path) for path in cache.failed},
+        "compilers": sorted({path.parent.name for path in cache.whole}),
+        "seconds": round(seconds, 1),
+        "cache": shared.uri,
+        "job": os.environ.get("TRAINING_JOB_NAME", ""),
+    }
     print(
-        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed} cached={cached} "
-        f"seconds={seconds:.0f}",
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed} cached={cached}"
+        f" seconds={seconds:.0f}",
         flush=True,
     )
     if totals.failed or cache.failed or status:
         raise SmtrainError(_failure(totals, cache, status))
     if not cache.whole:
-        raise SmtrainError(f"{PROGRAM} saw no graph at all; is this an image for {config.compute.instance_type}?")
+        raise SmtrainError(
+            f"{PROGRAM} saw no graph at all; is this an image for {config.compute.instance_type}?"
+        )
     container.model_dir.mkdir(parents=True, exist_ok=True)
-    (container.model_dir / "compilation.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    (container.model_dir / "compilation.json").write_text(
+        json.dumps(result, indent=1) + "\n", "utf-8"
+    )
     shared.complete(result)
 
 
 def _trial(config: JobConfig) -> list[str]:
     """The command of the training run, with all its processes on this host."""
     return [
-        sys.executable, str(HERE / "rendezvous.py"), "--nnodes=1", f"--nproc_per_node={config.world_size}",
-        "--master_addr=127.0.0.1", f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
+        sys.executable,
+        str(HERE / "rendezvous.py"),
+        "--nnodes=1",
+        f"--nproc_per_node={config.world_size}",
+        "--master_addr=127.0.0.1",
+        f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
         str(HERE / "train.py"),
-    ]  # fmt: skip
+    ]
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
@@ -87,7 +103,12 @@ def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout
         for line in process.stdout:
@@ -101,9 +122,10 @@ def _failure(totals: Totals, cache: Cache, status: int) -> str:
     names = [f"{path.name}: {reason(path)}" for path in cache.failed]
     failures = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status {status}), and were not "
-        f"cached; read the compiler's errors above, try smaller pieces (parallel.pp, parallel.tp, train.seq_len) or "
-        f"another image, and launch stage compile again: {failures or 'they left nothing in the cache'}"
+        f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status"
+        f" {status}), and were not cached; read the compiler's errors above, try smaller pieces"
+        " (parallel.pp, parallel.tp, train.seq_len) or another image, and launch stage compile"
+        f" again: {failures or 'they left nothing in the cache'}"
     )
 
 

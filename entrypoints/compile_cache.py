@@ -1,8 +1,8 @@
 """The cache of compiled graphs: a prefix in S3, or a folder that all nodes of a Slurm cluster see.
 
-Next to the entry scripts, because the package's worker half imports no AWS client. As a script it copies the graphs of
-engine native on one host: `compile_cache.py fetch FOLDER` before training, `compile_cache.py store FOLDER BEFORE`
-afterwards: files that were last changed before a time.
+Next to the entry scripts, because the package's worker half imports no AWS client. As a script it
+copies the graphs of engine native on one host: `compile_cache.py fetch FOLDER` before training,
+`compile_cache.py store FOLDER BEFORE` afterwards: files that were last changed before a time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ class CompileCache(ABC):
         """Copy all graphs into a folder, so that only new ones are compiled."""
 
     def store(self, folder: Path, files: list[Path]) -> None:
-        """Copy files of a folder; the file that marks a graph as whole comes after the rest of it."""
+        """Copy files of a folder; the file that marks a graph as whole comes after the rest of
+        it.
+        """
         with self.refusals():
-            for path in sorted(files, key=lambda p: (p.parent, p.suffix in (".neff", ".done"), p.name)):
+            for path in sorted(
+                files, key=lambda p: (p.parent, p.suffix in (".neff", ".done"), p.name)
+            ):
                 self.put(path.relative_to(folder).as_posix(), path)
 
     def complete(self, result: dict[str, Any]) -> None:
@@ -58,7 +62,9 @@ class CompileCache(ABC):
 
     @abstractmethod
     def refusal(self, error: Exception) -> str | None:
-        """Explain why the cache cannot be used, and what to do; None if the error has another cause."""
+        """Explain why the cache cannot be used, and what to do; None if the error has another
+        cause.
+        """
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -83,17 +89,26 @@ class GraphsInFolder(CompileCache):
             with self.refusals():
                 # Hidden files are those that another job is writing.
                 shutil.copytree(
-                    self._shared, folder, ignore=shutil.ignore_patterns(GRAPHS_COMPLETE, ".*"), dirs_exist_ok=True
+                    self._shared,
+                    folder,
+                    ignore=shutil.ignore_patterns(GRAPHS_COMPLETE, ".*"),
+                    dirs_exist_ok=True,
                 )
 
     def names(self) -> set[str]:
         with self.refusals():
-            return {path.relative_to(self._shared).as_posix() for path in self._shared.rglob("*") if path.is_file()}
+            return {
+                path.relative_to(self._shared).as_posix()
+                for path in self._shared.rglob("*")
+                if path.is_file()
+            }
 
     def put(self, name: str, content: Path | bytes) -> None:
         path = self._shared / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content if isinstance(content, bytes) else content.read_bytes(), sync=False)
+        write_atomically(
+            path, content if isinstance(content, bytes) else content.read_bytes(), sync=False
+        )
 
     def refusal(self, error: Exception) -> str | None:
         return f"({error})" if isinstance(error, OSError) else None
@@ -114,7 +129,8 @@ class GraphsInS3(CompileCache):
         with self.refusals():
             for name in self.names():
                 path = folder / name
-                # A key with `..` must not write outside the folder; a warm pool has most files already.
+                # A key with `..` must not write outside the folder; a warm pool has most files
+                # already.
                 inside = path.resolve().is_relative_to(folder.resolve())
                 if path.name != GRAPHS_COMPLETE and inside and not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +138,9 @@ class GraphsInS3(CompileCache):
 
     def names(self) -> set[str]:
         with self.refusals():
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix
+            )
             keys = (item["Key"] for page in pages for item in page.get("Contents", []))
             return {key[len(self._prefix) :] for key in keys if not key.endswith("/")}
 
@@ -139,12 +157,16 @@ class GraphsInS3(CompileCache):
 
         if not isinstance(error, (Boto3Error, BotoCoreError, ClientError)):
             return None
-        return f"({error}); let the role list, read and write it (`smtrain iam policy CONFIG --role`)"
+        return (
+            f"({error}); let the role list, read and write it (`smtrain iam policy CONFIG --role`)"
+        )
 
 
 def cache_at(uri: str) -> CompileCache:
     """The cache at an s3:// URI, or in a shared folder."""
-    return GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri.removeprefix("file://"))
+    return (
+        GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri.removeprefix("file://"))
+    )
 
 
 def new_files(folder: Path, there: set[str], before: float) -> list[Path]:
@@ -161,7 +183,9 @@ def new_files(folder: Path, there: set[str], before: float) -> list[Path]:
 
 
 def main() -> None:
-    """Copy the graphs of this host; a cache that cannot be used costs only time, so the job goes without it."""
+    """Copy the graphs of this host; a cache that cannot be used costs only time, so the job goes
+    without it.
+    """
     action, folder = sys.argv[1], Path(sys.argv[2])
     began = time.monotonic()
     try:
@@ -178,7 +202,9 @@ def main() -> None:
         print(f"graphs: {action} failed, so graphs may be compiled again ({error})", flush=True)
         return
     way = "from" if action == "fetch" else "new ones to"
-    print(f"graphs: {copied} files {way} {cache.uri} in {time.monotonic() - began:.1f} s", flush=True)
+    print(
+        f"graphs: {copied} files {way} {cache.uri} in {time.monotonic() - began:.1f} s", flush=True
+    )
 
 
 if __name__ == "__main__":

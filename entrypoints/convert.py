@@ -1,6 +1,8 @@
-"""Stage convert: the weights of channel `weights`, or else `model` -> NxD shards for (tp, pp) in the model folder.
+"""Stage convert: the weights of channel `weights`, or else `model` -> NxD shards for (tp, pp) in
+the model folder.
 
-Of families that NxD does not know, and of the text part of a multimodal model, it leaves a Hugging Face folder.
+Of families that NxD does not know, and of the text part of a multimodal model, it leaves a Hugging
+Face folder.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ def stage(config: JobConfig, container: Container) -> None:
 
     tp, pp = config.parallel.tp, config.parallel.pp
     model = container.channel("model")
-    source, described = container.channel("weights") if container.has_channel("weights") else model, read_config(model)
+    source, described = (
+        (container.channel("weights") if container.has_channel("weights") else model),
+        read_config(model),
+    )
     if not ModelShape.from_config(described).rules.elsewhere:
         write_hf(open_weights(source, described), container.model_dir)
         print("one copy of the weights for every mesh", flush=True)

@@ -1,11 +1,14 @@
-"""One pod of a PAI-DLC job: every pod runs `python dlc_node.py STAGE [COMMAND...]`, and acts as a SageMaker host.
+"""One pod of a PAI-DLC job: every pod runs `python dlc_node.py STAGE [COMMAND...]`, and acts as a
+SageMaker host.
 
-It makes the folder that the stage takes for /opt/ml on the pod's own disk, runs the launcher or the user's command in
-it, puts the time before every line, and copies the results to the mounted storage at the end. OSS mounts take no
-append, and a rename there is a copy: only checkpoints are written to the mount directly, file by file, their manifest
-last. Standard library only: no package is there yet.
+It makes the folder that the stage takes for /opt/ml on the pod's own disk, runs the launcher or the
+user's command in it, puts the time before every line, and copies the results to the mounted storage
+at the end. OSS mounts take no append, and a rename there is a copy: only checkpoints are written to
+the mount directly, file by file, their manifest last. Standard library only: no package is there
+yet.
 
-PAI-DLC's WORLD_SIZE is the number of pods and RANK that of this one, which is not what torch.distributed means by them
+PAI-DLC's WORLD_SIZE is the number of pods and RANK that of this one, which is not what
+torch.distributed means by them
 (https://www.alibabacloud.com/help/en/pai/general-environment-variables, 2026-04-01).
 """
 
@@ -23,14 +26,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import uploads
-from cluster_host import host_name, interface_to, link_folders, link_inputs, make_folders, read_failure, run
+from cluster_host import (
+    host_name,
+    interface_to,
+    link_folders,
+    link_inputs,
+    make_folders,
+    read_failure,
+    run,
+)
 from launch import accelerator
 
 HERE = Path(__file__).resolve().parent
 OF_DLC = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "NPROC_PER_NODE")
 """Variables of PAI-DLC that torchrun and libraries would take for their own."""
 NAME_SECONDS = 600
-"""Longest wait for the name of the first pod, which resolves some time after the pods have started."""
+"""Longest wait for the name of the first pod, which resolves some time after the pods have started.
+"""
 RESULTS = {"model": "output/model", "output/data": "output/data"}
 """Folders below /opt/ml, each with its place below the job's folder."""
 TOLD = 3
@@ -47,28 +59,32 @@ def await_name(name: str, seconds: float = NAME_SECONDS) -> None:
         except OSError as error:
             if time.monotonic() > until:
                 raise SystemExit(
-                    f"the first pod {name} cannot be found ({error}); launch the job again to resume from its last "
-                    "checkpoint"
+                    f"the first pod {name} cannot be found ({error}); launch the job again to"
+                    " resume from its last checkpoint"
                 ) from None
         time.sleep(1)
 
 
 def too_few(ml: Path, count: str) -> str | None:
-    """The reason why this pod cannot train with its GPUs, whose number PAI-DLC says; None if it can."""
+    """The reason why this pod cannot train with its GPUs, whose number PAI-DLC says; None if it
+    can.
+    """
     config = json.loads((ml / "input/data/config/config.json").read_text("utf-8"))
     processes = int(config["compute"]["processes_per_instance"])
     if not accelerator() or not count.isdecimal() or int(count) >= processes:
         return None
     return (
-        f"this pod has {count} GPUs, and the run takes {processes} on each; choose another pai.ecs_spec or raise "
-        "pai.resources.gpu, or lower compute.processes_per_instance"
+        f"this pod has {count} GPUs, and the run takes {processes} on each; choose another"
+        " pai.ecs_spec or raise pai.resources.gpu, or lower compute.processes_per_instance"
     )
 
 
 def store(ml: Path, job: Path) -> None:
-    """Copy the results from the pod's disk to the job's folder, each file from its beginning to its end.
+    """Copy the results from the pod's disk to the job's folder, each file from its beginning to its
+    end.
 
-    A link counts if it leads to a file of the pod's own folder: no other file of the pod is a result.
+    A link counts if it leads to a file of the pod's own folder: no other file of the pod is a
+    result.
     """
     root = ml.resolve()
     for folder, place in RESULTS.items():
@@ -89,9 +105,15 @@ def say_why(job: Path, rank: int, why: str) -> None:
 
 
 def variables(ml: Path, stage: str, environment: Mapping[str, str], *, own: bool) -> dict[str, str]:
-    """The environment of the launcher, or (`own`) of the user's command, which gets PAI-DLC's variables as they are."""
+    """The environment of the launcher, or (`own`) of the user's command, which gets PAI-DLC's
+    variables as they are.
+    """
     if own:
-        return {**environment, "SMTRAIN_INPUTS": str(ml / "input/data"), "SMTRAIN_OUTPUT": str(ml / "model")}
+        return {
+            **environment,
+            "SMTRAIN_INPUTS": str(ml / "input/data"),
+            "SMTRAIN_OUTPUT": str(ml / "model"),
+        }
     return {
         **{name: value for name, value in environment.items() if name not in OF_DLC},
         "SMTRAIN_ML_ROOT": str(ml),
@@ -102,18 +124,24 @@ def variables(ml: Path, stage: str, environment: Mapping[str, str], *, own: bool
 
 
 def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
-    """Run the stage, or the user's command, and store what it leaves; returns the pod's exit status."""
+    """Run the stage, or the user's command, and store what it leaves; returns the pod's exit
+    status.
+    """
     told: list[bool] = []
     with open(1, "wb", buffering=0, closefd=False) as out:
         environment = variables(ml, stage, os.environ, own=bool(command))
         launcher = [sys.executable, str(HERE / "launch.py"), stage]
-        status, _ = run(command or launcher, out, environment, lambda: told.append(True), together=bool(command))
+        status, _ = run(
+            command or launcher, out, environment, lambda: told.append(True), together=bool(command)
+        )
     store(ml, job)
     rank = int(os.environ.get("RANK", "0"))
     if status and not told:
         say_why(job, rank, read_failure(ml) or f"it ended with status {status}")
     elif told:
-        say_why(job, rank, "it was told to end, and has saved what it could; launch it again to resume")
+        say_why(
+            job, rank, "it was told to end, and has saved what it could; launch it again to resume"
+        )
     return TOLD if told and not status else status
 
 
@@ -127,14 +155,26 @@ def main() -> None:
         await_name(first)
         make_folders(ml, rank, hosts, interface_to(first))
         inputs = [(name, Path(path)) for name, path in folders["inputs"].items()]
-        link_inputs(ml, inputs, "check pai.storage and pai.data; a launch copies there what is on your machine")
+        link_inputs(
+            ml,
+            inputs,
+            "check pai.storage and pai.data; a launch copies there what is on your machine",
+        )
         for name in RESULTS:
             (ml / name).mkdir(parents=True)
-        link_folders(ml, {"checkpoints": Path(folders["checkpoints"])} if folders.get("checkpoints") else {})
-        if stage == "train" and not command and (why := too_few(ml, os.environ.get("NPROC_PER_NODE", ""))):
+        link_folders(
+            ml, {"checkpoints": Path(folders["checkpoints"])} if folders.get("checkpoints") else {}
+        )
+        if (
+            stage == "train"
+            and not command
+            and (why := too_few(ml, os.environ.get("NPROC_PER_NODE", "")))
+        ):
             raise SystemExit(why)
         names = [host_name(number) for number in range(hosts)]
-        if command and (why := uploads.damage(ml, names, host_name(rank))):  # else the launcher does this
+        if command and (
+            why := uploads.damage(ml, names, host_name(rank))
+        ):  # else the launcher does this
             raise SystemExit(why)
         status = attend(job, ml, stage, command)
     except (OSError, SystemExit) as error:

@@ -1,4 +1,6 @@
-"""Stage evaluate: the models in channels `model` and `base` on the tasks of channel `tasks` -> evaluation.json."""
+"""Stage evaluate: the models in channels `model` and `base` on the tasks of channel `tasks` ->
+evaluation.json.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,31 @@ def stage(config: JobConfig, container: Container) -> None:
     options = config.evaluate
     tasks = container.channel("tasks") if options.data else None
     request = EvaluationRequest(
-        options.harness_tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size,
-        options.run_generated_code, config.model.chat_template_kwargs,
-    )  # fmt: skip
+        options.harness_tasks,
+        tasks,
+        options.num_fewshot,
+        options.limit,
+        options.chat_template,
+        options.batch_size,
+        options.run_generated_code,
+        config.model.chat_template_kwargs,
+    )
     text = container.channel("text") if options.text else None
-    long = LongRequest(options.long_tasks, options.lengths, text, options.limit) if options.long_tasks else None
+    long = (
+        LongRequest(options.long_tasks, options.lengths, text, options.limit)
+        if options.long_tasks
+        else None
+    )
     before = container.channel("base") if container.has_channel("base") else None
     base = before if options.base else None
-    made = evaluate(container.channel("model"), base, request, lambda said: print(said, flush=True), before, long)
+    made = evaluate(
+        container.channel("model"),
+        base,
+        request,
+        lambda said: print(said, flush=True),
+        before,
+        long,
+    )
     save(made, container.model_dir)
     print(shown(made), flush=True)
     for line in report.lines(made):

@@ -1,4 +1,6 @@
-"""Stage export: the newest whole checkpoint in channel `checkpoint` -> a standard Hugging Face folder."""
+"""Stage export: the newest whole checkpoint in channel `checkpoint` -> a standard Hugging Face
+folder.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,23 @@ def stage(config: JobConfig, container: Container) -> None:
 
     weights = container.channel("weights") if container.has_channel("weights") else None
     changed = export(
-        container.channel("checkpoint"), BaseModel(container.channel("model"), config.model.path, weights),
-        container.model_dir, merge=config.export.merge, best=config.export.checkpoint == "best",
+        container.channel("checkpoint"),
+        BaseModel(container.channel("model"), config.model.path, weights),
+        container.model_dir,
+        merge=config.export.merge,
+        best=config.export.checkpoint == "best",
         title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
-    )  # fmt: skip
+    )
     if changed:
-        print(f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at most", flush=True)
+        print(
+            f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at"
+            " most",
+            flush=True,
+        )
     if config.export.megatron:
-        write_torch_dist(open_weights(container.model_dir), container.model_dir / "megatron", Megatron())
+        write_torch_dist(
+            open_weights(container.model_dir), container.model_dir / "megatron", Megatron()
+        )
     files = sorted(path.name for path in container.model_dir.iterdir())
     print(f"exported {', '.join(files)}", flush=True)
 

@@ -1,4 +1,6 @@
-"""Stage fetch: a model of a hub -> its files in the model folder, in the form that the other stages read."""
+"""Stage fetch: a model of a hub -> its files in the model folder, in the form that the other stages
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,18 @@ def stage(config: JobConfig, container: Container) -> None:
     hub, name, revision = uri.groups()
     token = read(config.model.token) if config.model.token else None
     fetch = from_modelscope if hub == "modelscope" else from_hugging_face
-    request = {"model": name, "revision": revision or (modelscope.BRANCH if hub == "modelscope" else "main")}
+    request = {
+        "model": name,
+        "revision": revision or (modelscope.BRANCH if hub == "modelscope" else "main"),
+    }
     try:
         source = fetch(config, name, request["revision"], container.model_dir, token)
     except SmtrainError:
         raise
     except Exception as error:  # each hub's client has its own errors for refusals and the network
         raise SmtrainError(
-            f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and revision, and for "
-            "a gated model that its licence was accepted, and model.token"
+            f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and"
+            " revision, and for a gated model that its licence was accepted, and model.token"
         ) from None
     record = {"endpoint": source["endpoint"], **request, "commit": source["commit"]}
     record |= {"hub": hub} if hub == "modelscope" else {}
@@ -53,9 +58,12 @@ def from_hugging_face(
     about = HfApi(token=token or False).model_info(name, revision=revision)
     files = _chosen(config, [item.rfilename for item in about.siblings or []])
     snapshot_download(
-        name, revision=about.sha, local_dir=folder, token=token or False,
+        name,
+        revision=about.sha,
+        local_dir=folder,
+        token=token or False,
         allow_patterns=[escape(file) for file in files],
-    )  # fmt: skip
+    )
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return {"endpoint": constants.ENDPOINT, "commit": about.sha}
 
@@ -74,8 +82,8 @@ def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
     if needed and weights_in(files) is None and not missing_shards(files)[0]:
         raise SmtrainError(
             folder_misfit(files, config.model.path)
-            or f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
-            "model that has one"
+            or f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a"
+            " revision or a model that has one"
         )
     return wanted(files, config.model.weights is None)
 

@@ -1,8 +1,9 @@
-"""torchrun on this machine, with ranks that are forks of it: `python forking.py ARGUMENTS OF TORCHRUN`.
+"""torchrun on this machine, with ranks that are forks of it: `python forking.py ARGUMENTS OF
+TORCHRUN`.
 
-A short run spends most of its time importing torch and transformers, in torchrun and again in every rank. Here torchrun
-imports them once and forks every rank. Only local runs of the native engine without a GPU start this way, because a
-GPU's driver does not survive a fork.
+A short run spends most of its time importing torch and transformers, in torchrun and again in every
+rank. Here torchrun imports them once and forks every rank. Only local runs of the native engine
+without a GPU start this way, because a GPU's driver does not survive a fork.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def preload(ml: Path) -> None:
 class Rank:
     """A forked rank, with the part of `subprocess.Popen` that torchrun uses."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], outputs: list[int]) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], outputs: list[int]
+    ) -> None:
         self.args = arguments
         self.returncode: int | None = None
         sys.stdout.flush()
@@ -50,7 +53,9 @@ class Rank:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # torchrun's store has a thread, in C++
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # torchrun's store has a thread, in C++
                 self.pid = os.fork()
             if self.pid == 0:
                 become(arguments, environment, dict(enumerate(outputs, 1)), mask)
@@ -101,6 +106,8 @@ if __name__ == "__main__":
     from torch.distributed.run import main
 
     on_its_own_address()
-    with contextlib.suppress(ImportError, AttributeError):  # else another torch: each rank starts a Python
+    with contextlib.suppress(
+        ImportError, AttributeError
+    ):  # else another torch: each rank starts a Python
         fork_ranks()
     main()

@@ -34,9 +34,14 @@ def stage(config: JobConfig, container: Container) -> None:
         chat={"sft": True, "dpo": None}.get(config.train.objective, False),
         template_options=config.model.chat_template_kwargs,
     )
-    pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(options.prompts, texts, strict=True)]
+    pairs = [
+        {"prompt": prompt, "completion": text}
+        for prompt, text in zip(options.prompts, texts, strict=True)
+    ]
     container.model_dir.mkdir(parents=True, exist_ok=True)
-    (container.model_dir / "generation.json").write_text(json.dumps(pairs, indent=2) + "\n", "utf-8")
+    (container.model_dir / "generation.json").write_text(
+        json.dumps(pairs, indent=2) + "\n", "utf-8"
+    )
     between = "\n" if config.train.objective != "pretrain" else ""
     for pair in pairs:
         print(f"> {pair['prompt']}{between}{pair['completion']}", flush=True)

@@ -1,7 +1,9 @@
-"""The container's first process: `python launch.py STAGE` installs missing libraries and becomes the stage.
+"""The container's first process: `python launch.py STAGE` installs missing libraries and becomes
+the stage.
 
-Training runs under torchrun, and this process forwards SIGTERM to the training processes: torchrun itself would kill
-them after 30 s of the 120 s that SageMaker gives, and end in an error. Standard library only: no package is there yet.
+Training runs under torchrun, and this process forwards SIGTERM to the training processes: torchrun
+itself would kill them after 30 s of the 120 s that SageMaker gives, and end in an error. Standard
+library only: no package is there yet.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-# Folders that the native stack of Neuron keeps compiled graphs in, by the variable that names each. It reads them when
-# torch is imported. Source: a public copy of torch-neuronx before its release, and users of its betas (2026-04 to 10).
+# Folders that the native stack of Neuron keeps compiled graphs in, by the variable that names each.
+# It reads them when torch is imported. Source: a public copy of torch-neuronx before its release,
+# and users of its betas (2026-04 to 10).
 GRAPH_FOLDERS = {
     "TORCH_NEURONX_NEFF_CACHE_DIR": "neff",
     "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
@@ -39,14 +42,22 @@ IMPORT_TORCH = ("generate", "evaluate")
 
 
 def wanted(file: Path, stage: str) -> list[str]:
-    """The requirements of a pip file for a stage: a comment behind one names its stages; no comment means all."""
+    """The requirements of a pip file for a stage: a comment behind one names its stages; no comment
+    means all.
+    """
     text = file.read_text("utf-8").replace("\\\n", " ")
     parts = [line.partition("#") for line in text.splitlines()]
-    return [line.strip() for line, _, stages in parts if line.strip() and stage in (stages.split() or [stage])]
+    return [
+        line.strip()
+        for line, _, stages in parts
+        if line.strip() and stage in (stages.split() or [stage])
+    ]
 
 
 def missing(lines: list[str]) -> list[str]:
-    """The requirements that the installed packages do not satisfy; for a pinned one, any version will do."""
+    """The requirements that the installed packages do not satisfy; for a pinned one, any version
+    will do.
+    """
     lacking = []
     for line in lines:
         name = re.split(r"[^A-Za-z0-9._-]", line)[0]
@@ -66,31 +77,42 @@ def missing(lines: list[str]) -> list[str]:
 
 
 def lacking_for_options(ml: Path, stage: str) -> dict[tuple[str, str], list[str]]:
-    """Unsatisfied requirements, by the option of the config (`data.filters`) and smtrain's extra."""
+    """Unsatisfied requirements, by the option of the config (`data.filters`) and smtrain's
+    extra.
+    """
     sys.path.insert(0, str(HERE.parent))
     from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, package_needs, requirements
 
     file = ml / "input/data/config/config.json"
     needs = package_needs(json.loads(file.read_text("utf-8")) if file.is_file() else {}, [stage])
-    lacking = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in needs}
+    lacking = {
+        need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in needs
+    }
     if several(ml) and list((ml / "input/data/code/wheels").glob("ray-*.whl")):
         lacking.pop("data.machines", None)  # it came with the code
     return {(need, EXTRAS[need]): lines for need, lines in lacking.items() if lines}
 
 
 def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, str]] = ()) -> None:
-    """End with a sentence about missing packages in output/failure: nothing is installed over a network.
+    """End with a sentence about missing packages in output/failure: nothing is installed over a
+    network.
 
     `needs`: the options of the config's data that need them, each with its extra.
     """
     extras = ",".join(["train", *(extra for _, extra in needs)])
-    remedy = os.environ.get("SMTRAIN_INSTALL", "").replace("smtrain[train]", f"smtrain[{extras}]") or (
+    remedy = os.environ.get("SMTRAIN_INSTALL", "").replace(
+        "smtrain[train]", f"smtrain[{extras}]"
+    ) or (
         f"install smtrain[{extras}] in the environment of the control plane"
         if "SMTRAIN_MASTER_PORT" in os.environ
         else "build it into the image (`smtrain image build`), or choose another (compute.image)"
     )
     why = " and ".join(need for need, _ in needs) or f"stage {stage}"
-    end(f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {remedy}", ml)
+    end(
+        f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)};"
+        f" {remedy}",
+        ml,
+    )
 
 
 def end(sentence: str, ml: Path) -> None:
@@ -127,7 +149,8 @@ def verify_uploads(ml: Path) -> None:
 
 
 def libraries(stage: str, ml: Path) -> Path | None:
-    """Install missing wheels that came with the code into a folder of the job; None if nothing was installed.
+    """Install missing wheels that came with the code into a folder of the job; None if nothing was
+    installed.
 
     Without an index, with the hashes of wheels.txt, and never into this Python.
     """
@@ -145,17 +168,32 @@ def libraries(stage: str, ml: Path) -> Path | None:
         began = time.monotonic()
         done = subprocess.run(
             [
-                sys.executable, "-m", "pip", "--isolated", "install", "-q", "--disable-pip-version-check",
-                "--no-index", f"--find-links={wheels}", "--require-hashes", "--no-deps",
-                f"--target={folder}", f"--requirement={lock}",
+                sys.executable,
+                "-m",
+                "pip",
+                "--isolated",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--no-index",
+                f"--find-links={wheels}",
+                "--require-hashes",
+                "--no-deps",
+                f"--target={folder}",
+                f"--requirement={lock}",
             ],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         if done.returncode == 0:
             # `smtrain check` reads it (core/protocol/log_lines.py).
             print(f"installed {names} in {time.monotonic() - began:.1f} s", flush=True)
             return folder
-        reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[-1]
+        reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[
+            -1
+        ]
     print(f"without {names} ({reason}): slower ways are taken instead", flush=True)
     return None
 
@@ -184,24 +222,29 @@ def command(stage: str, ml: Path) -> list[str]:
     hosts, current = resources["hosts"], resources["current_host"]
     processes = config["compute"]["processes_per_instance"]
     for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
+        os.environ.setdefault(
+            f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0")
+        )
     first = address(hosts[0])
     together = processes * (len(hosts) if on_this_machine(first) else 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // together)))
     return [
-        sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),
-        f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",
+        sys.executable,
+        *torchrun(first, (config.get("train") or {}).get("engine", "native")),
+        f"--nnodes={len(hosts)}",
+        f"--nproc_per_node={processes}",
+        f"--node_rank={hosts.index(current)}",
         f"--master_addr={first}",
         f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', MASTER_PORT)}",
         script,
-    ]  # fmt: skip
+    ]
 
 
 def torchrun(first: str, engine: str) -> list[str]:
     """torchrun as arguments of Python.
 
-    If all hosts are on this machine, no other machine may reach their rendezvous; without an accelerator torchrun also
-    forks its ranks.
+    If all hosts are on this machine, no other machine may reach their rendezvous; without an
+    accelerator torchrun also forks its ranks.
     """
     if not on_this_machine(first):
         return ["-m", "torch.distributed.run"]
@@ -229,7 +272,8 @@ def accelerator(devices: Path = Path("/dev")) -> bool:
 
 
 def graph_folder(ml: Path) -> Path | None:
-    """Set the folders of compiled graphs, on this host's disk or in its warm pool, and return the one that holds them.
+    """Set the folders of compiled graphs, on this host's disk or in its warm pool, and return the
+    one that holds them.
 
     None if the request asks for no cache. What compute.environment names wins.
     """
@@ -243,7 +287,8 @@ def graph_folder(ml: Path) -> Path | None:
     if kept:
         folder = ml / kept.removeprefix("/opt/ml/")
     else:
-        # /tmp is on the volume or the NVMe disks of a host of SageMaker; /opt/ml itself may be on its root disk.
+        # /tmp is on the volume or the NVMe disks of a host of SageMaker; /opt/ml itself may be on
+        # its root disk.
         folder = Path("/tmp/smtrain-graphs") if ml == Path("/opt/ml") else ml / "graphs"  # noqa: S108
     for variable, name in GRAPH_FOLDERS.items():
         os.environ.setdefault(variable, str(folder / name))
@@ -255,24 +300,30 @@ def graph_folder(ml: Path) -> Path | None:
 
 
 def copy_graphs(action: str, folder: Path, seconds: float, *more: str) -> None:
-    """Copy compiled graphs from (`fetch`) or to (`store`) the place that keeps them between jobs; never fails."""
+    """Copy compiled graphs from (`fetch`) or to (`store`) the place that keeps them between jobs;
+    never fails.
+    """
     from smtrain.core.protocol.entrypoints import GRAPHS
 
     if GRAPHS not in os.environ:  # a warm pool without a network
         return
     try:
         subprocess.run(
-            [sys.executable, str(HERE / "compile_cache.py"), action, str(folder), *more], timeout=max(1.0, seconds)
+            [sys.executable, str(HERE / "compile_cache.py"), action, str(folder), *more],
+            timeout=max(1.0, seconds),
         )
     except subprocess.TimeoutExpired:
-        print(f"graphs: {action} was ended after {seconds:.0f} s; the rest is compiled again", flush=True)
+        print(
+            f"graphs: {action} was ended after {seconds:.0f} s; the rest is compiled again",
+            flush=True,
+        )
 
 
 def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
     """Run torchrun; returns its exit status, or 128 + the signal that killed it.
 
-    SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to torchrun. Its time
-    is added to `stopped`.
+    SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to
+    torchrun. Its time is added to `stopped`.
     """
     process: Any = None
 
@@ -293,7 +344,9 @@ def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
 
 
 def train(arguments: list[str], ml: Path) -> int:
-    """Train between a copy of compiled graphs to this host and one of new graphs from it; returns the exit status."""
+    """Train between a copy of compiled graphs to this host and one of new graphs from it; returns
+    the exit status.
+    """
     sys.path.insert(0, str(HERE.parent))
     folder, stopped = graph_folder(ml), list[float]()
     if folder:
@@ -337,7 +390,9 @@ def children(parent: int) -> list[int]:
 
 
 def address(host: str) -> str:
-    """The address of the first host: $SMTRAIN_MASTER_ADDR, its name, or this machine in a sandbox without names."""
+    """The address of the first host: $SMTRAIN_MASTER_ADDR, its name, or this machine in a sandbox
+    without names.
+    """
     if there := os.environ.get("SMTRAIN_MASTER_ADDR"):
         return there
     try:

@@ -1,7 +1,8 @@
-"""Check that this host's Neuron devices, driver and packages fit the engine, before a cluster spends minutes on it.
+"""Check that this host's Neuron devices, driver and packages fit the engine, before a cluster
+spends minutes on it.
 
-The launcher asks before it starts training. Standard library only. Whatever cannot be read counts as right: the fault
-must be certain, as it ends the job.
+The launcher asks before it starts training. Standard library only. Whatever cannot be read counts
+as right: the fault must be certain, as it ends the job.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from pathlib import Path
 
 ROOT = Path("/")
 REFUSED_DRIVER = (2, 26)
-"""The newest driver that the runtime of Neuron 2.30 and later refuses (release notes of the containers, 2026-05-21)."""
+"""The newest driver that the runtime of Neuron 2.30 and later refuses (release notes of the
+containers, 2026-05-21).
+"""
 XLA_OF_230 = (2, 9, 0, 2, 14)
 """torch-neuronx of Neuron 2.30."""
 TORCHNEURON = (2, 13)
-"""The first torch-neuronx that is a native device of torch; earlier ones are PyTorch/XLA (release notes 2.33.0)."""
+"""The first torch-neuronx that is a native device of torch; earlier ones are PyTorch/XLA (release
+notes 2.33.0).
+"""
 LNC = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 LS_SECONDS = 30
 
@@ -58,11 +63,17 @@ def _cores() -> int | None:
     if program is None:
         return None
     try:
-        said = subprocess.run([program, "--json-output"], capture_output=True, text=True, timeout=LS_SECONDS)
+        said = subprocess.run(
+            [program, "--json-output"], capture_output=True, text=True, timeout=LS_SECONDS
+        )
         devices = json.loads(said.stdout)
-        # Releases differ in whether nc_count is of logical cores or of physical ones: the larger reading is taken.
+        # Releases differ in whether nc_count is of logical cores or of physical ones: the larger
+        # reading is taken.
         cores = sum(
-            max(int(device["nc_count"]), len(device["neuroncore_ids"]) * int(device["logical_neuroncore_config"]))
+            max(
+                int(device["nc_count"]),
+                len(device["neuroncore_ids"]) * int(device["logical_neuroncore_config"]),
+            )
             for device in devices
         )
         return cores or None
@@ -71,7 +82,9 @@ def _cores() -> int | None:
 
 
 def numbers(version: str | None) -> tuple[int, ...]:
-    """The numbers that a version begins with: (2, 14, 3, 0) for 2.14.3.0.123+abc; empty for None."""
+    """The numbers that a version begins with: (2, 14, 3, 0) for 2.14.3.0.123+abc; empty for
+    None.
+    """
     found = re.match(r"\d+(\.\d+)*", version or "")
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
@@ -83,51 +96,70 @@ def fault(engine: str, instance_type: str, processes: int, host: Host) -> str | 
         of_aws = "SMTRAIN_ML_ROOT" not in os.environ and "SMTRAIN_MASTER_PORT" not in os.environ
         if instance_type.startswith("ml.trn") and of_aws:
             return (
-                f"this host of {instance_type} shows no Neuron device (/dev/neuron0), and its CPU would train; "
-                "launch again, and if it happens again report the job to AWS"
+                f"this host of {instance_type} shows no Neuron device (/dev/neuron0), and its CPU"
+                " would train; launch again, and if it happens again report the job to AWS"
             )
         return None
-    return _wrong_packages(engine, host.packages) or _old_driver(engine, host) or _few_cores(processes, host)
+    return (
+        _wrong_packages(engine, host.packages)
+        or _old_driver(engine, host)
+        or _few_cores(processes, host)
+    )
 
 
 def _wrong_packages(engine: str, packages: dict[str, str]) -> str | None:
     torch, neuronx = packages.get("torch"), packages.get("torch-neuronx")
     if torch is None or neuronx is None:
         lacking = "no torch" if torch is None else f"torch {torch} and no torch-neuronx"
-        return f"the image has {lacking}, so it cannot use the Neuron devices; take an image for Neuron (compute.image)"
+        return (
+            f"the image has {lacking}, so it cannot use the Neuron devices; take an image for"
+            " Neuron (compute.image)"
+        )
     native = numbers(neuronx)[:2] >= TORCHNEURON
     if engine == "native" and not native:
         return (
-            f"the image has torch-neuronx {neuronx}, which is PyTorch/XLA, and engine native needs TorchNeuron "
-            f"({_dotted(TORCHNEURON)} or later); take an image of Neuron 2.33 or later (compute.image)"
+            f"the image has torch-neuronx {neuronx}, which is PyTorch/XLA, and engine native needs"
+            f" TorchNeuron ({_dotted(TORCHNEURON)} or later); take an image of Neuron 2.33 or later"
+            " (compute.image)"
         )
     if engine == "nxd" and native:
         return (
-            f"the image has torch-neuronx {neuronx}, which is TorchNeuron, and engine nxd needs PyTorch/XLA; leave "
-            "compute.image out for an image that has it"
+            f"the image has torch-neuronx {neuronx}, which is TorchNeuron, and engine nxd needs"
+            " PyTorch/XLA; leave compute.image out for an image that has it"
         )
     if engine == "nxd" and "neuronx-distributed" not in packages:
         return (
-            "the image has no neuronx-distributed, which engine nxd needs; leave compute.image out for one that has it"
+            "the image has no neuronx-distributed, which engine nxd needs; leave compute.image out"
+            " for one that has it"
         )
     pair = numbers(neuronx)[:2]
     if numbers(torch)[:2] != pair:
         return (
-            f"the image has torch {torch}, and torch-neuronx {neuronx} is made for torch {_dotted(pair)}; "
-            "install the torch that belongs to it, or take AWS's image (compute.image)"
+            f"the image has torch {torch}, and torch-neuronx {neuronx} is made for torch"
+            f" {_dotted(pair)}; install the torch that belongs to it, or take AWS's image"
+            " (compute.image)"
         )
     return None
 
 
 def _old_driver(engine: str, host: Host) -> str | None:
     driver = numbers(host.driver)[:2]
-    if not driver or driver > REFUSED_DRIVER or numbers(host.packages.get("torch-neuronx")) < XLA_OF_230:
+    if (
+        not driver
+        or driver > REFUSED_DRIVER
+        or numbers(host.packages.get("torch-neuronx")) < XLA_OF_230
+    ):
         return None
     nxd = engine == "nxd"
-    other = "take an image of Neuron 2.28 or 2.29 (compute.image)" if nxd else "launch again for other hosts"
+    other = (
+        "take an image of Neuron 2.28 or 2.29 (compute.image)"
+        if nxd
+        else "launch again for other hosts"
+    )
     return (
-        f"the host's Neuron driver is {host.driver}, and the image's runtime refuses drivers up to "
-        f"{_dotted(REFUSED_DRIVER)}; {other}, or update the driver on nodes of your own (aws-neuronx-dkms)"
+        f"the host's Neuron driver is {host.driver}, and the image's runtime refuses drivers up to"
+        f" {_dotted(REFUSED_DRIVER)}; {other}, or update the driver on nodes of your own"
+        " (aws-neuronx-dkms)"
     )
 
 
@@ -137,8 +169,8 @@ def _few_cores(processes: int, host: Host) -> str | None:
     if host.cores is None or wanted <= host.cores:
         return None
     return (
-        f"{processes} processes with LNC {lnc} need {wanted} physical Neuron cores, and this host has {host.cores}; "
-        f"set compute.processes_per_instance: {host.cores // max(1, int(lnc))}"
+        f"{processes} processes with LNC {lnc} need {wanted} physical Neuron cores, and this host"
+        f" has {host.cores}; set compute.processes_per_instance: {host.cores // max(1, int(lnc))}"
     )
 
 

@@ -1,4 +1,6 @@
-"""Stage prepare: text in channel `text` (or `text_0`...), the tokenizer in channel `model` -> packed tokens."""
+"""Stage prepare: text in channel `text` (or `text_0`...), the tokenizer in channel `model` ->
+packed tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ T = TypeVar("T")
 
 
 def parts(container: Container) -> PartUploads | None:
-    """If the job's request has a checkpoint prefix, keep what is done there for the next machine."""
+    """If the job's request has a checkpoint prefix, keep what is done there for the next
+    machine.
+    """
     from smtrain.worker.data.part_uploads import EVERY, PartUploads
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
@@ -38,7 +42,8 @@ def parts(container: Container) -> PartUploads | None:
 
 
 def places(container: Container) -> tuple[str | None, str | None]:
-    """The places of the shares and of the dataset's files on several machines; None: next to the output.
+    """The places of the shares and of the dataset's files on several machines; None: next to the
+    output.
 
     The nodes of a Slurm job share a disk. The hosts of any other job share only S3.
     """
@@ -51,8 +56,11 @@ def places(container: Container) -> tuple[str | None, str | None]:
     return shares, f"{shares.rpartition('/prepare/')[0]}/jobs/{container.job}/output/model"
 
 
-def on_machines(config: JobConfig, container: Container, run: Callable[[Spread | None], T]) -> T | None:
-    """Call `run` with the machines of `data.machines` or `data.ray_address`, or with None for this one.
+def on_machines(
+    config: JobConfig, container: Container, run: Callable[[Spread | None], T]
+) -> T | None:
+    """Call `run` with the machines of `data.machines` or `data.ray_address`, or with None for this
+    one.
 
     Hosts other than the first work for it instead, and return None.
     """
@@ -92,7 +100,9 @@ def on_machines(config: JobConfig, container: Container, run: Callable[[Spread |
         join(SharedPlace(work), own, stop)
         return None
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
-    return on_cluster(SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread, failed)
+    return on_cluster(
+        SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread, failed
+    )
 
 
 def own_address(host: str) -> str:
@@ -115,22 +125,35 @@ def stage(config: JobConfig, container: Container) -> None:
     # the first process of a container does not end by a signal that it has no handler for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = config.data
-    named = [source.path for source in data.all_sources] or [""]  # in a shell the channel alone says it
+    named = [source.path for source in data.all_sources] or [
+        ""
+    ]  # in a shell the channel alone says it
     if config.model.token and any(path.startswith(HUB) for path in named):
         from token_by_name import read
 
-        os.environ["HF_TOKEN"] = read(config.model.token)  # datasets reads it from this process's environment
+        os.environ["HF_TOKEN"] = read(
+            config.model.token
+        )  # datasets reads it from this process's environment
     sources = [
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    placed = with_inputs(config, lambda name, path: path if path.startswith(HUB) else str(container.channel(name)))
+    placed = with_inputs(
+        config, lambda name, path: path if path.startswith(HUB) else str(container.channel(name))
+    )
     options = PrepareOptions.of(placed, listings=container.listings)
     prepared = prepare if config.train.objective == "pretrain" else prepare_sft
 
     def run(spread: Spread | None) -> DatasetManifest:
         kept = None if spread else parts(container)
-        return prepared(sources, container.model_dir, container.channel("model"), options, parts=kept, spread=spread)
+        return prepared(
+            sources,
+            container.model_dir,
+            container.channel("model"),
+            options,
+            parts=kept,
+            spread=spread,
+        )
 
     manifest = on_machines(config, container, run)
     if manifest is None:

@@ -1,8 +1,10 @@
-"""Copy inputs from S3 once to the folder that all nodes of a cluster see: `python s3_inputs.py JOB_FOLDER SHARED`.
+"""Copy inputs from S3 once to the folder that all nodes of a cluster see: `python s3_inputs.py
+JOB_FOLDER SHARED`.
 
-A prefix becomes `<shared>/s3/<hash>/data`, named after its objects: the next job finds it, and other objects under the
-same prefix get another folder. `manifest.json` next to it lists the objects and is written when all are there; until
-then the next attempt copies the missing ones. `inputs.json` in the job's folder maps each URI to its folder.
+A prefix becomes `<shared>/s3/<hash>/data`, named after its objects: the next job finds it, and
+other objects under the same prefix get another folder. `manifest.json` next to it lists the objects
+and is written when all are there; until then the next attempt copies the missing ones.
+`inputs.json` in the job's folder maps each URI to its folder.
 """
 
 from __future__ import annotations
@@ -24,15 +26,22 @@ SAY_S = 10.0
 
 
 def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
-    """(key, name, size, etag) of the objects of a channel; of a folder, with its slash or not, only those in it."""
+    """(key, name, size, etag) of the objects of a channel; of a folder, with its slash or not, only
+    those in it.
+    """
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    items = [item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
+    items = [
+        item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")
+    ]
     folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     if any(item["Key"].startswith(folder) for item in items):
         items = [item for item in items if item["Key"].startswith(folder)]
     else:
         folder = prefix[: prefix.rfind("/") + 1]
-    return [(item["Key"], item["Key"][len(folder) :], item["Size"], item["ETag"].strip('"')) for item in items]
+    return [
+        (item["Key"], item["Key"][len(folder) :], item["Size"], item["ETag"].strip('"'))
+        for item in items
+    ]
 
 
 def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
@@ -47,7 +56,9 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     digest = hashlib.sha256(json.dumps([uri, objects]).encode()).hexdigest()[:16]
     place = shared / "s3" / digest
     data, manifest = place / "data", place / "manifest.json"
-    parts = place / "parts" / f"{os.uname().nodename}.{os.getpid()}"  # two jobs may copy the same prefix
+    parts = (
+        place / "parts" / f"{os.uname().nodename}.{os.getpid()}"
+    )  # two jobs may copy the same prefix
     if manifest.exists():
         say(f"{uri} is in {data} since an earlier job")
         return data
@@ -74,7 +85,9 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
                 said = time.monotonic()
                 say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
     if listed(client, bucket, prefix) != objects:
-        raise SystemExit(f"{uri} changed while it was copied to {data}; launch again when it is complete")
+        raise SystemExit(
+            f"{uri} changed while it was copied to {data}; launch again when it is complete"
+        )
     rows = [{"key": key, "size": size, "etag": etag} for key, _, size, etag in objects]
     _write(manifest, json.dumps({"uri": uri, "objects": rows}, indent=1))
     shutil.rmtree(place / "parts", ignore_errors=True)  # also those of killed jobs
@@ -102,7 +115,9 @@ def _write(path: Path, text: str) -> None:
 def main() -> None:
     job, shared = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads((job / "request.json").read_text("utf-8"))
-    uris = {channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]}
+    uris = {
+        channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
+    }
 
     def say(text: str) -> None:
         stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -116,15 +131,23 @@ def main() -> None:
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError, ClientError
         except ImportError:
-            raise SystemExit(f"{sys.executable} has no boto3, which inputs in S3 need; install smtrain[train] in the "
-                             "nodes' Python (cluster.venv)") from None  # fmt: skip
+            raise SystemExit(
+                f"{sys.executable} has no boto3, which inputs in S3 need; install smtrain[train] in"
+                " the nodes' Python (cluster.venv)"
+            ) from None
         try:
-            client = boto3.client("s3", config=Config(retries={"mode": "standard", "total_max_attempts": ATTEMPTS}))
-            folders = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
+            client = boto3.client(
+                "s3", config=Config(retries={"mode": "standard", "total_max_attempts": ATTEMPTS})
+            )
+            folders = {
+                uri: str(synced(client, uri, shared, say))
+                for uri in sorted(uris)
+                if uri.startswith("s3://")
+            }
         except (Boto3Error, BotoCoreError, ClientError) as error:
             raise SystemExit(
-                f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them, or pass a profile on "
-                "(--export=AWS_PROFILE in cluster.sbatch)"
+                f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them, or"
+                " pass a profile on (--export=AWS_PROFILE in cluster.sbatch)"
             ) from None
         except OSError as error:
             raise SystemExit(f"inputs in S3 cannot be copied to {shared} ({error})") from None

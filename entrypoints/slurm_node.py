@@ -1,7 +1,9 @@
-"""One node of a Slurm job: srun starts `python slurm_node.py STAGE` once a node, and it acts as a SageMaker host.
+"""One node of a Slurm job: srun starts `python slurm_node.py STAGE` once a node, and it acts as a
+SageMaker host.
 
-It makes the node's /opt/ml on the shared folder (links to inputs, checkpoints and results), runs the launcher in it,
-puts the time before every line, and forwards SIGTERM. Standard library only: no package is there yet.
+It makes the node's /opt/ml on the shared folder (links to inputs, checkpoints and results), runs
+the launcher in it, puts the time before every line, and forwards SIGTERM. Standard library only: no
+package is there yet.
 """
 
 from __future__ import annotations
@@ -20,18 +22,33 @@ from cluster_host import interface_to, link_folders, link_inputs, make_folders, 
 
 HERE = Path(__file__).resolve().parent
 SCHEME = "file://"
-GRAPHS, GRAPHS_COMPLETE = "NEURON_COMPILE_CACHE_URL", "smtrain-complete.json"  # as config.schema has it
+GRAPHS, GRAPHS_COMPLETE = (
+    "NEURON_COMPILE_CACHE_URL",
+    "smtrain-complete.json",
+)  # as config.schema has it
 
 
-def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None) -> Path:
+def make_host(
+    job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None
+) -> Path:
     """Make the folder that is this node's /opt/ml; deletes what an earlier attempt left in it."""
     ml = job / "nodes" / f"algo-{rank + 1}"
     make_folders(ml, rank, hosts, interface)
     copied = job / "inputs.json"  # written by s3_inputs.py
     from_s3 = json.loads(copied.read_text("utf-8")) if copied.exists() else {}
-    uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
-    remedy = "check that cluster.shared is mounted on every node, and that it was not removed; a launch copies it there"
-    link_inputs(ml, [(n, Path(from_s3.get(uri) or uri.removeprefix(SCHEME))) for n, uri in uris.items()], remedy)
+    uris = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in request["InputDataConfig"]
+    }
+    remedy = (
+        "check that cluster.shared is mounted on every node, and that it was not removed; a launch"
+        " copies it there"
+    )
+    link_inputs(
+        ml,
+        [(n, Path(from_s3.get(uri) or uri.removeprefix(SCHEME))) for n, uri in uris.items()],
+        remedy,
+    )
     links = {"model": job / "output/model", "output/data": job / "output/data"}
     if checkpoints := request.get("CheckpointConfig"):
         links["checkpoints"] = Path(checkpoints["S3Uri"].removeprefix(SCHEME))
@@ -48,8 +65,8 @@ def first_node() -> str:
 def own_graphs(shared: str) -> str:
     """The folder of compiled graphs for this node's processes.
 
-    A complete cache is copied to the node's own disk, because the compiler's locks are slow on a shared file system;
-    any other cache is used as it is.
+    A complete cache is copied to the node's own disk, because the compiler's locks are slow on a
+    shared file system; any other cache is used as it is.
     """
     if not shared.startswith("/") or not Path(shared, GRAPHS_COMPLETE).exists():
         return shared
@@ -59,20 +76,26 @@ def own_graphs(shared: str) -> str:
 
 
 def say_full(ml: Path, why: str) -> None:
-    """Write the cause of a failure on a full disk, using the space that the batch script has reserved for it."""
+    """Write the cause of a failure on a full disk, using the space that the batch script has
+    reserved for it.
+    """
     with contextlib.suppress(OSError):
         (ml.parent.parent / ".reserve").unlink(missing_ok=True)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").write_text(
-            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last checkpoint", "utf-8"
+            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last"
+            " checkpoint",
+            "utf-8",
         )
 
 
 def attend(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
-    """Run the launcher and log each line with its time; returns its exit status, or 128 + the signal.
+    """Run the launcher and log each line with its time; returns its exit status, or 128 + the
+    signal.
 
-    A stage that saved because it was told to stop ends with status 0: the file `told` tells the batch script that it is
-    not done. The file `failed` next to it marks the node that failed before it was told to stop.
+    A stage that saved because it was told to stop ends with status 0: the file `told` tells the
+    batch script that it is not done. The file `failed` next to it marks the node that failed before
+    it was told to stop.
     """
     with open(log, "ab", buffering=0) as out:
         status, why = run(command, out, environment, told.touch)
@@ -86,7 +109,10 @@ def attend(command: list[str], log: Path, environment: dict[str, str], told: Pat
 
 def main() -> None:
     job, stage = Path(os.environ["SMTRAIN_JOB_FOLDER"]), sys.argv[1]
-    rank, hosts = int(os.environ.get("SLURM_NODEID", "0")), int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    rank, hosts = (
+        int(os.environ.get("SLURM_NODEID", "0")),
+        int(os.environ.get("SLURM_JOB_NUM_NODES", "1")),
+    )
     request = json.loads((job / "request.json").read_text("utf-8"))
     first = first_node()
     try:

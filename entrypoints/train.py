@@ -1,4 +1,7 @@
-"""Stage train: prepared data in channel `data`, weights in `shards` or `model` -> checkpoints. Run by torchrun."""
+"""Stage train: prepared data in channel `data`, weights in `shards` or `model` -> checkpoints.
+
+Run by torchrun.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A trial of a SageMaker tuning job: the toolkit in AWS's images runs this script, which becomes the launcher.
+"""A trial of a SageMaker tuning job: the toolkit in AWS's images runs this script, which becomes
+the launcher.
 
-A tuning job's definition has no entrypoint, so the image's own one is the first process. The tuned values in its
-arguments are ignored; the stage reads them from /opt/ml/input/config/hyperparameters.json.
+A tuning job's definition has no entrypoint, so the image's own one is the first process. The tuned
+values in its arguments are ignored; the stage reads them from
+/opt/ml/input/config/hyperparameters.json.
 """
 
 from __future__ import annotations

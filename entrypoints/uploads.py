@@ -1,8 +1,8 @@
 """Compare the files that a launch uploaded with their digests, before a stage reads them.
 
-The launch writes uploads.json next to the stage's config, last. Inputs that the user put into the store have no digest
-and are not read here. Each host compares a share of the files, so that all hosts together read each file once. Standard
-library only: no package is there yet.
+The launch writes uploads.json next to the stage's config, last. Inputs that the user put into the
+store have no digest and are not read here. Each host compares a share of the files, so that all
+hosts together read each file once. Standard library only: no package is there yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def files_of(ml: Path) -> list[File]:
             for name, (size, sha256) in about["files"].items()
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{inputs / 'config' / NAME} is damaged; launch again, which writes it again") from None
+        raise ValueError(
+            f"{inputs / 'config' / NAME} is damaged; launch again, which writes it again"
+        ) from None
 
 
 def fault_of(file: File) -> str | None:
@@ -64,7 +66,9 @@ def fault_of(file: File) -> str | None:
 
 
 def damage(ml: Path, hosts: Sequence[str] = ("",), host: str = "") -> str | None:
-    """A sentence about the first file of this host's share that has changed since its upload; None if there is none."""
+    """A sentence about the first file of this host's share that has changed since its upload; None
+    if there is none.
+    """
     try:
         files = files_of(ml)
     except ValueError as error:
@@ -77,5 +81,8 @@ def damage(ml: Path, hosts: Sequence[str] = ("",), host: str = "") -> str | None
                 return f"{file.uri} {fault}; delete it, then launch again to upload it again"
     if (seconds := time.monotonic() - began) > SAY_S:
         size = sum(file.size for file in share)
-        print(f"compared {size / 1e9:.1f} GB of uploads with their digests in {seconds:.0f} s", flush=True)
+        print(
+            f"compared {size / 1e9:.1f} GB of uploads with their digests in {seconds:.0f} s",
+            flush=True,
+        )
     return None

@@ -1,12 +1,14 @@
-"""A Python that has imported torch and transformers, and starts the stages of local runs as forks of itself.
+"""A Python that has imported torch and transformers, and starts the stages of local runs as forks
+of itself.
 
     python warm.py DESCRIPTOR ROOM
 
-Most of a small run's time goes to imports. The local control plane keeps a socket for launchers in a sandbox, which is
-a PID namespace of its own; at the first call it starts this script on the socket. A caller sends a command, its
-environment and its standard streams. A fork of this process enters the caller's namespaces, and a fork of that fork
-becomes the script, as if it were the caller's own child. The process ends with standard input, or after ten minutes
-without a call. Standard library only until it imports; client and server are both here.
+Most of a small run's time goes to imports. The local control plane keeps a socket for launchers in
+a sandbox, which is a PID namespace of its own; at the first call it starts this script on the
+socket. A caller sends a command, its environment and its standard streams. A fork of this process
+enters the caller's namespaces, and a fork of that fork becomes the script, as if it were the
+caller's own child. The process ends with standard input, or after ten minutes without a call.
+Standard library only until it imports; client and server are both here.
 """
 
 from __future__ import annotations
@@ -30,14 +32,24 @@ from typing import Any, NoReturn
 from become import become
 
 VARIABLE = "SMTRAIN_WARM"
-"""The socket's name in the abstract namespace, with " ready" behind it once the imports are done."""
+"""The socket's name in the abstract namespace, with " ready" behind it once the imports are done.
+"""
 PATIENCE = 180.0  # seconds for the imports on a busy machine
 IDLE = 600.0
 MODULES = (
-    "torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.checkpoint", "transformers",
-    "transformers.modeling_utils", "transformers.generation.utils", "transformers.models.auto",
-    "transformers.models.llama.modeling_llama", "safetensors.torch", "pydantic", "boto3",
-)  # fmt: skip
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.distributed.checkpoint",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.generation.utils",
+    "transformers.models.auto",
+    "transformers.models.llama.modeling_llama",
+    "safetensors.torch",
+    "pydantic",
+    "boto3",
+)
 # Variables that no import of these reads; if any other differs, the caller starts its own Python.
 FREE = re.compile(
     r"(AWS|SMTRAIN|SM|SAGEMAKER|TRAINING_JOB|GLOO|NCCL|NEURON|TORCH_NEURONX|NKI|XLA)_.*|TORCHINDUCTOR_CACHE_DIR|"
@@ -65,7 +77,8 @@ class Copy:
 def start(arguments: list[str], must: bool) -> Copy | None:
     """Start `[python, script, *words]` in a fork, from process 1 of a sandbox.
 
-    None if there is no warm Python, or if it has not done its imports yet and they are not worth it (unless `must`).
+    None if there is no warm Python, or if it has not done its imports yet and they are not worth it
+    (unless `must`).
     """
     name, _, ready = os.environ.get(VARIABLE, "").partition(" ")
     if not name or not (must or ready) or os.getpid() != 1 or not arguments[1].endswith(".py"):
@@ -73,12 +86,19 @@ def start(arguments: list[str], must: bool) -> Copy | None:
     return begin(name, arguments[1:], dict(os.environ), [0, 1, 2])
 
 
-def begin(name: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> Copy | None:
-    """Ask the process that listens at `name` for a fork that runs a script here, with these standard streams."""
+def begin(
+    name: str, arguments: list[str], environment: dict[str, str], files: list[int]
+) -> Copy | None:
+    """Ask the process that listens at `name` for a fork that runs a script here, with these
+    standard streams.
+    """
     request = {
-        "arguments": arguments, "environment": environment, "folder": os.getcwd(), "prefix": sys.prefix,
+        "arguments": arguments,
+        "environment": environment,
+        "folder": os.getcwd(),
+        "prefix": sys.prefix,
         "version": sys.version,
-    }  # fmt: skip
+    }
     message = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -143,7 +163,9 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
     """In a fork: start the requested script, send back how it ends, and end."""
     try:
         connection.settimeout(PATIENCE)
-        pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, user, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         head, files, _, _ = socket.recv_fds(connection, 4, 3)
         message = b""
         while len(message) < struct.unpack("!I", head)[0]:
@@ -171,7 +193,11 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
 def differences(request: dict[str, Any], own: dict[str, str]) -> list[str]:
     """Variables and properties in which the caller's own Python would differ from this one."""
     there = request["environment"]
-    keys = [key for key in sorted({*there, *own}) if not FREE.fullmatch(key) and there.get(key) != own.get(key)]
+    keys = [
+        key
+        for key in sorted({*there, *own})
+        if not FREE.fullmatch(key) and there.get(key) != own.get(key)
+    ]
     return keys + [name for name in ("prefix", "version") if request[name] != getattr(sys, name)]
 
 
@@ -197,7 +223,9 @@ def follow(connection: socket.socket, copy: int) -> None:
             os.killpg(copy, signal.SIGKILL)
     _, status = os.waitpid(copy, 0)
     with contextlib.suppress(OSError):
-        connection.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        connection.sendall(
+            json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n"
+        )
 
 
 def run(connection: socket.socket, request: dict[str, Any], files: list[int]) -> NoReturn:
@@ -229,7 +257,9 @@ def title(arguments: list[str], environment: dict[str, str]) -> None:
     """
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as stat:
         fields = stat.read().rpartition(")")[2].split()
-    starts = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end: proc(5)
+    starts = [
+        int(field) for field in fields[45:49]
+    ]  # arg_start, arg_end, env_start, env_end: proc(5)
     shown = [arguments, [f"{key}={value}" for key, value in environment.items()]]
     for begin, end, words in zip(starts[::2], starts[1::2], shown, strict=True):
         room = end - begin

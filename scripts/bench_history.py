@@ -1,4 +1,5 @@
-"""Keep benchmark results: one JSON line per run in docs/benchmarks/history.jsonl, and a picture of all of them.
+"""Keep benchmark results: one JSON line per run in docs/benchmarks/history.jsonl, and a picture of
+all of them.
 
     scripts/bench NAME --append      calls `append NAME` with the benchmark's line of JSON on its standard input
     scripts/bench_history.py draw    draws docs/benchmarks/history.svg again from the file
@@ -30,7 +31,9 @@ def machine() -> str:
     model = platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
     return f"{model}, {os.cpu_count()} cores"
@@ -39,7 +42,10 @@ def machine() -> str:
 def commit() -> str:
     """The commit that ran, with a + if the tree had changes."""
     done = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.strip() or "unknown"
 
@@ -73,16 +79,24 @@ def read(history: Path) -> list[dict[str, Any]]:
 
 
 def picture(records: list[dict[str, Any]]) -> str:
-    """An SVG with a line for each number of each benchmark and machine: its course run by run, first and last value."""
+    """An SVG with a line for each number of each benchmark and machine: its course run by run,
+    first and last value.
+    """
     panels: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         panels.setdefault((record["name"], record["machine"]), []).append(record)
     out, y = [], 16
     for (name, where), runs in sorted(panels.items()):
         y += 28
-        spans = f"{runs[0]['at'][:10]} to {runs[-1]['at'][:10]}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+        spans = (
+            f"{runs[0]['at'][:10]} to {runs[-1]['at'][:10]}, {len(runs)}"
+            f" run{'s' if len(runs) > 1 else ''}"
+        )
         out.append(f'<text class="title" x="16" y="{y}">{escape(name)}</text>')
-        out.append(f'<text class="note" x="{WIDTH - 16}" y="{y}" text-anchor="end">{escape(where)}; {spans}</text>')
+        out.append(
+            f'<text class="note" x="{WIDTH - 16}" y="{y}" text-anchor="end">{escape(where)};'
+            f" {spans}</text>"
+        )
         keys = list(numbers(runs[-1]["result"]))[:MOST]
         for key in keys:
             y += ROW
@@ -91,13 +105,11 @@ def picture(records: list[dict[str, Any]]) -> str:
         y += 12
     height = y + 24
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">\n'
-        "<title>Benchmarks over time</title>\n<style>\n"
-        'text { font: 13px system-ui, "Segoe UI", Roboto, Arial, sans-serif; fill: #5a6675; }\n'
-        ".title { font-weight: 600; font-size: 16px; }\n.note { font-size: 12px; }\n"
-        "path { fill: none; stroke: #4078c8; stroke-width: 2; }\ncircle { fill: #4078c8; }\n</style>\n"
-        + "\n".join(out)
-        + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
+        ' role="img">\n<title>Benchmarks over time</title>\n<style>\ntext { font: 13px system-ui,'
+        ' "Segoe UI", Roboto, Arial, sans-serif; fill: #5a6675; }\n.title { font-weight: 600;'
+        " font-size: 16px; }\n.note { font-size: 12px; }\npath { fill: none; stroke: #4078c8;"
+        " stroke-width: 2; }\ncircle { fill: #4078c8; }\n</style>\n" + "\n".join(out) + "\n</svg>\n"
     )
 
 
@@ -106,18 +118,26 @@ def _line(key: str, values: list[float], y: int) -> list[str]:
     step = LINE / max(1, len(values) - 1)
     # Zero is the bottom: a change of one percent must not look like a cliff.
     span = max(high, 0.0) - min(low, 0.0) or 1.0
-    points = [(LABEL + i * step, y - 22 * (value - min(low, 0.0)) / span) for i, value in enumerate(values)]
+    points = [
+        (LABEL + i * step, y - 22 * (value - min(low, 0.0)) / span)
+        for i, value in enumerate(values)
+    ]
     path = " L".join(f"{x:.1f} {up:.1f}" for x, up in points)
     return [
         f'<text x="16" y="{y}">{escape(key)}</text>',
         f'<path d="M{path}"/>',
         *(f'<circle cx="{x:.1f}" cy="{up:.1f}" r="3"/>' for x, up in points),
-        f'<text x="{WIDTH - 16}" y="{y}" text-anchor="end">{values[0]:.4g} to {values[-1]:.4g}</text>',
+        (
+            f'<text x="{WIDTH - 16}" y="{y}" text-anchor="end">{values[0]:.4g} to'
+            f" {values[-1]:.4g}</text>"
+        ),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["append", "draw"])
     parser.add_argument("name", nargs="?")
     parser.add_argument("--history", type=Path, default=HISTORY)

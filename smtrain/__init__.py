@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from smtrain.client.runs.launch import request
     from smtrain.client.runs.run import Run
     from smtrain.core.config import JobConfig
-    from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
+    from smtrain.core.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        JobError,
+        LocalError,
+        SmtrainError,
+    )
     from smtrain.tools.chat.chat import chat
     from smtrain.tools.chat.conversation import Chat
     from smtrain.tools.chat.generate import generate
@@ -38,7 +45,14 @@ if TYPE_CHECKING:
     from smtrain.tools.tune.trials import Tuning
     from smtrain.tools.tune.tune import tune
     from smtrain.worker.checkpoint.convert import ReadOptions
-    from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Peft
+    from smtrain.worker.checkpoint.targets import (
+        HuggingFace,
+        Megatron,
+        Native,
+        NemoMegatron,
+        Nxd,
+        Peft,
+    )
 
 
 _HOME = {

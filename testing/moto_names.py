@@ -1,7 +1,7 @@
 """Every name of moto that the control plane uses or replaces; moto has no hooks for them.
 
-tests/plane/test_moto_contract.py compares these tables with our code and the installed moto, so a release that renames
-something fails there and not in a user's job.
+tests/plane/test_moto_contract.py compares these tables with our code and the installed moto, so a
+release that renames something fails there and not in a user's job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.logs.exceptions:ResourceNotFoundException": (),
     "moto.logs.models:LogStream": ("_log_ids", "put_log_events", "to_describe_dict"),
     "moto.logs.models:logs_backends": (),
-    "moto.logs.responses:LogsResponse": ("get_log_events", "filter_log_events", "describe_log_streams"),
+    "moto.logs.responses:LogsResponse": (
+        "get_log_events",
+        "filter_log_events",
+        "describe_log_streams",
+    ),
     "moto.logs.utils:EventMessageFilter": ("matches",),
     "moto.moto_server.werkzeug_app:DomainDispatcherApplication": (),
     "moto.moto_server.werkzeug_app:MotoRequestHandler": ("log_request",),
@@ -45,7 +49,8 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.settings:S3_UPLOAD_PART_MIN_SIZE": (),
 }
 
-# "module:Class.name" -> the parameters of moto's own, which ours must take; None if it is not a function
+# "module:Class.name" -> the parameters of moto's own, which ours must take; None if it is not a
+# function
 REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.backends:list_of_moto_modules": (),
     "moto.iam.responses:IamResponse.simulate_principal_policy": ("self",),
@@ -99,14 +104,25 @@ ADDED = frozenset(
         ("sagemaker", "SageMakerResponse.update_training_job"),
         ("servicequotas", "ServiceQuotasResponse.list_service_quotas"),
         ("servicequotas", "ServiceQuotasResponse.request_service_quota_increase"),
-        ("servicequotas", "ServiceQuotasResponse.list_requested_service_quota_change_history_by_quota"),
+        (
+            "servicequotas",
+            "ServiceQuotasResponse.list_requested_service_quota_change_history_by_quota",
+        ),
     )
 )
 
 # Attributes of moto's objects that our code reads or writes, next to index.KEPT.
 OBJECTS: dict[str, tuple[str, ...]] = {
     "FakeKey": (
-        "arn", "bucket_name", "contentsize", "disposed", "etag", "last_modified", "metadata", "name", "version_id",
+        "arn",
+        "bucket_name",
+        "contentsize",
+        "disposed",
+        "etag",
+        "last_modified",
+        "metadata",
+        "name",
+        "version_id",
     ),
     "FakeDeleteMarker": ("_version_id", "last_modified", "version_id"),
     "FakeMultipart": ("metadata", "parts"),
@@ -117,17 +133,29 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "Role": ("arn", "managed_policies", "permissions_boundary_arn", "policies"),
     "LogGroup": ("streams",),
     "LogsBackend": ("groups",),
-}  # fmt: skip
+}
 
 # Parameters that our code passes to calls of moto.
 CALLS: dict[str, tuple[str, ...]] = {
     "moto.s3.models:S3Backend.create_bucket": ("bucket_name", "region_name"),
-    "moto.s3.models:FakeKey.__init__": ("name", "value", "account_id", "region_name", "bucket_name", "etag"),
+    "moto.s3.models:FakeKey.__init__": (
+        "name",
+        "value",
+        "account_id",
+        "region_name",
+        "bucket_name",
+        "etag",
+    ),
     "moto.s3.models:FakeDeleteMarker.__init__": ("key",),
     "moto.logs.models:LogsBackend.create_log_group": ("log_group_name", "tags"),
     "moto.logs.models:LogStream.__init__": ("log_group", "name"),
     "moto.iam.models:IAMBackend.create_role": (
-        "role_name", "assume_role_policy_document", "path", "permissions_boundary", "description", "tags",
+        "role_name",
+        "assume_role_policy_document",
+        "path",
+        "permissions_boundary",
+        "description",
+        "tags",
         "max_session_duration",
     ),
-}  # fmt: skip
+}

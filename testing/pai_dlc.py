@@ -1,8 +1,10 @@
-"""A stand-in for Alibaba Cloud: PAI-DLC's API and OSS on 127.0.0.1, whose jobs are processes of this machine.
+"""A stand-in for Alibaba Cloud: PAI-DLC's API and OSS on 127.0.0.1, whose jobs are processes of
+this machine.
 
-It is ours, not Alibaba's: it answers what the SDKs ask (alibabacloud-pai-dlc20201203 1.11.6, oss2 2.18) in the form
-that their references describe. Every pod is one process with PAI-DLC's variables, ended by SIGTERM and after the grace
-period by SIGKILL. Buckets are folders; a mount is a link to one, and `_MOUNTED` keeps Python to what ossfs can do.
+It is ours, not Alibaba's: it answers what the SDKs ask (alibabacloud-pai-dlc20201203 1.11.6, oss2
+2.18) in the form that their references describe. Every pod is one process with PAI-DLC's variables,
+ended by SIGTERM and after the grace period by SIGKILL. Buckets are folders; a mount is a link to
+one, and `_MOUNTED` keeps Python to what ossfs can do.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 _LEAST = ("DisplayName", "JobType", "JobSpecs", "UserCommand")
-# What every Python of a pod loads: OSS has no append, no links and no locks, and a rename of a folder copies each file.
+# What every Python of a pod loads: OSS has no append, no links and no locks, and a rename of a
+# folder copies each file.
 _MOUNTED = """
 import os, sys
 ROOT = os.environ.get("STAND_IN_OSS")
@@ -92,19 +95,36 @@ class StandInJob:
             self.history.append({"Status": status, "StartTime": _now()})
 
     def answer(self) -> dict[str, Any]:
-        kept = ("DisplayName", "JobType", "JobSpecs", "UserCommand", "Envs", "Settings", "WorkspaceId", "ResourceId")
+        kept = (
+            "DisplayName",
+            "JobType",
+            "JobSpecs",
+            "UserCommand",
+            "Envs",
+            "Settings",
+            "WorkspaceId",
+            "ResourceId",
+        )
         times = {"GmtCreateTime": self.created, "GmtFinishTime": self.ended}
         times["GmtRunningTime"] = self.pods[0].began if self.pods else None
         pods = [
-            {"PodId": pod.id, "PodUid": f"{pod.process.pid:08d}-uid", "Type": pod.type, "Status": pod.status,
-             "GmtStartTime": pod.began}
+            {
+                "PodId": pod.id,
+                "PodUid": f"{pod.process.pid:08d}-uid",
+                "Type": pod.type,
+                "Status": pod.status,
+                "GmtStartTime": pod.began,
+            }
             for pod in self.pods
-        ]  # fmt: skip
+        ]
         return {
-            "JobId": self.id, "Status": self.status, "Pods": pods, "StatusHistory": self.history,
+            "JobId": self.id,
+            "Status": self.status,
+            "Pods": pods,
+            "StatusHistory": self.history,
             **{key: self.request[key] for key in kept if key in self.request},
             **{key: value for key, value in times.items() if value},
-        }  # fmt: skip
+        }
 
 
 class RefusedError(Exception):
@@ -112,7 +132,10 @@ class RefusedError(Exception):
 
 
 class StandIn:
-    """The server. `with StandIn(folder) as cloud:` starts it; what still runs at the end is killed."""
+    """The server.
+
+    `with StandIn(folder) as cloud:` starts it; what still runs at the end is killed.
+    """
 
     def __init__(self, root: Path, variables: Mapping[str, str], ports: Iterator[int]) -> None:
         """`variables`: the environment of the image; `ports`: a free one for each job."""
@@ -138,7 +161,9 @@ class StandIn:
         handler = type("Handler", (_Handler,), {"cloud": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self._thread.start()
         return self
 
@@ -178,22 +203,37 @@ class StandIn:
         """Give a job its machines."""
         for source in job.request.get("DataSources", []):
             self._mount(source)
-        roles = [(spec["Type"].lower(), n) for spec in job.request["JobSpecs"] for n in range(spec["PodCount"])]
+        roles = [
+            (spec["Type"].lower(), n)
+            for spec in job.request["JobSpecs"]
+            for n in range(spec["PodCount"])
+        ]
         port = next(self._ports)
         oss = str((self.root / "oss").resolve())
         paths = filter(None, [str(self.root / "site"), self.variables.get("PYTHONPATH")])
         for rank, (role, number) in enumerate(roles):
             gpus = int(job.request["JobSpecs"][0].get("ResourceConfig", {}).get("GPU", 1))
             environment = {
-                **self.variables, "TMPDIR": str(self.root / "tmp"), **job.request.get("Envs", {}), "STAND_IN_OSS": oss,
+                **self.variables,
+                "TMPDIR": str(self.root / "tmp"),
+                **job.request.get("Envs", {}),
+                "STAND_IN_OSS": oss,
                 "PYTHONPATH": os.pathsep.join(paths),
-                "WORLD_SIZE": str(len(roles)), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port), "NPROC_PER_NODE": str(gpus),
-            }  # fmt: skip
+                "WORLD_SIZE": str(len(roles)),
+                "RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "NPROC_PER_NODE": str(gpus),
+            }
             process = subprocess.Popen(
-                ["sh", "-c", job.request["UserCommand"]], env=environment, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self.root,
-            )  # fmt: skip
+                ["sh", "-c", job.request["UserCommand"]],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=self.root,
+            )
             pod = StandInPod(f"{job.id}-{role}-{number}", role, process, _now())
             threading.Thread(target=pod.read, daemon=True).start()
             job.pods.append(pod)
@@ -249,9 +289,13 @@ class StandIn:
 
     def _mount(self, source: Mapping[str, Any]) -> None:
         """Link a mount's path to the folder of its bucket, as ossfs would show it."""
-        match = re.fullmatch(r"oss://([^./]+)\.oss-[\w-]+-internal\.aliyuncs\.com/(.*)", source.get("Uri") or "")
+        match = re.fullmatch(
+            r"oss://([^./]+)\.oss-[\w-]+-internal\.aliyuncs\.com/(.*)", source.get("Uri") or ""
+        )
         if match is None:
-            raise RefusedError(400, "InvalidParameter", f"the stand-in mounts OSS alone, not {source}")
+            raise RefusedError(
+                400, "InvalidParameter", f"the stand-in mounts OSS alone, not {source}"
+            )
         place = Path(source["MountPath"])
         if not place.exists():
             target = self.bucket(match[1]) / match[2]
@@ -273,7 +317,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         address = urlsplit(self.path)
-        path, query = unquote(address.path), {k: v[-1] for k, v in parse_qs(address.query, True).items()}
+        path, query = (
+            unquote(address.path),
+            {k: v[-1] for k, v in parse_qs(address.query, True).items()},
+        )
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.cloud.asked.append((self.command, self.path))
         api = path.startswith("/api/v1/")
@@ -284,14 +331,19 @@ class _Handler(BaseHTTPRequestHandler):
             if not self.headers.get("Authorization"):
                 raise RefusedError(403, "AccessDenied", "no signature")
             if api:
-                self._send(200, json.dumps({"RequestId": "stand-in", **self._dlc(path, query, body)}).encode())
+                self._send(
+                    200,
+                    json.dumps({"RequestId": "stand-in", **self._dlc(path, query, body)}).encode(),
+                )
             else:
                 self._oss(path, query, body)
         except RefusedError as why:
             status, code, said = why.args
-            text = json.dumps({"Code": code, "Message": said, "RequestId": "stand-in"}) if api else (
-                f"<Error><Code>{code}</Code><Message>{escape(said)}</Message></Error>"
-            )  # fmt: skip
+            text = (
+                json.dumps({"Code": code, "Message": said, "RequestId": "stand-in"})
+                if api
+                else (f"<Error><Code>{code}</Code><Message>{escape(said)}</Message></Error>")
+            )
             self._send(status, text.encode())
 
     do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _serve  # noqa: N815
@@ -316,7 +368,10 @@ class _Handler(BaseHTTPRequestHandler):
             size, number = int(query.get("PageSize", 10)), int(query.get("PageNumber", 1))
             return {"Jobs": some[(number - 1) * size : number * size], "TotalCount": len(some)}
         if parts == ["ecsspecs"]:
-            return {"EcsSpecs": [{"InstanceType": name} for name in cloud.types], "TotalCount": len(cloud.types)}
+            return {
+                "EcsSpecs": [{"InstanceType": name} for name in cloud.types],
+                "TotalCount": len(cloud.types),
+            }
         match parts:
             case ["jobs", id_]:
                 return cloud.find(id_).answer()
@@ -349,14 +404,19 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(404, "NoSuchKey", f"there is no object {key}")
         else:
             content = file.read_bytes()
-            about = {"ETag": f'"{hashlib.md5(content).hexdigest().upper()}"', "x-oss-object-type": "Normal"}
+            about = {
+                "ETag": f'"{hashlib.md5(content).hexdigest().upper()}"',
+                "x-oss-object-type": "Normal",
+            }
             if self.command == "HEAD":
                 import oss2
 
                 crc = oss2.utils.Crc64()
                 crc.update(content)
                 about["x-oss-hash-crc64ecma"] = str(crc.crc)
-            about["Last-Modified"] = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(file.stat().st_mtime))
+            about["Last-Modified"] = time.strftime(
+                "%a, %d %b %Y %H:%M:%S GMT", time.gmtime(file.stat().st_mtime)
+            )
             self._send(200, content, about)
 
 

@@ -21,17 +21,29 @@ from testing.plane import line_of
 
 TAKES: dict[str, dict[str, Check]] = {
     "synthetic": {
-        "name": text, "hosts": whole, "lines": whole, "seconds": number, "instance_type": text, "end": text,
-        "reason": text, "last_words": map_of(list_of(text)), "held": flag,
+        "name": text,
+        "hosts": whole,
+        "lines": whole,
+        "seconds": number,
+        "instance_type": text,
+        "end": text,
+        "reason": text,
+        "last_words": map_of(list_of(text)),
+        "held": flag,
     },
     "release": {"job": text},
     "schedules": {"ahead": number},
-}  # fmt: skip
+}
 NEEDS: dict[str, tuple[str, ...]] = {"synthetic": ("name",), "release": ("job",)}
 DEFAULTS: dict[str, Any] = {
-    "hosts": 1, "lines": 100, "seconds": 0.0, "instance_type": "ml.trn1.32xlarge", "end": "Completed", "reason": None,
+    "hosts": 1,
+    "lines": 100,
+    "seconds": 0.0,
+    "instance_type": "ml.trn1.32xlarge",
+    "end": "Completed",
+    "reason": None,
     "last_words": {},
-}  # fmt: skip
+}
 
 
 def extend(control: Control, executor: Executor) -> None:
@@ -47,7 +59,9 @@ def extend(control: Control, executor: Executor) -> None:
             options["end"] not in ("Completed", "Failed")
             or min(options["hosts"], options["lines"], options["seconds"]) < 0
         ):
-            raise ValueError("end is Completed or Failed; hosts, lines and seconds are not negative")
+            raise ValueError(
+                "end is Completed or Failed; hosts, lines and seconds are not negative"
+            )
 
         def start(job: JobRecord) -> SyntheticRun:
             run = SyntheticRun(executor, job, options)
@@ -71,12 +85,17 @@ def extend(control: Control, executor: Executor) -> None:
 
 def run_ahead(options: dict[str, Any]) -> dict[str, Any]:
     """Run the schedules that are due in so many seconds from now; gives their names."""
-    now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=options.get("ahead", 0))
+    now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(
+        seconds=options.get("ahead", 0)
+    )
     return {"ran": schedules.run_due(now)}
 
 
 class SyntheticRun(threading.Thread):
-    """The life of such a job. All its lines are written at once; each can be read from its own time on."""
+    """The life of such a job.
+
+    All its lines are written at once; each can be read from its own time on.
+    """
 
     def __init__(self, executor: Executor, job: JobRecord, options: dict[str, Any]) -> None:
         super().__init__(name=f"synthetic-{job.name}", daemon=True)
@@ -108,9 +127,13 @@ class SyntheticRun(threading.Thread):
         folder.mkdir(exist_ok=True)
         for rank, (host, _, _) in enumerate(hosts_of(self.job.request)):
             name = f"{host}-{int(now)}"
-            texts = [line_of(rank, i, lines) for i in range(lines)] + self.options["last_words"].get(host, [])
+            texts = [line_of(rank, i, lines) for i in range(lines)] + self.options[
+                "last_words"
+            ].get(host, [])
             moments = [now + seconds * i / len(texts) for i in range(len(texts))]
-            pairs = [(int(moment * 1000), line) for moment, line in zip(moments, texts, strict=True)]
+            pairs = [
+                (int(moment * 1000), line) for moment, line in zip(moments, texts, strict=True)
+            ]
             with open(folder / f"{name}.jsonl", "w", encoding="utf-8") as file:
                 file.writelines(json.dumps(pair) + "\n" for pair in pairs)
             stream_of(f"{self.job.name}/{name}").append(pairs, moments)

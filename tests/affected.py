@@ -1,9 +1,11 @@
-"""Tests that the changes since a commit can affect, nearest first: `python -m tests.affected [BASE]`.
+"""Tests that the changes since a commit can affect, nearest first: `python -m tests.affected
+[BASE]`.
 
-A symbol is a function, class or variable at the top of a module; `*` is the whole module. A symbol depends on those
-that its source names, also through imports inside functions. Four kinds of dependencies have no such name and are
-added: attributes of the lazy `smtrain` package, modules and scripts in strings (they run as processes), commands that a
-test types, and fixtures by their parameters. Other files affect the tests whose strings name them.
+A symbol is a function, class or variable at the top of a module; `*` is the whole module. A symbol
+depends on those that its source names, also through imports inside functions. Four kinds of
+dependencies have no such name and are added: attributes of the lazy `smtrain` package, modules and
+scripts in strings (they run as processes), commands that a test types, and fixtures by their
+parameters. Other files affect the tests whose strings name them.
 """
 
 from __future__ import annotations
@@ -27,13 +29,26 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("smtrain", "entrypoints", "testing", "tests", "scripts")
 ALL = ("pyproject.toml", "setup.py", "scripts/setup", "scripts/packages", "tests/conftest.py")
 """Files that any test may depend on."""
-STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate", "forking", "rendezvous")
+STAGES = (
+    "fetch",
+    "prepare",
+    "convert",
+    "compile",
+    "train",
+    "export",
+    "generate",
+    "evaluate",
+    "forking",
+    "rendezvous",
+)
 STARTS = {"smtrain.client.launch.one_job": ["launch"], "entrypoints.launch": STAGES}
 """Scripts of entrypoints/ that a module starts by a name made at run time."""
 PAGES = "tests/docs/test_pages.py"
 
 Symbol = tuple[str, str]
-"""Module and name; the name is `*` for the whole module and empty for statements that run at its import."""
+"""Module and name; the name is `*` for the whole module and empty for statements that run at its
+import.
+"""
 
 
 _walked: dict[ast.AST, list[ast.AST]] = {}
@@ -69,7 +84,12 @@ class Module:
             self._add(statement.name, statement)
         elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+            names = {
+                node.id
+                for target in targets
+                for node in ast.walk(target)
+                if isinstance(node, ast.Name)
+            }
             for name in names or {""}:
                 self._add(name, statement)
         elif isinstance(statement, (ast.If, ast.Try, ast.With)):
@@ -90,17 +110,32 @@ class Module:
         return self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
 
     def dumped(self, name: str) -> list[str]:
-        """The source of a symbol without comments and layout, and what the imported names in it stand for."""
+        """The source of a symbol without comments and layout, and what the imported names in it
+        stand for.
+        """
         statements = self.symbols.get(name, [])
-        used = {n.id for s in statements for n in walk(s) if isinstance(n, ast.Name) and n.id in self.bound}
-        return [*map(ast.dump, statements), *(f"{name}={self.bound[name]}" for name in sorted(used))]
+        used = {
+            n.id
+            for s in statements
+            for n in walk(s)
+            if isinstance(n, ast.Name) and n.id in self.bound
+        }
+        return [
+            *map(ast.dump, statements),
+            *(f"{name}={self.bound[name]}" for name in sorted(used)),
+        ]
 
 
 def bindings(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, Symbol]:
     """Local names that an import makes, with the module or symbol behind each."""
     if isinstance(statement, ast.Import):
-        return {a.asname or a.name.partition(".")[0]: (a.name if a.asname else a.name.partition(".")[0], "*")
-                for a in statement.names}  # fmt: skip
+        return {
+            a.asname or a.name.partition(".")[0]: (
+                a.name if a.asname else a.name.partition(".")[0],
+                "*",
+            )
+            for a in statement.names
+        }
     parts = package.split(".")
     base = ".".join(parts[: len(parts) - statement.level + 1]) if statement.level else ""
     home = ".".join(filter(None, [base, statement.module or ""]))
@@ -108,7 +143,9 @@ def bindings(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, 
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def default_base() -> str:
@@ -140,7 +177,9 @@ def modules() -> dict[str, Module]:
 
 
 def resolved(home: str, name: str) -> Symbol | None:
-    """The symbol behind `home.name`, through packages that import it and the lazy `smtrain`; None if it is not ours."""
+    """The symbol behind `home.name`, through packages that import it and the lazy `smtrain`; None
+    if it is not ours.
+    """
     if home == "smtrain" and name in _HOME:
         home = _HOME[name]
     if name == "*" and home in modules():
@@ -149,7 +188,11 @@ def resolved(home: str, name: str) -> Symbol | None:
         return f"{home}.{name}", "*"
     if home not in modules():
         script = f"entrypoints.{home}"
-        return (script, name if name in modules()[script].symbols else "*") if script in modules() else None
+        return (
+            (script, name if name in modules()[script].symbols else "*")
+            if script in modules()
+            else None
+        )
     module = modules()[home]
     if name in module.bound and name not in module.symbols and module.bound[name] != (home, name):
         return resolved(*module.bound[name])
@@ -180,7 +223,9 @@ def used(module: Module, node: ast.AST) -> Iterator[Symbol]:
 
 
 def _attribute(home: str, chain: list[str]) -> Symbol | None:
-    """The symbol behind a chain of attributes of a module: as many words as are modules, then a name."""
+    """The symbol behind a chain of attributes of a module: as many words as are modules, then a
+    name.
+    """
     while len(chain) > 1 and f"{home}.{chain[0]}" in modules():
         home, chain = f"{home}.{chain[0]}", chain[1:]
     return resolved(home, chain[0])
@@ -190,7 +235,11 @@ def strings(statements: Iterable[ast.AST]) -> set[str]:
     """String constants without docstrings."""
     nodes = [node for statement in statements for node in walk(statement)]
     alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in alone}
+    return {
+        n.value
+        for n in nodes
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in alone
+    }
 
 
 def named_in(texts: Iterable[str]) -> Iterator[Symbol]:
@@ -208,7 +257,9 @@ def named_in(texts: Iterable[str]) -> Iterator[Symbol]:
 
 
 def commands_typed(texts: Iterable[str]) -> set[Symbol]:
-    """The modules of the commands of `smtrain` whose names stand in strings as words of their own."""
+    """The modules of the commands of `smtrain` whose names stand in strings as words of their
+    own.
+    """
     words = {word for text in texts for word in re.findall(r"(?<![\w./-])[a-z]+(?![\w./-])", text)}
     return {(module, "*") for name, (module, _) in COMMANDS.items() if name in words}
 
@@ -216,10 +267,17 @@ def commands_typed(texts: Iterable[str]) -> set[Symbol]:
 def types_commands(module: Module) -> bool:
     """Whether a test module calls the command line, in this process or another."""
     bodies = [statement for statements in module.symbols.values() for statement in statements]
-    names = {resolved(*symbol) for body in bodies for symbol in imported(body, module.package).values()}
+    names = {
+        resolved(*symbol) for body in bodies for symbol in imported(body, module.package).values()
+    }
     names |= {resolved(*symbol) for symbol in module.bound.values()}
     started = any(re.search(r"(?:^|/|-m )smtrain(?:$| )", text) for text in strings(bodies))
-    mains = {("smtrain.cli", "main"), ("smtrain.cli", "COMMANDS"), ("smtrain.cli", "*"), ("tests.warm", "*")}
+    mains = {
+        ("smtrain.cli", "main"),
+        ("smtrain.cli", "COMMANDS"),
+        ("smtrain.cli", "*"),
+        ("tests.warm", "*"),
+    }
     return started or bool(names & mains)
 
 
@@ -242,11 +300,15 @@ def conftests(path: str) -> Iterator[Module]:
 
 
 def fixtures(module: Module, statement: ast.stmt) -> Iterator[Symbol]:
-    """Fixtures that a test or fixture takes by its parameters, and those that apply by themselves."""
+    """Fixtures that a test or fixture takes by its parameters, and those that apply by
+    themselves.
+    """
     homes = [module, *(home for home in conftests(module.path) if home is not module)]
     arguments = [node for node in walk(statement) if isinstance(node, ast.arguments)]
     names = {a.arg for args in arguments for a in [*args.posonlyargs, *args.args, *args.kwonlyargs]}
-    names |= {word for text in strings([statement]) for word in [text] if word.isidentifier()}  # usefixtures("name")
+    names |= {
+        word for text in strings([statement]) for word in [text] if word.isidentifier()
+    }  # usefixtures("name")
     for name in sorted(names):
         home = next((home for home in homes if name in home.symbols), None)
         if home:
@@ -259,10 +321,16 @@ def fixtures(module: Module, statement: ast.stmt) -> Iterator[Symbol]:
 
 @cache
 def autouse(name: str) -> list[str]:
-    """Symbols of a test module or conftest that apply to all its tests: marks, and fixtures with `autouse`."""
+    """Symbols of a test module or conftest that apply to all its tests: marks, and fixtures with
+    `autouse`.
+    """
     names = []
     for symbol, statements in modules()[name].symbols.items():
-        texts = [ast.unparse(decorator) for statement in statements for decorator in _decorators(statement)]
+        texts = [
+            ast.unparse(decorator)
+            for statement in statements
+            for decorator in _decorators(statement)
+        ]
         if symbol == "pytestmark" or any("autouse=True" in text for text in texts):
             names.append(symbol)
     return names
@@ -281,7 +349,8 @@ def graph() -> Graph:
     for module in modules().values():
         of_tests = module.name.startswith("tests.")
         types = of_tests and types_commands(module)
-        # The tables in `smtrain` and `smtrain.cli` name everything; a module that uses a name of them has its own edge.
+        # The tables in `smtrain` and `smtrain.cli` name everything; a module that uses a name of
+        # them has its own edge.
         tables = module.name in ("smtrain", "smtrain.cli")
         for name, statements in module.symbols.items():
             this = module.name, name
@@ -295,7 +364,8 @@ def graph() -> Graph:
                 if of_tests:
                     needs |= set(fixtures(module, statement))
                 for decorator in _decorators(statement):
-                    # What registers a function gives it to those that use the registry: `@app.command()`.
+                    # What registers a function gives it to those that use the registry:
+                    # `@app.command()`.
                     for registry in used(module, decorator):
                         if registry[0] == module.name:
                             edges[this].add(registry)
@@ -306,14 +376,17 @@ def graph() -> Graph:
             for symbol in needs - {this}:
                 edges[symbol].add(this)
     for home, name in list(edges):
-        # A name that the module has no more, or one that it makes in another way, comes with the whole module.
+        # A name that the module has no more, or one that it makes in another way, comes with the
+        # whole module.
         if home in modules() and name != "*" and name not in modules()[home].symbols:
             edges[home, "*"].add((home, name)) if name else None
     return edges
 
 
 def changed_symbols(path: str, base: str) -> Iterator[Symbol]:
-    """Symbols of a Python file that differ from those at BASE; comments and layout make no difference."""
+    """Symbols of a Python file that differ from those at BASE; comments and layout make no
+    difference.
+    """
     name = module_of(path)
     now = modules().get(name)
     try:
@@ -327,17 +400,23 @@ def changed_symbols(path: str, base: str) -> Iterator[Symbol]:
 
 
 def naming(path: str) -> Iterator[Symbol]:
-    """Symbols that name a file which is no Python module: a page, an example, facts, a golden file."""
+    """Symbols that name a file which is no Python module: a page, an example, facts, a golden
+    file.
+    """
     file = Path(path)
     if path.startswith("smtrain/") and not path.startswith("smtrain/core/facts/"):
         yield module_of(file.parent.as_posix()), "*"
         return
     if path.startswith("tests/") and len(file.parts) > 2:
         folder = ".".join(file.parts[:2]) + "."
-        yield from ((module.name, "*") for module in modules().values() if module.name.startswith(folder))
+        yield from (
+            (module.name, "*") for module in modules().values() if module.name.startswith(folder)
+        )
         return
     facts = path.startswith("smtrain/core/facts/")
-    word = file.stem if facts else file.name if file.suffix else path  # `test` is a word, `scripts/test` a name
+    word = (
+        file.stem if facts else file.name if file.suffix else path
+    )  # `test` is a word, `scripts/test` a name
     named = re.compile(rf"(?:^|[\s/\"'`]){re.escape(word)}(?:$|[\s:\"'`])")
     folders = {parent.as_posix() for parent in file.parents if parent != Path(".")}
     for module in modules().values():
@@ -369,7 +448,9 @@ def is_test(module: str, name: str) -> bool:
 
 
 def affected(changed: Iterable[str], base: str = "HEAD") -> list[str]:
-    """Arguments for pytest: test files or tests of them, nearest first; `tests` if a change can affect all."""
+    """Arguments for pytest: test files or tests of them, nearest first; `tests` if a change can
+    affect all.
+    """
     changed = list(changed)
     if any(path in ALL for path in changed):
         return ["tests"]
@@ -378,7 +459,11 @@ def affected(changed: Iterable[str], base: str = "HEAD") -> list[str]:
         python = path.endswith(".py") and path.split("/")[0] in FOLDERS
         starts |= set(changed_symbols(path, base) if python else naming(path))
     edges = graph()
-    far = {symbol: n for symbol, n in distances(starts, edges).items() if is_test(*symbol) and symbol[0] in modules()}
+    far = {
+        symbol: n
+        for symbol, n in distances(starts, edges).items()
+        if is_test(*symbol) and symbol[0] in modules()
+    }
     tests: dict[str, list[str]] = collections.defaultdict(list)
     nearest: dict[str, int] = {}
     for (home, name), steps in far.items():
@@ -397,7 +482,8 @@ def affected(changed: Iterable[str], base: str = "HEAD") -> list[str]:
         if file == PAGES and (pages := _only_pages(changed)):
             chosen += [f"{file}::{test}" for page in pages for test in _of_a_page(page)]
         elif "" in symbols or len(tests[home]) == sum(is_test(home, name) for name in symbols):
-            # A file that skips itself as it is imported has no tests by name, and pytest would run nothing.
+            # A file that skips itself as it is imported has no tests by name, and pytest would run
+            # nothing.
             chosen.append(file)
         else:
             chosen += [f"{file}::{name}" for name in symbols if name in tests[home]]
@@ -406,32 +492,52 @@ def affected(changed: Iterable[str], base: str = "HEAD") -> list[str]:
 
 def _only_pages(changed: list[str]) -> list[str]:
     """The changed files if all are pages of the docs: then only their own cases run."""
-    pages = [path for path in changed if path.startswith("docs/") and path.endswith(".md") and (ROOT / path).exists()]
+    pages = [
+        path
+        for path in changed
+        if path.startswith("docs/") and path.endswith(".md") and (ROOT / path).exists()
+    ]
     return pages if len(pages) == len(changed) else []
 
 
 def _of_a_page(path: str) -> list[str]:
     runs = any(block.tag in RUN for block in blocks(ROOT / path))
-    tests = ["test_blocks_are_of_kinds_that_are_run_or_shown", *(["test_a_page_does_what_it_says"] if runs else [])]
+    tests = [
+        "test_blocks_are_of_kinds_that_are_run_or_shown",
+        *(["test_a_page_does_what_it_says"] if runs else []),
+    ]
     return [f"{test}[{Path(path).stem}]" for test in tests]
 
 
 def main(words: list[str]) -> int:
-    """Print the arguments, one a line, and on stderr a count. The status is 2 for a wrong BASE or file."""
+    """Print the arguments, one a line, and on stderr a count.
+
+    The status is 2 for a wrong BASE or file.
+    """
     base = words[0] if words else default_base()
     try:
         git("rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
     except subprocess.CalledProcessError:
-        print(f"changed: {base!r} is no commit of this checkout; give a commit, a branch or a tag", file=sys.stderr)
+        print(
+            f"changed: {base!r} is no commit of this checkout; give a commit, a branch or a tag",
+            file=sys.stderr,
+        )
         return 2
     changed = changed_since(base)
     try:
         chosen = affected(changed, base)
     except SyntaxError as error:
-        print(f"changed: {error.filename}:{error.lineno} is not Python: {error.msg}; correct it first", file=sys.stderr)
+        print(
+            f"changed: {error.filename}:{error.lineno} is not Python: {error.msg}; correct it"
+            " first",
+            file=sys.stderr,
+        )
         return 2
     files = {argument.partition("::")[0] for argument in chosen}
-    print(f"changed: {len(changed)} files since {base[:12]} can affect tests in {len(files)} files", file=sys.stderr)
+    print(
+        f"changed: {len(changed)} files since {base[:12]} can affect tests in {len(files)} files",
+        file=sys.stderr,
+    )
     print("\n".join(chosen), end="\n" if chosen else "")
     return 0
 

@@ -1,4 +1,5 @@
-"""The environment that a user is told (`smtrain local env`): every test with a real client takes it from here.
+"""The environment that a user is told (`smtrain local env`): every test with a real client takes it
+from here.
 
 A test adds nothing to it. What a client needs beyond it is a fault of ours.
 """
@@ -25,7 +26,9 @@ def variables(endpoint: Endpoint | None = None) -> dict[str, str]:
 
 
 def environment(endpoint: Endpoint | None = None) -> dict[str, str]:
-    """A whole environment for a process: this one's, without what other tests may have set for clients."""
+    """A whole environment for a process: this one's, without what other tests may have set for
+    clients.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CLIENTS)}
     return {**kept, **variables(endpoint)}
 

@@ -1,4 +1,6 @@
-"""Fixtures that several parts share: a control plane of this worker's own, and a tiny model folder."""
+"""Fixtures that several parts share: a control plane of this worker's own, and a tiny model
+folder.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ __all__ = ["kept_run", "shared_run"]  # fixtures of all tests
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=tiers.examples(100))
 hypothesis.settings.load_profile("untimed")
 
-# Workers and the jobs that they start share the machine's cores. With two threads in each, which wait for each other
-# while others have the cores, all took several times as long. Local jobs and commands take this over.
+# Workers and the jobs that they start share the machine's cores. With two threads in each, which
+# wait for each other while others have the cores, all took several times as long. Local jobs and
+# commands take this over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER = (
@@ -70,7 +73,9 @@ LLAMA: dict[str, Any] = {
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A Hugging Face folder with no tensor in its weights: enough for everything that only plans."""
+    """A Hugging Face folder with no tensor in its weights: enough for everything that only
+    plans.
+    """
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
@@ -96,14 +101,19 @@ def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
         "data": {"path": str(text_folder)},
         "parallel": {"tp": 2, "pp": 2},
         "train": {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"},
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 2,
+        },
     }
 
 
 @pytest.fixture(autouse=True)
 def environment_as_it_was() -> Iterator[None]:
-    """Libraries set variables while they are imported, which would change the environment of all later tests' processes
-    (and none of these could be a copy of the warm Python, `tests/warm.py`)."""
+    """Libraries set variables while they are imported, which would change the environment of all
+    later tests' processes (and none of these could be a copy of the warm Python, `tests/warm.py`).
+    """
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
@@ -113,8 +123,9 @@ def environment_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_planes() -> Iterator[None]:
-    """Control planes that tests start in their own process are forks of one that has made its imports; those that
-    commands start are not."""
+    """Control planes that tests start in their own process are forks of one that has made its
+    imports; those that commands start are not.
+    """
     from smtrain.plane import client
     from tests.plane.planes import begin, forks
 
@@ -127,8 +138,9 @@ def forked_planes() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def machine_at_rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Facts of this machine that other tests change while one runs: 16 GiB of memory and 100 GiB of disk are free, and
-    nothing else runs. Commands in processes of their own see it as it is."""
+    """Facts of this machine that other tests change while one runs: 16 GiB of memory and 100 GiB of
+    disk are free, and nothing else runs. Commands in processes of their own see it as it is.
+    """
     from smtrain.client.planner import this_machine
     from smtrain.core import machine
     from smtrain.core.model.footprint import GIB
@@ -145,7 +157,9 @@ def machine_at_rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
-    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
+    """The measurements of this machine that were asked for: (processes, number format); each finds
+    0.1 TFLOPS.
+    """
     from smtrain.client.planner import probing
     from smtrain.core.config.compute import MachineEntry
 
@@ -153,7 +167,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
 
     def entry(processes: int, number: str) -> MachineEntry:
         probes.append((processes, number))
-        return MachineEntry(kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16)
+        return MachineEntry(
+            kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16
+        )
 
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
     monkeypatch.setattr(probing, "_measured", entry)
@@ -182,14 +198,20 @@ def trained_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root = tmp_path_factory.mktemp("inputs")
     (root / "text").mkdir()
-    sentences = [f"the {a} {b} number {i}: {i * 7 % 13} {a} {b}.\n" for i in range(300) for a, b in [("red", "fox")]]
+    sentences = [
+        f"the {a} {b} number {i}: {i * 7 % 13} {a} {b}.\n"
+        for i in range(300)
+        for a, b in [("red", "fox")]
+    ]
     documents = ["".join(sentences[i : i + 10]) for i in range(0, len(sentences), 10)]
-    (root / "text/a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    (root / "text/a.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    )
     save_tokenizer(documents, root / "model", vocabulary=512, end="<end>")
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "torch_dtype"})).save_pretrained(
-        root / "model"
-    )
+    LlamaForCausalLM(
+        LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "torch_dtype"})
+    ).save_pretrained(root / "model")
     return {"model": root / "model", "text": root / "text"}
 
 
@@ -199,9 +221,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Count what collection has made and imported, without garbage collection until now, as old: all of it stays.
+    """Count what collection has made and imported, without garbage collection until now, as old:
+    all of it stays.
 
-    It is not left frozen, because `collector_paused` asks whether something is, which visits all frozen objects.
+    It is not left frozen, because `collector_paused` asks whether something is, which visits all
+    frozen objects.
     """
     gc.freeze()
     gc.unfreeze()
@@ -217,7 +241,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return next((name for start, name in TOGETHER if nodeid.startswith(start)), super()._split_scope(nodeid))
+            return next(
+                (name for start, name in TOGETHER if nodeid.startswith(start)),
+                super()._split_scope(nodeid),
+            )
 
     return ByFile(config, log)
 

@@ -1,4 +1,6 @@
-"""Whether jobs can run in containers here, and the image that the tests use: made of this machine's own programs."""
+"""Whether jobs can run in containers here, and the image that the tests use: made of this machine's
+own programs.
+"""
 
 from __future__ import annotations
 
@@ -50,4 +52,7 @@ def left(home: Path) -> list[str]:
     from smtrain.plane.server.containers.leftovers import containers, networks
 
     docker = client()
-    return [one.name for one in (*containers(docker, HOME, str(home)), *networks(docker, HOME, str(home)))]
+    return [
+        one.name
+        for one in (*containers(docker, HOME, str(home)), *networks(docker, HOME, str(home)))
+    ]

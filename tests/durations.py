@@ -1,7 +1,9 @@
-"""Measure test files: seconds in a worker, and CPU seconds of all its processes. The environment keeps durations.json.
+"""Measure test files: seconds in a worker, and CPU seconds of all its processes.
 
-A worker's processes are itself and those that inherited its mark: control planes, warm Pythons, commands. A process
-that has ended counts if one of these waited for it.
+The environment keeps durations.json.
+
+A worker's processes are itself and those that inherited its mark: control planes, warm Pythons,
+commands. A process that has ended counts if one of these waited for it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Spent:
 
 
 def known() -> dict[str, Spent]:
-    """The durations that the last runs kept, by file; empty if there is no record or it is damaged."""
+    """The durations that the last runs kept, by file; empty if there is no record or it is
+    damaged.
+    """
     try:
         content = json.loads(KEPT.read_text("utf-8"))
         return {file: Spent(**spent) for file, spent in content.items()}
@@ -53,7 +57,11 @@ def keep(measured: dict[str, Spent]) -> None:
 def cpu_seconds(mark: str) -> float:
     """CPU seconds so far of this process and of all running ones whose environment has the mark."""
     word = f"{MARK}={mark}".encode()
-    return sum(_used(pid) for pid in _pids() if pid == os.getpid() or word in _read(pid, "environ").split(b"\0"))
+    return sum(
+        _used(pid)
+        for pid in _pids()
+        if pid == os.getpid() or word in _read(pid, "environ").split(b"\0")
+    )
 
 
 def _pids() -> Iterator[int]:
@@ -67,7 +75,9 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _used(pid: int) -> float:
-    """User and system time of a process and of its children that it waited for: fields 14 to 17 of proc(5) stat."""
+    """User and system time of a process and of its children that it waited for: fields 14 to 17 of
+    proc(5) stat.
+    """
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return sum(map(int, fields[11:15])) / _TICK if fields else 0.0
 
@@ -75,23 +85,29 @@ def _used(pid: int) -> float:
 def table(measured: dict[str, Spent]) -> Iterator[str]:
     """The slowest files, then CPU seconds by folder, as lines."""
     slowest = sorted(measured.items(), key=lambda item: -item[1].wall)[:SHOWN]
-    yield f"{'seconds':>8} {'CPU':>7} {'tests':>6}  the {len(slowest)} slowest of {len(measured)} files"
+    yield (
+        f"{'seconds':>8} {'CPU':>7} {'tests':>6}  the {len(slowest)} slowest of {len(measured)}"
+        " files"
+    )
     for file, spent in slowest:
         yield f"{spent.wall:8.1f} {spent.cpu:7.1f} {spent.tests:6}  {file}"
     folders: dict[str, float] = {}
     for file, spent in measured.items():
         folder = file.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + spent.cpu
-    shown = (f"{folder} {cpu:.0f}" for folder, cpu in sorted(folders.items(), key=lambda item: -item[1]))
+    shown = (
+        f"{folder} {cpu:.0f}" for folder, cpu in sorted(folders.items(), key=lambda item: -item[1])
+    )
     wall, cpu = (sum(getattr(spent, key) for spent in measured.values()) for key in ("wall", "cpu"))
     yield f"CPU seconds by folder, {cpu:.0f} in all ({wall:.0f} worker seconds): {', '.join(shown)}"
 
 
 def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) -> None:
-    """Sort files by what they took last time, so that no long one comes last while the other workers wait.
+    """Sort files by what they took last time, so that no long one comes last while the other
+    workers wait.
 
-    A file without a record goes in front if it has a test marked slow, else behind. `scripts/test --changed` sets
-    SMTRAIN_TEST_ORDER, and keeps the order of the arguments.
+    A file without a record goes in front if it has a test marked slow, else behind. `scripts/test
+    --changed` sets SMTRAIN_TEST_ORDER, and keeps the order of the arguments.
     """
     if os.environ.get("SMTRAIN_TEST_ORDER") == "given":
         return
@@ -105,14 +121,18 @@ def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) 
 
 
 class Durations:
-    """The pytest plugin: CPU time is measured in the workers, wall time in the process that gets their reports."""
+    """The pytest plugin: CPU time is measured in the workers, wall time in the process that gets
+    their reports.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.root = config.rootpath
         self.controls = not hasattr(config, "workerinput")
         # All workers must sort alike, also if another run of pytest writes its record meanwhile.
         last = getattr(config, "workerinput", {}).get("last")
-        self.last: dict[str, float] = {f: s.wall for f, s in known().items()} if last is None else last
+        self.last: dict[str, float] = (
+            {f: s.wall for f, s in known().items()} if last is None else last
+        )
         self.mark = os.environ[MARK] = uuid.uuid4().hex
         self.before = cpu_seconds(self.mark)
         self.cpu: dict[str, float] = {}
@@ -133,7 +153,9 @@ class Durations:
             spent.tests += report.when == "setup"
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
         yield
         if nextitem is None or nextitem.path != item.path:
             now = cpu_seconds(self.mark)
@@ -159,7 +181,12 @@ class Durations:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.controls or not self.files:
             return
-        keep({file: Spent(round(s.wall, 2), round(s.cpu, 2), s.tests) for file, s in self.files.items()})
+        keep(
+            {
+                file: Spent(round(s.wall, 2), round(s.cpu, 2), s.tests)
+                for file, s in self.files.items()
+            }
+        )
         terminalreporter.section("durations")
         for line in table(self.files):
             terminalreporter.write_line(line)

@@ -29,11 +29,15 @@ ENVIRONMENTS = {
     5: ("tf500",),
     6: ("nxd",),
 }
-"""Names of scripts/test for the tests that need packages that cannot be in the usual environment."""
+"""Names of scripts/test for the tests that need packages that cannot be in the usual environment.
+"""
 
 
 def part_of(file: str) -> int:
-    """Return the part, 1 to 6, of a test file (its path in the checkout). It depends on the name only."""
+    """Return the part, 1 to 6, of a test file (its path in the checkout).
+
+    It depends on the name only.
+    """
     return zlib.crc32(file.encode()) % PARTS + 1
 
 
@@ -51,7 +55,9 @@ def _git(*words: str) -> str | None:
 
 def runs() -> dict[str, dict[str, str]]:
     """Return the recorded runs: {part: {"date", "commit"}}."""
-    content: dict[str, dict[str, str]] = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    content: dict[str, dict[str, str]] = (
+        json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    )
     return content
 
 
@@ -61,10 +67,14 @@ def record(part: int) -> None:
     Raises:
         SystemExit: if there is no commit, or the checkout differs from it.
     """
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")
+    commit, changes = (
+        _git("rev-parse", "HEAD"),
+        _git("status", "--porcelain", "--untracked-files=no"),
+    )
     if commit is None or changes not in ("", f"M {RECORD.relative_to(ROOT)}"):
         sys.exit(
-            f"test: part {part} of --full is green; not recorded, because the checkout has changes: commit them first"
+            f"test: part {part} of --full is green; not recorded, because the checkout has changes:"
+            " commit them first"
         )
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     content = runs() | {str(part): {"date": date, "commit": commit}}
@@ -88,9 +98,14 @@ def stale() -> Iterator[str]:
             continue
         count = _git("rev-list", "--count", f"{run['commit']}..HEAD")
         if count is None:
-            yield f"part {part} of --full was green on {run['date']} at a commit that is not here; {command}"
+            yield (
+                f"part {part} of --full was green on {run['date']} at a commit that is not here;"
+                f" {command}"
+            )
         elif int(count) > STALE:
-            yield f"part {part} of --full was green on {run['date']}, {count} commits ago; {command}"
+            yield (
+                f"part {part} of --full was green on {run['date']}, {count} commits ago; {command}"
+            )
 
 
 def main(what: str, part: str = "0") -> None:

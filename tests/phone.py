@@ -33,7 +33,9 @@ class Boxes(HTMLParser):
 
 
 def assert_fits_a_phone(page: str) -> None:
-    """The page takes the screen's width; tables scroll in a box of their own, whose shadow shows it."""
+    """The page takes the screen's width; tables scroll in a box of their own, whose shadow shows
+    it.
+    """
     boxes = Boxes(page)
     assert "width=device-width" in boxes.viewport
     assert boxes.tables, "a page without a table shows nothing of how they behave"

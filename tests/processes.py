@@ -1,4 +1,7 @@
-"""The processes of this machine, and waiting for them. One may end, and what it made may go, between two looks."""
+"""The processes of this machine, and waiting for them.
+
+One may end, and what it made may go, between two looks.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,17 @@ def read(pid: int, name: str) -> bytes:
 
 def commands() -> dict[int, bytes]:
     """Command lines, words ended by zero bytes, of all processes that have one."""
-    processes = ((int(entry.name), read(int(entry.name), "cmdline")) for entry in Path("/proc").glob("[0-9]*"))
+    processes = (
+        (int(entry.name), read(int(entry.name), "cmdline"))
+        for entry in Path("/proc").glob("[0-9]*")
+    )
     return {pid: line for pid, line in processes if line}
 
 
 def ranks(pids: list[int]) -> list[int]:
-    """The training processes of a job: torchrun's children, which may be forks with its command line."""
+    """The training processes of a job: torchrun's children, which may be forks with its command
+    line.
+    """
     # A copy of a warm Python writes its command line over a longer one.
     training = {pid for pid in pids if read(pid, "cmdline").rstrip(b"\0").endswith(b"train.py")}
     return sorted(pid for pid in training if parent(pid) in training)
@@ -52,6 +60,12 @@ def parent(pid: int) -> int:
 
 
 def processes_of(job: smtrain.Job, word: bytes = b"") -> list[int]:
-    """Processes of the job (per host the launcher, torchrun and the ranks) with `word` in their command line."""
+    """Processes of the job (per host the launcher, torchrun and the ranks) with `word` in their
+    command line.
+    """
     mark = f"TRAINING_JOB_NAME={job.name}".encode()
-    return [pid for pid, line in commands().items() if word in line and mark in read(pid, "environ").split(b"\0")]
+    return [
+        pid
+        for pid, line in commands().items()
+        if word in line and mark in read(pid, "environ").split(b"\0")
+    ]

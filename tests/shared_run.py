@@ -1,7 +1,8 @@
 """A whole run, made once for all workers of a test session, and read by tests of several parts.
 
-The first worker that needs it makes it in a home below the session's common folder. Every worker reads a copy of that
-home, with a control plane of its own, so no test sees what another worker's test does to it.
+The first worker that needs it makes it in a home below the session's common folder. Every worker
+reads a copy of that home, with a control plane of its own, so no test sees what another worker's
+test does to it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ COMMIT = "1" * 40
 BASE_CARD = "---\nlicense: apache-2.0\nlanguage: [en]\nwidget: x\n---\n# Base\n"
 """The README of the base model, whose terms the exported model takes over."""
 PATIENCE = 900.0
-"""Seconds that a worker waits for the one that makes the run, which took three minutes at a load of eight a core."""
+"""Seconds that a worker waits for the one that makes the run, which took three minutes at a load of
+eight a core.
+"""
 
 
 @dataclass(frozen=True)
 class SharedRun:
-    """docs/llama.yaml through all its stages, with TensorBoard's files, started from `COMMIT` with changes."""
+    """docs/llama.yaml through all its stages, with TensorBoard's files, started from `COMMIT` with
+    changes.
+    """
 
     home: Path
     """$SMTRAIN_HOME of this worker's copy, while a test uses the run."""
@@ -77,7 +82,9 @@ def _made_once(folder: Path) -> Path:
     failed = folder.with_suffix(".failed")
     with _exclusively(folder.with_suffix(".lock")):
         if failed.exists():
-            pytest.fail(f"another worker could not make the shared run: {failed.read_text('utf-8')}")
+            pytest.fail(
+                f"another worker could not make the shared run: {failed.read_text('utf-8')}"
+            )
         if not folder.exists():
             part = folder.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)  # of a worker that was killed
@@ -99,7 +106,9 @@ def _exclusively(path: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                assert time.monotonic() < until, "another worker makes the shared run, and does not come to an end"
+                assert time.monotonic() < until, (
+                    "another worker makes the shared run, and does not come to an end"
+                )
                 time.sleep(0.1)
         yield
 
@@ -131,14 +140,24 @@ def _make(home: Path) -> None:
 
 
 def _small_text(folder: Path) -> None:
-    """A demo text of the library's smaller files: learning a tokenizer from all of it takes ten times as long."""
+    """A demo text of the library's smaller files: learning a tokenizer from all of it takes ten
+    times as long.
+    """
     folder.mkdir(parents=True)
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = [path for part in (".", "asyncio", "email", "json", "unittest") for path in (library / part).glob("*.py")]
+    files = [
+        path
+        for part in (".", "asyncio", "email", "json", "unittest")
+        for path in (library / part).glob("*.py")
+    ]
     with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
-        # The smallest come last: docs/data.md cuts off parts of 1 % of the tokens, which must hold a document each.
+        # The smallest come last: docs/data.md cuts off parts of 1 % of the tokens, which must hold
+        # a document each.
         for path in sorted(files, key=lambda path: path.stat().st_size)[200::-1]:
-            out.write(json.dumps({"path": path.name, "text": path.read_text("utf-8", errors="replace")}) + "\n")
+            out.write(
+                json.dumps({"path": path.name, "text": path.read_text("utf-8", errors="replace")})
+                + "\n"
+            )
 
 
 def _measured() -> None:
@@ -147,7 +166,9 @@ def _measured() -> None:
     from smtrain.core.config.compute import MachineEntry
 
     for processes, number in itertools.product((1, 2), ("fp32", "bf16")):
-        entry = MachineEntry(kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16)
+        entry = MachineEntry(
+            kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16
+        )
         probing._keep(probing._key(processes, number), entry)
 
 

@@ -1,4 +1,7 @@
-"""Sum up the parts of `scripts/test --full`: what ran, what was skipped and why. `python -m tests.summary FOLDER`."""
+"""Sum up the parts of `scripts/test --full`: what ran, what was skipped and why.
+
+`python -m tests.summary FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,20 @@ def lines(parts: Iterable[Part]) -> Iterator[str]:
     parts = list(parts)
     yield f"{'part':<20} {'seconds':>8} {'passed':>7} {'failed':>7} {'skipped':>8}"
     for part in parts:
-        yield (f"{part.name:<20} {part.seconds:8.0f} {part.passed:7} {len(part.failed):7} {part.skipped.total():8}")
+        yield (
+            f"{part.name:<20} {part.seconds:8.0f} {part.passed:7} {len(part.failed):7}"
+            f" {part.skipped.total():8}"
+        )
     for part in parts:
         for reason, count in part.skipped.most_common():
             yield f"skipped in {part.name}: {count} x {reason}"
     for part in parts:
         yield from (f"FAILED in {part.name}: {name}" for name in part.failed)
     passed, failed, skipped = (
-        sum(count) for count in zip(*((p.passed, len(p.failed), p.skipped.total()) for p in parts), strict=True)
+        sum(count)
+        for count in zip(
+            *((p.passed, len(p.failed), p.skipped.total()) for p in parts), strict=True
+        )
     )
     yield f"{passed} passed, {failed} failed, {skipped} skipped"
 

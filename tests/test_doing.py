@@ -1,4 +1,6 @@
-"""The line that a person at a terminal reads while something takes long; files and pipes do not get it."""
+"""The line that a person at a terminal reads while something takes long; files and pipes do not get
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,25 @@ START = "import time\nfrom smtrain.core.doing import doing\nfrom smtrain.core.te
 
 def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:
     output = on_a_terminal(
-        START + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n"
+        START
+        + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n"
     )
     assert output.startswith("loading a model")
     assert output.endswith("\r\x1b[Kloaded\r\ndone\r\n")
 
 
 def test_what_is_quick_is_not_said() -> None:
-    assert on_a_terminal(START + "with doing('loading a model'):\n    pass\nsay('done')\n") == "done\r\n"
+    assert (
+        on_a_terminal(START + "with doing('loading a model'):\n    pass\nsay('done')\n")
+        == "done\r\n"
+    )
 
 
 def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
-    code = "n = [0]\nwith doing(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n        time.sleep(1)\n"
+    code = (
+        "n = [0]\nwith doing(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n       "
+        " time.sleep(1)\n"
+    )
     output = on_a_terminal(START + code)
     assert "1 of 3" in output
     assert re.search(r"3 of 3, \d+ s", output), output
@@ -63,13 +72,16 @@ def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
 
 def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once() -> None:
     code = (
-        "with doing('one moment', once=True):\n    time.sleep(2)\n    with doing('loading'):\n        time.sleep(1)\n"
+        "with doing('one moment', once=True):\n    time.sleep(2)\n    with doing('loading'):\n     "
+        "   time.sleep(1)\n"
     )
     output = on_a_terminal(START + code)
     assert output.startswith("one moment\r\n")
     assert output.count("one moment") == 1
     assert "loading" in output
-    said = on_a_terminal(START + "with doing('one moment', once=True):\n    say('first')\n    time.sleep(1)\n")
+    said = on_a_terminal(
+        START + "with doing('one moment', once=True):\n    say('first')\n    time.sleep(1)\n"
+    )
     assert said == "first\r\n"
 
 
@@ -83,12 +95,16 @@ def test_a_pipe_gets_nothing_of_it(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_first_second_is_quiet(after: float) -> None:
     ours, theirs = pty.openpty()
     command: list[Any] = [sys.executable, "-m", "smtrain", "plan", "nowhere.yaml"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
         os.close(theirs)
         time.sleep(after)
         process.send_signal(2)
         said = read_all(ours)
     os.close(ours)
-    python_began = process.returncode == -2 or b"Could not import runpy" in said  # no program of ours runs yet
+    python_began = (
+        process.returncode == -2 or b"Could not import runpy" in said
+    )  # no program of ours runs yet
     if not python_began:
         assert b"Traceback" not in said, said

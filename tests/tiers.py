@@ -1,7 +1,9 @@
-"""Two tiers of tests: the gate (`scripts/test`) leaves out those marked `full`, `scripts/test --full` runs all.
+"""Two tiers of tests: the gate (`scripts/test`) leaves out those marked `full`, `scripts/test
+--full` runs all.
 
-`@pytest.mark.full` marks one test. On a parametrized test two marks choose the cases that stay in the gate:
-`pairwise` a few in which every two values of different parameters meet, `sample(n)` n cases spread over all.
+`@pytest.mark.full` marks one test. On a parametrized test two marks choose the cases that stay in
+the gate: `pairwise` a few in which every two values of different parameters meet, `sample(n)` n
+cases spread over all.
 """
 
 from __future__ import annotations
@@ -24,13 +26,20 @@ Case = Sequence[int]
 
 
 def examples(count: int) -> int:
-    """The number of examples for hypothesis: COUNT with --full and for tests that are named, a quarter in the gate."""
+    """The number of examples for hypothesis: COUNT with --full and for tests that are named, a
+    quarter in the gate.
+    """
     return count if full() else max(5, count // 4)
 
 
 def pairwise(cases: Sequence[Case]) -> list[int]:
-    """Positions of cases that together hold every pair of values that any case holds: greedy, so few but not fewest."""
-    pairs = [set(itertools.combinations(enumerate(case), 2)) or {((0, case[0]), (0, case[0]))} for case in cases]
+    """Positions of cases that together hold every pair of values that any case holds: greedy, so
+    few but not fewest.
+    """
+    pairs = [
+        set(itertools.combinations(enumerate(case), 2)) or {((0, case[0]), (0, case[0]))}
+        for case in cases
+    ]
     missing = set().union(*pairs)
     chosen: list[int] = []
     while missing:
@@ -42,11 +51,15 @@ def pairwise(cases: Sequence[Case]) -> list[int]:
 
 def spread(count: int, total: int) -> list[int]:
     """Positions of `count` cases of `total`, evenly spread, the first one among them."""
-    return sorted({n * total // count for n in range(count)}) if count < total else list(range(total))
+    return (
+        sorted({n * total // count for n in range(count)}) if count < total else list(range(total))
+    )
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark as `full` the cases that the gate leaves out, and tests that need what few machines have."""
+    """Mark as `full` the cases that the gate leaves out, and tests that need what few machines
+    have.
+    """
     for item in items:
         if any(map(item.get_closest_marker, ("docker", "nxd", "xla"))):
             item.add_marker(pytest.mark.full)

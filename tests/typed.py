@@ -1,4 +1,6 @@
-"""Commands called in the test's own process: no Python to start, and nothing to import that is there already."""
+"""Commands called in the test's own process: no Python to start, and nothing to import that is
+there already.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ from smtrain import cli
 
 
 def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call `smtrain WORDS`, 200 columns wide and with nothing to read; the result is that of a process of its own."""
+    """Call `smtrain WORDS`, 200 columns wide and with nothing to read; the result is that of a
+    process of its own.
+    """
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (
-        pytest.MonkeyPatch.context() as patch, open(os.devnull) as nothing,
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-    ):  # fmt: skip
+        pytest.MonkeyPatch.context() as patch,
+        open(os.devnull) as nothing,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         for name, value in {"COLUMNS": "200", **environment}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "argv", ["smtrain", *words])
@@ -42,4 +48,6 @@ def lacking_options(command: str) -> list[str]:
     words = list(itertools.takewhile(re.compile(r"[a-z]+(-[a-z]+)*").fullmatch, command.split()))
     done = typed(*words[1:], "--help")
     assert done.returncode == 0, f"{command}: {done.stderr}"
-    return [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in done.stdout]
+    return [
+        option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in done.stdout
+    ]

@@ -1,7 +1,8 @@
-"""Scripts and commands in copies of a Python that has imported torch and transformers (entrypoints/warm.py).
+"""Scripts and commands in copies of a Python that has imported torch and transformers
+(entrypoints/warm.py).
 
-They are the real ones, in processes of their own; only their imports were made before. What finds no copy, for whatever
-reason, starts a Python of its own.
+They are the real ones, in processes of their own; only their imports were made before. What finds
+no copy, for whatever reason, starts a Python of its own.
 """
 
 from __future__ import annotations
@@ -46,18 +47,24 @@ def _kept() -> WarmPython:
 
 
 def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run([sys.executable, script, *words], env=env, capture_output=True, text=True)`."""
+    """`subprocess.run([sys.executable, script, *words], env=env, capture_output=True,
+    text=True)`.
+    """
     client: Any = _client()
     words = [str(word) for word in arguments]
     outputs = [os.pipe(), os.pipe()]
     null = os.open(os.devnull, os.O_RDONLY)
-    copy = client.begin(_kept().name, words, _without_pytest(env), [null, outputs[0][1], outputs[1][1]])
+    copy = client.begin(
+        _kept().name, words, _without_pytest(env), [null, outputs[0][1], outputs[1][1]]
+    )
     for descriptor in (null, outputs[0][1], outputs[1][1]):
         os.close(descriptor)
     if copy is None:
         for reading, _ in outputs:
             os.close(reading)
-        return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, *words], env=env, capture_output=True, text=True, check=False
+        )
     said = ["", ""]
 
     def read(n: int) -> None:
@@ -85,17 +92,21 @@ def smtrain() -> Path:
     atexit.register(shutil.rmtree, folder)
     script = Path(folder) / "smtrain"
     filled = {
-        "python": sys.executable, "prefix": sys.prefix, "entrypoints": str(entrypoints_folder()),
-        "name": _kept().name, "script": str(Path(sys.executable).parent / "smtrain"),
-    }  # fmt: skip
+        "python": sys.executable,
+        "prefix": sys.prefix,
+        "entrypoints": str(entrypoints_folder()),
+        "name": _kept().name,
+        "script": str(Path(sys.executable).parent / "smtrain"),
+    }
     script.write_text(SHIM.format(**filled))
     script.chmod(0o755)
     return script
 
 
 def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without pytest's variables, which change from test to test, so that server and callers compare
-    equal. The others are those that the launcher sets."""
+    """The environment without pytest's variables, which change from test to test, so that server
+    and callers compare equal. The others are those that the launcher sets.
+    """
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return {**kept, "TOKENIZERS_PARALLELISM": "false"}
 

@@ -1,7 +1,8 @@
 """Write long documents of this machine, and a small model that has 2,048 positions.
 
-The documents are plain references of AWS's services, out of botocore's service descriptions: first the operations, then
-each structure that they take or return. So a name returns thousands of tokens after it was first written.
+The documents are plain references of AWS's services, out of botocore's service descriptions: first
+the operations, then each structure that they take or return. So a name returns thousands of tokens
+after it was first written.
 """
 
 from __future__ import annotations
@@ -21,11 +22,24 @@ from smtrain.core.demo.inputs import END, save_tokenizer
 HERE = Path(__file__).parent
 VOCABULARY, HELD_OUT, SHORTEST = 1024, 24, 20_000  # tokens, documents, characters
 MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 128,
-    "intermediate_size": 352, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "head_dim": 32, "max_position_embeddings": 2048, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-    "initializer_range": 0.05, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "initializer_range": 0.05,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 def first_sentence(documentation: str) -> str:
@@ -48,7 +62,9 @@ def reference(service: dict[str, Any]) -> str:
             required = shape.get("required", ())
             lines += ["", name]
             for member, target in shape["members"].items():
-                lines.append(f"  {member}: {target['shape']}{', required' if member in required else ''}")
+                lines.append(
+                    f"  {member}: {target['shape']}{', required' if member in required else ''}"
+                )
         elif "enum" in shape:
             lines += ["", f"{name}: {' | '.join(shape['enum'])}"]
     return "\n".join(lines) + "\n"
@@ -59,7 +75,9 @@ def main() -> None:
     newest = {path.parent.parent.name: path for path in described}
     texts = [reference(json.loads(gzip.decompress(path.read_bytes()))) for path in newest.values()]
     texts = [text for text in texts if len(text) > SHORTEST]
-    texts.sort(key=lambda text: hashlib.sha256(text.encode()).digest())  # held-out services are of every kind
+    texts.sort(
+        key=lambda text: hashlib.sha256(text.encode()).digest()
+    )  # held-out services are of every kind
     for name, part in (("held-out", texts[:HELD_OUT]), ("text", texts[HELD_OUT:])):
         folder = HERE / "data" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +87,9 @@ def main() -> None:
     model.mkdir(exist_ok=True)
     save_tokenizer(texts[HELD_OUT:], model, vocabulary=VOCABULARY, end=END)
     (model / "config.json").write_text(json.dumps(MODEL, indent=2) + "\n", "utf-8")
-    print(f"{len(texts)} documents, {sum(map(len, texts)):,} characters, {HELD_OUT} of them held out")
+    print(
+        f"{len(texts)} documents, {sum(map(len, texts)):,} characters, {HELD_OUT} of them held out"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Write the data of the three runs: text, questions with answers, and pairs of a better and a worse answer.
+"""Write the data of the three runs: text, questions with answers, and pairs of a better and a worse
+answer.
 
-`python examples/preferences/make.py` builds everything from the docstrings of this machine's Python library: a question
-about a function, its own help() text as the chosen answer, and the text of another function of the same length as the
-rejected one. No function is in two of the three data sets, and the held-out pairs are about functions of their own.
+`python examples/preferences/make.py` builds everything from the docstrings of this machine's Python
+library: a question about a function, its own help() text as the chosen answer, and the text of
+another function of the same length as the rejected one. No function is in two of the three data
+sets, and the held-out pairs are about functions of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from smtrain.core.demo import materialise
 
 HERE = Path(__file__).resolve().parent
 TEXT, CHATS, PAIRS, HELD_OUT = 200, 200, 64, 48
-LONGEST = 160  # characters of an answer, so that each answer with its question fits half a row of 256 tokens
+# characters of an answer, so that each answer with its question fits half a row of 256 tokens
+LONGEST = 160
 SEED = 1
 
 
@@ -32,15 +35,19 @@ def make(folder: Path) -> dict[str, int]:
     chats = list(islice(parts, CHATS))
     pairs = [pair(row, known, draw) for row in islice(parts, PAIRS + HELD_OUT)]
     written = {
-        "text/help.jsonl": text, "chats/help.jsonl": chats, "pairs/help.jsonl": pairs[HELD_OUT:],
+        "text/help.jsonl": text,
+        "chats/help.jsonl": chats,
+        "pairs/help.jsonl": pairs[HELD_OUT:],
         "held-out/help.jsonl": pairs[:HELD_OUT],
-    }  # fmt: skip
+    }
     for name, records in written.items():
         write(folder / name, records)
     return {name: len(records) for name, records in written.items()}
 
 
-def pair(row: dict[str, str], known: list[dict[str, str]], draw: random.Random) -> dict[str, object]:
+def pair(
+    row: dict[str, str], known: list[dict[str, str]], draw: random.Random
+) -> dict[str, object]:
     """A question with its answer, and another function's answer that is about as long."""
     others = [one for one in known if one["output"] != row["output"]]
     alike = sorted(others, key=lambda one: abs(len(one["output"]) - len(row["output"])))[:20]

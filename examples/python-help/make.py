@@ -1,8 +1,8 @@
 """Write questions for lm-evaluation-harness about the part that config.yaml holds out.
 
-`python examples/python-help/make.py` writes task/questions.jsonl next to the task's own file: each question that the
-training never sees, its answer, and three answers to other questions. The text of a question decides if it is held
-out, so run this again with another version of Python.
+`python examples/python-help/make.py` writes task/questions.jsonl next to the task's own file: each
+question that the training never sees, its answer, and three answers to other questions. The text of
+a question decides if it is held out, so run this again with another version of Python.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ def make(out: Path) -> int:
     draw = random.Random(SEED)
     with out.open("w", encoding="utf-8") as lines:
         for one in held_out:
-            choices = draw.sample([other.answer for other in held_out if other.answer != one.answer], WRONG)
+            choices = draw.sample(
+                [other.answer for other in held_out if other.answer != one.answer], WRONG
+            )
             right = draw.randrange(WRONG + 1)
             choices.insert(right, one.answer)
-            lines.write(json.dumps({"question": one.question, "choices": choices, "right": right}) + "\n")
+            lines.write(
+                json.dumps({"question": one.question, "choices": choices, "right": right}) + "\n"
+            )
     return len(held_out)
 
 

@@ -1,16 +1,18 @@
-"""Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, compared with `cp -r` and with a conversion in
-memory.
+"""Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, compared with `cp -r` and with a
+conversion in memory.
 
-A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), and its
-shards for NxD. Every round runs our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter, the
-shards back, and the two conversions written straightforwardly with torch. Before each of ours a cp -r of its input is
-timed for comparison. Every target is deleted at once, so that each run gets recently used pages: on a virtual machine
-pages that were free for longer cost twice the time. The page cache should have space for three times the model;
-otherwise the disk and the kernel's page reclaim are measured. Wall times are medians of whole processes, with Python's
-start and our imports (`start_s`); memory is the peak RssAnon of the converting process (without pages of files). Our
-conversions read each byte of the source once and check its crc32. Dirty pages are flushed before every measurement, so
-that no run pays for those of another. The first of --billions is compared with the conversion in memory too; the keys
-of the others end in their size.
+A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary
+folder), and its shards for NxD. Every round runs our conversions to NxD and to Megatron's two
+forms, our merge of a LoRA adapter, the shards back, and the two conversions written
+straightforwardly with torch. Before each of ours a cp -r of its input is timed for comparison.
+Every target is deleted at once, so that each run gets recently used pages: on a virtual machine
+pages that were free for longer cost twice the time. The page cache should have space for three
+times the model; otherwise the disk and the kernel's page reclaim are measured. Wall times are
+medians of whole processes, with Python's start and our imports (`start_s`); memory is the peak
+RssAnon of the converting process (without pages of files). Our conversions read each byte of the
+source once and check its crc32. Dirty pages are flushed before every measurement, so that no run
+pays for those of another. The first of --billions is compared with the conversion in memory too;
+the keys of the others end in their size.
 """
 
 from __future__ import annotations
@@ -30,17 +32,36 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
-    "0.3": {"hidden_size": 1024, "num_hidden_layers": 18, "num_attention_heads": 16, "intermediate_size": 2816},
-    "1.2": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "intermediate_size": 5632},
-    "2.4": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 7168},
+    "0.3": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "intermediate_size": 2816,
+    },
+    "1.2": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "intermediate_size": 5632,
+    },
+    "2.4": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 7168,
+    },
 }
-OURS = "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(sys.argv[1], sys.argv[2], {how})"
+OURS = (
+    "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(sys.argv[1],"
+    " sys.argv[2], {how})"
+)
 TO_NXD = OURS.format(how='to=Nxd(tp=8, pp=2, qkv="grouped")')
 TO_TORCH_DIST = OURS.format(how="to=Megatron()")
 TO_TORCH = OURS.format(how='to=Megatron(form="torch", tp=8, pp=2)')
 TO_HF = OURS.format(how="to=HuggingFace()")
-MERGED = "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(*sys.argv[1::2], {how})".format(
-    how="to=HuggingFace(), merge_adapter=sys.argv[2]"
+MERGED = (
+    "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(*sys.argv[1::2],"
+    " {how})".format(how="to=HuggingFace(), merge_adapter=sys.argv[2]")
 )
 RANK = 16
 IN_MEMORY_TO_NXD = """
@@ -96,7 +117,9 @@ save_file(state, dst / "model.safetensors", {"format": "pt"})
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--billions", nargs="+", choices=SHAPES, default=["1.2", "0.3", "2.4"])
@@ -105,9 +128,17 @@ def main() -> None:
     result: dict[str, Any] = {}
     for size in options.billions:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-convert-") as folder:
-            measured = measure(Path(folder), size, options.rounds, memory=size == options.billions[0])
-        result |= measured if size == options.billions[0] else {f"{k}_{size}b": v for k, v in measured.items()}
-    print(json.dumps(result) if options.json else "\n".join(f"{k:22} {v}" for k, v in result.items()))
+            measured = measure(
+                Path(folder), size, options.rounds, memory=size == options.billions[0]
+            )
+        result |= (
+            measured
+            if size == options.billions[0]
+            else {f"{k}_{size}b": v for k, v in measured.items()}
+        )
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:22} {v}" for k, v in result.items())
+    )
 
 
 def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any]:
@@ -125,9 +156,14 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
         ("to_hf", TO_HF, [shards]),
     ]
     if memory:
-        cases += [("memory_to_nxd", IN_MEMORY_TO_NXD, [model]), ("memory_to_hf", IN_MEMORY_TO_HF, [shards])]
+        cases += [
+            ("memory_to_nxd", IN_MEMORY_TO_NXD, [model]),
+            ("memory_to_hf", IN_MEMORY_TO_HF, [shards]),
+        ]
     runs: dict[str, list[Run]] = {}
-    runs["start"] = [timed([sys.executable, "-c", "import smtrain.worker.checkpoint.convert"]) for _ in range(3)]
+    runs["start"] = [
+        timed([sys.executable, "-c", "import smtrain.worker.checkpoint.convert"]) for _ in range(3)
+    ]
     written: dict[str, int] = {}
 
     def run(name: str, command: list[str]) -> None:
@@ -145,20 +181,27 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
     # ratio to the cp just before: other load on the machine affects both alike
     over = {
-        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[f"cp_{name}"], strict=True))
+        name: statistics.median(
+            a.seconds / b.seconds for a, b in zip(runs[name], runs[f"cp_{name}"], strict=True)
+        )
         for name in runs
         if f"cp_{name}" in runs
     }
     result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
     if memory:
-        result["over_memory"] = round(max(seconds[n] / seconds[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3)
+        result["over_memory"] = round(
+            max(seconds[n] / seconds[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3
+        )
     result |= {"peak_mib": peak(runs, "to_nxd", "to_hf"), "merge_peak_mib": peak(runs, "merge")}
     result["megatron_peak_mib"] = peak(runs, "to_torch_dist", "to_torch")
     if memory:
         held = [run.peak_mib for name in ("to_nxd", "to_hf") for run in runs[f"memory_{name}"]]
         result["memory_peak_mib"] = round(max(held))
     result |= {f"{name}_s": round(value, 2) for name, value in seconds.items()}
-    result |= {f"{n}_cpu_s": round(statistics.median(run.cpu for run in made), 2) for n, made in runs.items()}
+    result |= {
+        f"{n}_cpu_s": round(statistics.median(run.cpu for run in made), 2)
+        for n, made in runs.items()
+    }
     return result | {f"{name}_written_mb": round(value / 1e6) for name, value in written.items()}
 
 
@@ -180,7 +223,9 @@ class Run(NamedTuple):
 def timed(command: list[str]) -> Run:
     """Run a process to its end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as an installed package: compiled once, not in every process
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # as an installed package: compiled once, not in every process
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment)
     peak, ended = 0.0, threading.Event()
@@ -224,7 +269,9 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
         **sizes,
     }
     specs = ModelShape.from_config(config).specs
-    container = safetensors.container("model.safetensors", {s.name: Tensor(BF16, s.shape) for s in specs})
+    container = safetensors.container(
+        "model.safetensors", {s.name: Tensor(BF16, s.shape) for s in specs}
+    )
     noise = torch.randn(1 << 22).bfloat16().view(torch.uint8).numpy().tobytes()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -242,8 +289,11 @@ def write_adapter(folder: Path, model: Path) -> None:
 
     from smtrain.core.model.shape import ModelShape
 
-    linear = [s for s in ModelShape.from_config(json.loads((model / "config.json").read_text())).specs
-              if s.name.endswith("_proj.weight")]  # fmt: skip
+    linear = [
+        s
+        for s in ModelShape.from_config(json.loads((model / "config.json").read_text())).specs
+        if s.name.endswith("_proj.weight")
+    ]
     factors = {}
     for spec in linear:
         rows, columns = spec.shape

@@ -1,19 +1,22 @@
-"""Text to tokens, and tokens to batches, compared with the libraries themselves and with the sample notebooks.
+"""Text to tokens, and tokens to batches, compared with the libraries themselves and with the sample
+notebooks.
 
-The text is what this machine has (Python's own sources, those of installed packages, /usr/share), as one JSON line per
-file, and the same as Parquet; if that is less than --megabytes, it is repeated, and `repeated` says so. The tokenizer
-is a byte-level BPE of 32,000 trained on a twentieth of it. Every measurement is a separate process, timed inside after
-its libraries are imported, --rounds times in turn; figures are medians. MB are bytes of text.
+The text is what this machine has (Python's own sources, those of installed packages, /usr/share),
+as one JSON line per file, and the same as Parquet; if that is less than --megabytes, it is
+repeated, and `repeated` says so. The tokenizer is a byte-level BPE of 32,000 trained on a twentieth
+of it. Every measurement is a separate process, timed inside after its libraries are imported,
+--rounds times in turn; figures are medians. MB are bytes of text.
 
   gigatoken    encode_batch on the whole text in memory, on all cores: the upper limit
   tokenizers   encode_batch_fast on the first --slow-megabytes in memory, on all cores
   notebook     the sample notebooks: load_dataset, map to tokens, map to blocks of 4096, save_to_disk, of the same part
   ours         `prepare` from JSON lines, and from Parquet, to the finished data set
 
-`over_*` uses the slower of our two. `identical` compares every id of ours with those of `tokenizers`, over the whole
-text. `peak_mib` is our process's anonymous memory; `peak_mib_double` that of a run over the text twice. `loader_*` are
-samples per second at sequence length 4096: our loader and `datasets` with a DataLoader, from a folder and through the
-FUSE mount of local FastFile channels; `fuse` is null without FUSE.
+`over_*` uses the slower of our two. `identical` compares every id of ours with those of
+`tokenizers`, over the whole text. `peak_mib` is our process's anonymous memory; `peak_mib_double`
+that of a run over the text twice. `loader_*` are samples per second at sequence length 4096: our
+loader and `datasets` with a DataLoader, from a folder and through the FUSE mount of local FastFile
+channels; `fuse` is null without FUSE.
 """
 
 from __future__ import annotations
@@ -36,12 +39,28 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQ_LEN = 4096
-ENDINGS = {".py", ".pyi", ".txt", ".md", ".rst", ".h", ".html", ".json", ".pod", ".pl", ".pm", ".c", ".tcl"}
+ENDINGS = {
+    ".py",
+    ".pyi",
+    ".txt",
+    ".md",
+    ".rst",
+    ".h",
+    ".html",
+    ".json",
+    ".pod",
+    ".pl",
+    ".pm",
+    ".c",
+    ".tcl",
+}
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=300, help="of text")
@@ -55,12 +74,16 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-data-") as folder:
         result = measure(Path(folder), options)
-    print(json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items()))
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items())
+    )
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything, with the text written under `folder`."""
-    text_bytes, repeated = write_text(folder, options.megabytes * 10**6, options.slow_megabytes * 10**6)
+    text_bytes, repeated = write_text(
+        folder, options.megabytes * 10**6, options.slow_megabytes * 10**6
+    )
     rates: dict[str, list[float]] = {}
     tokens: dict[str, int] = {}
     peaks: dict[str, float] = {}
@@ -102,7 +125,9 @@ def run_case(name: str, folder: Path) -> tuple[dict[str, Any], float]:
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(folder / "hf"),
     }
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     peak = [0.0]
 
     def watch() -> None:
@@ -135,11 +160,16 @@ def _anonymous(pid: int) -> float:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("RssAnon")), 0.0)
+    return next(
+        (int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("RssAnon")),
+        0.0,
+    )
 
 
 def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
-    """text.jsonl, text.parquet, slow.jsonl and tokenizer/; bytes of text, and how often it is repeated."""
+    """text.jsonl, text.parquet, slow.jsonl and tokenizer/; bytes of text, and how often it is
+    repeated.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -174,7 +204,12 @@ def documents(size: int) -> Iterator[str]:
     """Text of this machine, at most about so many bytes."""
     paths = sysconfig.get_paths()
     gathered = 0
-    for root in (Path(paths["stdlib"]), Path(paths["purelib"]), Path("/usr/share/doc"), Path("/usr/share")):
+    for root in (
+        Path(paths["stdlib"]),
+        Path(paths["purelib"]),
+        Path("/usr/share/doc"),
+        Path("/usr/share"),
+    ):
         for path in sorted(root.rglob("*")):
             if path.suffix not in ENDINGS or path.is_symlink() or not path.is_file():
                 continue
@@ -199,7 +234,9 @@ def _size(texts: list[str]) -> int:
 
 
 def gigatoken_alone(folder: Path) -> dict[str, Any]:
-    """The whole text as one Arrow column in memory, gigatoken's fastest input; with cold caches, like ours."""
+    """The whole text as one Arrow column in memory, gigatoken's fastest input; with cold caches,
+    like ours.
+    """
     import awkward
     import gigatoken
     import pyarrow.parquet as pq
@@ -222,7 +259,12 @@ def tokenizers_alone(folder: Path) -> dict[str, Any]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     count, began = 0, time.perf_counter()
     for start in range(0, len(texts), 1000):
-        count += sum(len(e) for e in tokenizer.encode_batch_fast(texts[start : start + 1000], add_special_tokens=False))
+        count += sum(
+            len(e)
+            for e in tokenizer.encode_batch_fast(
+                texts[start : start + 1000], add_special_tokens=False
+            )
+        )
     return {"seconds": time.perf_counter() - began, "bytes": _size(texts), "tokens": count}
 
 
@@ -243,13 +285,21 @@ def notebook(folder: Path) -> dict[str, Any]:
     def group(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
         whole = {key: list(chain(*rows[key])) for key in rows}
         total = len(whole["input_ids"]) // SEQ_LEN * SEQ_LEN
-        cut = {key: [ids[i : i + SEQ_LEN] for i in range(0, total, SEQ_LEN)] for key, ids in whole.items()}
+        cut = {
+            key: [ids[i : i + SEQ_LEN] for i in range(0, total, SEQ_LEN)]
+            for key, ids in whole.items()
+        }
         cut["labels"] = cut["input_ids"].copy()
         return cut
 
     began = time.perf_counter()
     data: Any = datasets.load_dataset("json", data_files=str(folder / "slow.jsonl"), split="train")
-    data = data.map(lambda rows: tokenizer(rows["text"]), batched=True, num_proc=cores_here(), remove_columns=["text"])
+    data = data.map(
+        lambda rows: tokenizer(rows["text"]),
+        batched=True,
+        num_proc=cores_here(),
+        remove_columns=["text"],
+    )
     data = data.map(group, batched=True, num_proc=cores_here())
     data.save_to_disk(str(folder / "notebook"))
     return {"seconds": time.perf_counter() - began, "bytes": size, "tokens": len(data) * SEQ_LEN}
@@ -267,7 +317,11 @@ def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
     shutil.rmtree(folder / name, ignore_errors=True)
     began = time.perf_counter()
     manifest = prepare(
-        inputs, folder / name, folder / "tokenizer", PrepareOptions(seq_len=SEQ_LEN), progress=lambda _: None
+        inputs,
+        folder / name,
+        folder / "tokenizer",
+        PrepareOptions(seq_len=SEQ_LEN),
+        progress=lambda _: None,
     )
     seconds = time.perf_counter() - began
     assert manifest.tokenized_by.startswith("gigatoken"), manifest.tokenized_by
@@ -309,7 +363,13 @@ def our_loader(folder: Path) -> dict[str, Any]:
 
     batch, count = 8, 400
     loader = TokenLoader(
-        folder, seq_len=SEQ_LEN, global_batch_size=batch, dp_rank=0, dp_size=1, seed=1, vocab_size=32_000
+        folder,
+        seq_len=SEQ_LEN,
+        global_batch_size=batch,
+        dp_rank=0,
+        dp_size=1,
+        seed=1,
+        vocab_size=32_000,
     )
     loader.batch(0)
     began = time.perf_counter()
@@ -328,7 +388,9 @@ def datasets_loader(folder: Path) -> dict[str, Any]:
 
     batch, count = 8, 400
     data: Any = datasets.load_from_disk(str(folder)).with_format("torch")
-    loaded = iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=min(2, cores_here())))
+    loaded = iter(
+        DataLoader(data, batch_size=batch, shuffle=True, num_workers=min(2, cores_here()))
+    )
     next(loaded)
     began, seen = time.perf_counter(), 0
     for rows in loaded:
@@ -360,7 +422,10 @@ def loaders(folder: Path, rounds: int) -> dict[str, Any]:
 
 @contextmanager
 def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
-    """The files of `source` in local S3, mounted like FastFile channels. Raises OSError if that is impossible."""
+    """The files of `source` in local S3, mounted like FastFile channels.
+
+    Raises OSError if that is impossible.
+    """
     if not (Path("/dev/fuse").exists() and shutil.which("fusermount3")):
         raise OSError("/dev/fuse or fusermount3 is missing")
     from smtrain.plane.client import ensure_running
@@ -377,10 +442,17 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
         entries.append([key, name, path.stat().st_size, path.stat().st_mtime])
     mountpoint.mkdir()
     spec = mountpoint.with_suffix(".json")
-    channel = {"bucket": endpoint.bucket, "entries": entries, "mountpoint": str(mountpoint), "log": os.devnull}
+    channel = {
+        "bucket": endpoint.bucket,
+        "entries": entries,
+        "mountpoint": str(mountpoint),
+        "log": os.devnull,
+    }
     spec.write_text(json.dumps({"data": channel}))
     environment = {**os.environ, **endpoint.environment(), "PYTHONPATH": str(ROOT)}
-    daemon = subprocess.Popen([sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)], env=environment)
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)], env=environment
+    )
     try:
         deadline = time.monotonic() + 60
         while not mountpoint.is_mount():
@@ -401,7 +473,9 @@ CASES = {
     "notebook": notebook,
     "ours_jsonl": lambda folder: _ours(folder, [folder / "text.jsonl"], "ours_jsonl"),
     "ours_parquet": lambda folder: _ours(folder, [folder / "text.parquet"], "ours_parquet"),
-    "ours_double": lambda folder: _ours(folder, [folder / "text.jsonl", folder / "text.parquet"], "ours_double"),
+    "ours_double": lambda folder: _ours(
+        folder, [folder / "text.jsonl", folder / "text.parquet"], "ours_double"
+    ),
     "identical": identical,
     "our_loader": our_loader,
     "datasets_loader": datasets_loader,

@@ -1,8 +1,10 @@
-"""Test every fault that smtrain promises to survive: how often it was tried, and how often something was lost.
+"""Test every fault that smtrain promises to survive: how often it was tried, and how often
+something was lost.
 
-Each row of `faults.toml` names a fault and its tests; they run here, several tries each, and a try that does not pass
-is lost. `--many` tries each as often as its row allows, which takes hours: rows with the same number of tries run
-together, one group after the other; `--only` selects rows. docs/reliability.md has the table.
+Each row of `faults.toml` names a fault and its tests; they run here, several tries each, and a try
+that does not pass is lost. `--many` tries each as often as its row allows, which takes hours: rows
+with the same number of tries run together, one group after the other; `--only` selects rows.
+docs/reliability.md has the table.
 """
 
 from __future__ import annotations
@@ -29,22 +31,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--many", action="store_true", help="as many tries as each row allows")
-    parser.add_argument("--only", metavar="WORD", default="", help="faults whose text holds this word")
+    parser.add_argument(
+        "--only", metavar="WORD", default="", help="faults whose text holds this word"
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--report", type=Path, help="run nothing: read the --junitxml of a run of all tests")
+    parser.add_argument(
+        "--report", type=Path, help="run nothing: read the --junitxml of a run of all tests"
+    )
     parser.add_argument("--markdown", action="store_true", help="the table of docs/reliability.md")
     options = parser.parse_args()
-    rows = [row for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"] if options.only in row["what"]]
+    rows = [
+        row
+        for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"]
+        if options.only in row["what"]
+    ]
     if not rows:
         parser.error(f"--only: no fault's text holds {options.only!r}")
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(json.dumps(row.get("many", {}) if options.many else {}, sort_keys=True), []).append(row)
+        groups.setdefault(
+            json.dumps(row.get("many", {}) if options.many else {}, sort_keys=True), []
+        ).append(row)
     known = read(options.report) if options.report else None
     table = []
     for number, (many, members) in enumerate(groups.items(), 1):
         if known is None:
-            print(f"{number} of {len(groups)}: {len(members)} faults {many}", file=sys.stderr, flush=True)
+            print(
+                f"{number} of {len(groups)}: {len(members)} faults {many}",
+                file=sys.stderr,
+                flush=True,
+            )
         environment = {**os.environ, **{key: str(value) for key, value in json.loads(many).items()}}
         tests = sorted({test for row in members for test in row["tests"]})
         results = run(tests, environment, options.workers) if known is None else known
@@ -54,7 +70,9 @@ def main() -> None:
     lost = [what for what, tried, survived in table if survived < tried or not tried]
     total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
     if options.json:
-        print(json.dumps({**total, "lost": total["tried"] - total["survived"], "lost_faults": lost}))
+        print(
+            json.dumps({**total, "lost": total["tried"] - total["survived"], "lost_faults": lost})
+        )
     elif options.markdown:
         print("| fault | tries | survived | lost |\n|---|---|---|---|")
         for what, tried, survived in table:
@@ -63,19 +81,37 @@ def main() -> None:
         print(f"{'fault':100} {'tries':>6} {'survived':>9} {'lost':>5}")
         for what, tried, survived in table:
             print(f"{what:100} {tried:6} {survived:9} {tried - survived:5}")
-        print(f"{'all':100} {total['tried']:6} {total['survived']:9} {total['tried'] - total['survived']:5}")
+        print(
+            f"{'all':100} {total['tried']:6} {total['survived']:9}"
+            f" {total['tried'] - total['survived']:5}"
+        )
     sys.exit(1 if lost else 0)
 
 
 def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str, tuple[int, bool]]:
-    """Tries and outcome by test id; a test that tries a fault several times reports it in the property `tries`."""
+    """Tries and outcome by test id; a test that tries a fault several times reports it in the
+    property `tries`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", f"--junitxml={report}",
-             *tests],
-            cwd=ROOT, env=environment, check=False, stdout=sys.stderr,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                str(workers),
+                "--dist",
+                "loadfile",
+                f"--junitxml={report}",
+                *tests,
+            ],
+            cwd=ROOT,
+            env=environment,
+            check=False,
+            stdout=sys.stderr,
+        )
         return read(report)
 
 

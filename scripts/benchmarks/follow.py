@@ -1,7 +1,7 @@
 """Follow a job of 32 hosts while 30 % of the API calls fail and lines arrive late and out of order.
 
-Counts lost and repeated lines (by count and hash of every host's lines), and the client's own calls, processor seconds
-and memory.
+Counts lost and repeated lines (by count and hash of every host's lines), and the client's own
+calls, processor seconds and memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--lines", type=int, default=10_000, help="of each host")
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds that the hosts take to write them")
     parser.add_argument(
-        "--late", type=float, default=3.0, help="seconds; the tenth that is out of order arrives even later"
+        "--seconds", type=float, default=60.0, help="seconds that the hosts take to write them"
+    )
+    parser.add_argument(
+        "--late",
+        type=float,
+        default=3.0,
+        help="seconds; the tenth that is out of order arrives even later",
     )
     parser.add_argument("--wrong", type=float, default=0.3, help="fraction of the calls that fail")
     options = parser.parse_args()
@@ -44,15 +49,23 @@ def main() -> None:
             figures = measure(options)
         finally:
             shut_down()
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:15} {value}" for name, value in figures.items()))
+    print(
+        json.dumps(figures)
+        if options.json
+        else "\n".join(f"{name:15} {value}" for name, value in figures.items())
+    )
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     """Keep a fixed-size sum of line hashes per host, so that only the client's memory can grow."""
     control = plane()
-    control.delivery(late=options.late, reorder=0.1, late_streams=options.late, empty_pages=0.05, seed=1)
+    control.delivery(
+        late=options.late, reorder=0.1, late_streams=options.late, empty_pages=0.05, seed=1
+    )
     third = options.wrong / 3
-    control.faults(operations=["logs:*", "sagemaker:*"], throttle=third, errors=third, drops=third, seed=2)
+    control.faults(
+        operations=["logs:*", "sagemaker:*"], throttle=third, errors=third, drops=third, seed=2
+    )
     job = control.synthetic_job(hosts=options.hosts, lines=options.lines, seconds=options.seconds)
     follower = Follower(SageMakerBackend("local"), job.name)
     follower.describe()
@@ -66,11 +79,16 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             sums[event.host] += mark(event.text)
             backwards += event.timestamp < last
             last = max(last, event.timestamp)
-    wall, processor, memory = time.perf_counter() - began, time.process_time() - processor, peak() - memory
+    wall, processor, memory = (
+        time.perf_counter() - began,
+        time.process_time() - processor,
+        peak() - memory,
+    )
     hosts = [f"algo-{n + 1}" for n in range(options.hosts)]
     differ = sum(
-        (counts[host], sums[host]) != (options.lines, sum(map(mark, job.expected(host)))) for host in hosts
-    )  # fmt: skip
+        (counts[host], sums[host]) != (options.lines, sum(map(mark, job.expected(host))))
+        for host in hosts
+    )
     return {
         "lines": sum(counts.values()),
         "expected": options.hosts * options.lines,

@@ -1,12 +1,14 @@
-"""Try mutated configs and damaged inputs on every command that reads them, and count ends that break a rule.
+"""Try mutated configs and damaged inputs on every command that reads them, and count ends that
+break a rule.
 
     scripts/bench fuzz [--configs 3000] [--inputs 3000] [--seed 0] [--json]
     scripts/bench fuzz --configs 1 --inputs 0 --seed 17          # one case again, by the number that its fault names
     scripts/bench fuzz --show --configs 1 --inputs 0 --seed 17   # what it tries
 
-A case breaks a rule if it shows Python, ends with an undocumented status, says nothing, takes over 2 s of CPU time,
-prints requests, scripts or JSON that do not parse, or gives another result than the undamaged input.
-Prints each kind of fault once, with the seeds that have it; the status is 1 if there is one.
+A case breaks a rule if it shows Python, ends with an undocumented status, says nothing, takes over
+2 s of CPU time, prints requests, scripts or JSON that do not parse, or gives another result than
+the undamaged input. Prints each kind of fault once, with the seeds that have it; the status is 1 if
+there is one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def main() -> int:
     parser.add_argument("--configs", type=int, default=3000)
     parser.add_argument("--inputs", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--form", action="append", default=[], help="only these inputs, e.g. parquet; repeatable")
+    parser.add_argument(
+        "--form", action="append", default=[], help="only these inputs, e.g. parquet; repeatable"
+    )
     parser.add_argument("--show", action="store_true", help="print the cases")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -52,10 +56,18 @@ def main() -> int:
         for fault in faults[:3]:
             print(f"  {fault.case}\n    {fault.text[-1500:]}", file=sys.stderr)
     summary = {
-        "configs": totals.configs, "inputs": totals.inputs, "faults": len(totals.faults), "kinds": len(kinds),
-        "cpu_s": round(totals.cpu, 1), "slowest_s": round(totals.slowest, 2),
-    }  # fmt: skip
-    print(json.dumps(summary) if options.json else ", ".join(f"{key} {value}" for key, value in summary.items()))
+        "configs": totals.configs,
+        "inputs": totals.inputs,
+        "faults": len(totals.faults),
+        "kinds": len(kinds),
+        "cpu_s": round(totals.cpu, 1),
+        "slowest_s": round(totals.slowest, 2),
+    }
+    print(
+        json.dumps(summary)
+        if options.json
+        else ", ".join(f"{key} {value}" for key, value in summary.items())
+    )
     return 1 if totals.faults else 0
 
 

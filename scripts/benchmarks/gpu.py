@@ -1,11 +1,13 @@
-"""Training steps on one GPU, next to other projects in the same run: torchtitan, transformers, Liger, peft.
+"""Training steps on one GPU, next to other projects in the same run: torchtitan, transformers,
+Liger, peft.
 
-Every part runs in its own process with its own time limit, the most important ones first. Each result is appended to
-results.jsonl in --out as it comes, so a run that is killed keeps what it has. Without CUDA, or with --toy, everything
-runs at toy size on the CPU, without compiling: that shows that it works, and says nothing about speed.
+Every part runs in its own process with its own time limit, the most important ones first. Each
+result is appended to results.jsonl in --out as it comes, so a run that is killed keeps what it has.
+Without CUDA, or with --toy, everything runs at toy size on the CPU, without compiling: that shows
+that it works, and says nothing about speed.
 
-It runs from a checkout without `scripts/setup` and without a network, if torch, transformers and the packages of
---wheels can be imported: `python scripts/benchmarks/gpu.py`.
+It runs from a checkout without `scripts/setup` and without a network, if torch, transformers and
+the packages of --wheels can be imported: `python scripts/benchmarks/gpu.py`.
 """
 
 from __future__ import annotations
@@ -40,17 +42,31 @@ PYTHONPATH=wheels/site python3 scripts/benchmarks/gpu.py --out gpu-results"""
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--out", type=Path, help="folder for results.jsonl and log.txt; default: a new one in /tmp")
+    parser.add_argument(
+        "--out", type=Path, help="folder for results.jsonl and log.txt; default: a new one in /tmp"
+    )
     parser.add_argument("--only", help="only these parts, separated by commas", metavar="NAME,...")
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default: 8)")
-    parser.add_argument("--toy", action="store_true", help="toy size on the CPU; the default without CUDA")
-    parser.add_argument("--list", action="store_true", help="the parts in order, with their time limits in seconds")
-    parser.add_argument("--wheels", action="store_true", help="packages to carry to a machine without a network")
+    parser.add_argument(
+        "--toy", action="store_true", help="toy size on the CPU; the default without CUDA"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="the parts in order, with their time limits in seconds"
+    )
+    parser.add_argument(
+        "--wheels", action="store_true", help="packages to carry to a machine without a network"
+    )
     options = parser.parse_args()
     if options.list:
-        print("\n".join(f"{name:22} {part.seconds:4.0f}  {part.about}" for name, part in PARTS.items()))
+        print(
+            "\n".join(
+                f"{name:22} {part.seconds:4.0f}  {part.about}" for name, part in PARTS.items()
+            )
+        )
         return
     if options.wheels:
         print(WHEELS.format(packages=" \\\n  ".join(CARRIED), others=" ".join(OTHERS)))
@@ -66,7 +82,10 @@ def main() -> None:
 
 
 def has_cuda() -> bool:
-    """Whether torch finds a GPU. It is asked in another process, since this one would keep memory of the GPU."""
+    """Whether torch finds a GPU.
+
+    It is asked in another process, since this one would keep memory of the GPU.
+    """
     if any(Path("/dev").glob("nvidia[0-9]*")):
         return True
     asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
@@ -87,7 +106,11 @@ def run(names: list[str], toy: bool, seconds: float, folder: Path) -> list[Line]
             lines.append(line)
             file.write(json.dumps(line) + "\n")
             file.flush()
-            print(f"{time.monotonic() - began:6.1f} s  {json.dumps(line)[:200]}", file=sys.stderr, flush=True)
+            print(
+                f"{time.monotonic() - began:6.1f} s  {json.dumps(line)[:200]}",
+                file=sys.stderr,
+                flush=True,
+            )
 
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         # A toy part may run on a busy machine, whose time says nothing.

@@ -5,10 +5,11 @@
     scripts/bench homes --many --only job.json      # every variant of wrong types
     scripts/bench homes --only 'index.sqlite:types:3'
 
-The home has eleven kinds of jobs. A file is cut in half, emptied, filled with random bytes, replaced by a folder,
-well-formed with wrong types, removed, or gets foreign neighbours. Then the plane must start, and start again; name in
-server.log what it skipped; have all other jobs with their logs, metrics and objects; and run a new job.
-Prints each fault with its mutation, `FILE:WAY[:VARIANT]`. The status is 1 if there was a fault.
+The home has eleven kinds of jobs. A file is cut in half, emptied, filled with random bytes,
+replaced by a folder, well-formed with wrong types, removed, or gets foreign neighbours. Then the
+plane must start, and start again; name in server.log what it skipped; have all other jobs with
+their logs, metrics and objects; and run a new job. Prints each fault with its mutation,
+`FILE:WAY[:VARIANT]`. The status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -30,14 +31,22 @@ from tests.plane.planes import Forks, scratch  # noqa: E402
 
 def main() -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--count", type=int, default=100, help="how many mutations, chosen by --seed")
+    parser.add_argument(
+        "--count", type=int, default=100, help="how many mutations, chosen by --seed"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further one after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="start no further one after this time"
+    )
     parser.add_argument("--full", action="store_true", help="every file in every way")
     parser.add_argument("--many", action="store_true", help="every variant of wrong types")
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name has this text")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="mutations whose name has this text"
+    )
     options = parser.parse_args()
     began, tried = time.monotonic(), 0
     faults: dict[str, list[str]] = {}
@@ -61,18 +70,28 @@ def main() -> None:
                     for text in problems[:3]:
                         print(f"{mutation}: {text}", file=sys.stderr, flush=True)
                 if tried % 20 == 0:
-                    print(f"{tried} of {len(todo)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+                    print(
+                        f"{tried} of {len(todo)}, {time.monotonic() - began:.0f} s",
+                        file=sys.stderr,
+                        flush=True,
+                    )
         finally:
             forks.close()
     figures = {
         "mutations": tried,
         "seconds": round(time.monotonic() - began),
-        "failed_starts": sum("does not start" in text for problems in faults.values() for text in problems),
+        "failed_starts": sum(
+            "does not start" in text for problems in faults.values() for text in problems
+        ),
         "faults": len(faults),
         "by_way": dict(Counter(name.split(":")[1] for name in faults)),
         "names": sorted(faults),
     }
-    print(json.dumps(figures) if options.json else "\n".join(f"{k:14} {v}" for k, v in figures.items()))
+    print(
+        json.dumps(figures)
+        if options.json
+        else "\n".join(f"{k:14} {v}" for k, v in figures.items())
+    )
     sys.exit(1 if faults else 0)
 
 

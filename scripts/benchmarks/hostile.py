@@ -1,12 +1,14 @@
-"""Run random jobs that do odd but legal things in their sandboxes, and check that the local control plane survives.
+"""Run random jobs that do odd but legal things in their sandboxes, and check that the local control
+plane survives.
 
     scripts/bench hostile [--jobs 500] [--seed 0] [--json]
     scripts/bench hostile --seed 17 --jobs 1           # one job again
     scripts/bench hostile --show --seed 17 --jobs 1    # what it does
     scripts/bench hostile --without backtracking,bomb  # leave out families of steps
 
-Each seed is a job of `tests/plane/hostile_job.py`: odd file names, links, fifos, sparse files, deep trees, floods,
-metric lines, daemons, a stop or a limit. Several run at once, next to a well-behaved neighbour. Then:
+Each seed is a job of `tests/plane/hostile_job.py`: odd file names, links, fifos, sparse files, deep
+trees, floods, metric lines, daemons, a stop or a limit. Several run at once, next to a well-behaved
+neighbour. Then:
 
   end         the job has ended in time, with a status and a reason that match its plan
   files       its good checkpoint, model and output are in S3 byte for byte, and no file from outside /opt/ml
@@ -16,8 +18,8 @@ metric lines, daemons, a stop or a limit. Several run at once, next to a well-be
   restart     after each 25 jobs the plane is killed and has all jobs when it is back; every second time while jobs run
   clean       `smtrain local clean --all` leaves no job, object, folder or process
 
-Prints each fault with its seed; a plane that hangs or does not start is replaced by a new one, and the jobs that ran
-then are run again one by one. The status is 1 if there was a fault.
+Prints each fault with its seed; a plane that hangs or does not start is replaced by a new one, and
+the jobs that ran then are run again one by one. The status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
 from smtrain.plane.client import BUCKET  # noqa: E402
 from tests.plane import hostile_job as hostile  # noqa: E402
 from tests.plane.hostile_job import Plan, plan_of  # noqa: E402
-from tests.plane.planes import NoStartError, Server, causes, request_of, scratch, traces  # noqa: E402
+from tests.plane.planes import (  # noqa: E402
+    NoStartError,
+    Server,
+    causes,
+    request_of,
+    scratch,
+    traces,
+)
 
 BLOCK = 25
 RESTARTED = "the local control plane was restarted"
@@ -96,7 +105,9 @@ class Home:
 
     def __init__(self, folder: Path, options: argparse.Namespace, totals: Totals) -> None:
         self.options, self.totals = options, totals
-        self.server = Server(folder / "home", *(["--no-namespaces"] if options.no_namespaces else []))
+        self.server = Server(
+            folder / "home", *(["--no-namespaces"] if options.no_namespaces else [])
+        )
         self.lock = threading.Lock()
         self.lost = threading.Event()
         self.unstartable = False
@@ -134,7 +145,10 @@ class Home:
             try:
                 return made()
             except ClientError as error:
-                if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > until:
+                if (
+                    error.response["ResponseMetadata"]["HTTPStatusCode"] < 500
+                    or time.monotonic() > until
+                ):
                     raise
             except BotoCoreError as error:
                 if self.lost.is_set() or time.monotonic() > until:
@@ -142,15 +156,25 @@ class Home:
             time.sleep(0.2)
 
     def describe(self, name: str) -> dict[str, Any]:
-        description: dict[str, Any] = self.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name))
+        description: dict[str, Any] = self.call(
+            lambda: self.sagemaker.describe_training_job(TrainingJobName=name)
+        )
         return description
 
-    def create(self, name: str, arguments: list[str], metrics: list[tuple[str, str]], plan: Plan | None) -> None:
-        source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/code", "S3DataDistributionType": "FullyReplicated"}
+    def create(
+        self, name: str, arguments: list[str], metrics: list[tuple[str, str]], plan: Plan | None
+    ) -> None:
+        source = {
+            "S3DataType": "S3Prefix",
+            "S3Uri": f"s3://{BUCKET}/code",
+            "S3DataDistributionType": "FullyReplicated",
+        }
         request = request_of(
             name,
             ["python3", "-I", "-S", "../input/data/code/hostile_job.py", *arguments],
-            algorithm={"MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics]},
+            algorithm={
+                "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics]
+            },
             resources={
                 "InstanceCount": plan.hosts if plan else 1,
                 **({"KeepAlivePeriodInSeconds": 1} if plan and plan.warm else {}),
@@ -181,13 +205,19 @@ class Home:
     def lines(self, name: str) -> list[str]:
         """The whole log of the first host."""
         streams = self.call(
-            lambda: self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-1-")
+            lambda: self.logs.describe_log_streams(
+                logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-1-"
+            )
         )["logStreams"]
         messages: list[str] = []
         for stream in streams:
             token: dict[str, str] = {}
             while True:
-                query = {"logGroupName": LOG_GROUP, "logStreamName": stream["logStreamName"], **token}
+                query = {
+                    "logGroupName": LOG_GROUP,
+                    "logStreamName": stream["logStreamName"],
+                    **token,
+                }
                 page = self.call(partial(self.logs.get_log_events, startFromHead=True, **query))
                 messages += [event["message"] for event in page["events"]]
                 if token.get("nextToken") == page["nextForwardToken"]:
@@ -230,11 +260,15 @@ class Home:
             if job is None:
                 self.tainted = True
                 before = self.describe(name)
-                self.fault(seed, "never ends", f"{before['SecondaryStatus']} after {patience:.0f} s", plan)
+                self.fault(
+                    seed, "never ends", f"{before['SecondaryStatus']} after {patience:.0f} s", plan
+                )
                 with contextlib.suppress(self.sagemaker.exceptions.ClientError):
                     self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
                 if self.wait(name, 20 * min(busy(), 2)) is None:
-                    self.fault(seed, "Stop has no effect", self.describe(name)["SecondaryStatus"], plan)
+                    self.fault(
+                        seed, "Stop has no effect", self.describe(name)["SecondaryStatus"], plan
+                    )
                 return
             self.judge(seed, name, plan, job, began)
         finally:
@@ -260,12 +294,19 @@ class Home:
         lines = self.lines(name)
         ours = [line for line in lines if line in set(hostile.marks_of(plan))]
         marks = hostile.marks_of(plan)
-        # A stop, a limit or a kill may come before the end; the lines until then are still in order.
+        # A stop, a limit or a kill may come before the end; the lines until then are still in
+        # order.
         cut = restarted or plan.end[0] == "sleep"
         if ours != marks[: len(ours)] or (len(ours) < len(marks) and not cut):
-            fault("log", f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last: {lines[-1:]!r:.200}")
+            fault(
+                "log",
+                f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last:"
+                f" {lines[-1:]!r:.200}",
+            )
         wrote = marks[0] in lines
-        final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
+        final = {
+            point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])
+        }
         good = [mark for mark in ours if "good=" in mark]
         if good and not restarted and "backtracking" not in plan.families:
             wanted = float(good[-1].rpartition("=")[2])
@@ -275,8 +316,12 @@ class Home:
             self._files(name, plan, lines, fault)
         self._leftovers(name, fault)
 
-    def _files(self, name: str, plan: Plan, lines: list[str], fault: Callable[[str, str], None]) -> None:
-        """Check files: good ones byte for byte, no other that S3 can hold missing, none from outside."""
+    def _files(
+        self, name: str, plan: Plan, lines: list[str], fault: Callable[[str, str], None]
+    ) -> None:
+        """Check files: good ones byte for byte, no other that S3 can hold missing, none from
+        outside.
+        """
         full = name in self.filled or "huge" in plan.families
         bases = {"checkpoints": f"checkpoints/{name}/", "model": f"out/{name}/output/model/"}
         bases["output/data"] = f"out/{name}/output/data/"
@@ -306,23 +351,51 @@ class Home:
             if got != body:
                 how = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
                 notes = [line for line in lines if line.startswith("smtrain:")]
-                fault("files", f"{path!r} {how}; {len(there)} objects; the log says {notes[-2:]!r:.300}")
+                fault(
+                    "files",
+                    f"{path!r} {how}; {len(there)} objects; the log says {notes[-2:]!r:.300}",
+                )
                 break
-        outside = [key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")]
-        outside += [key for key in there if any(f"/links/{name}" in key for name in hostile.OUTSIDE)]
-        outside += [f"{a}/{n}" for a, files in contents.items() for n in files if n.rpartition("/")[2] == "shadow"]
+        outside = [
+            key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")
+        ]
+        outside += [
+            key for key in there if any(f"/links/{name}" in key for name in hostile.OUTSIDE)
+        ]
+        outside += [
+            f"{a}/{n}"
+            for a, files in contents.items()
+            for n in files
+            if n.rpartition("/")[2] == "shadow"
+        ]
         for key in outside[:3]:
-            if key in there and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE and key.endswith("passwd"):
+            if (
+                key in there
+                and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE
+                and key.endswith("passwd")
+            ):
                 continue  # one of the job's own files
             fault("leak", f"{key} is in S3")
 
     def _leftovers(self, name: str, fault: Callable[[str, str], None]) -> None:
-        folder, until = self.server.state / "jobs" / name / "hosts", time.monotonic() + 5 * min(busy(), 4)
-        while (there := folder.exists() or traces(f"{name}/hosts") or traces(name)) and time.monotonic() < until:
+        folder, until = (
+            self.server.state / "jobs" / name / "hosts",
+            time.monotonic() + 5 * min(busy(), 4),
+        )
+        while (
+            there := folder.exists() or traces(f"{name}/hosts") or traces(name)
+        ) and time.monotonic() < until:
             time.sleep(0.1)
         if there:
             left = traces(name)
-            fault("leftovers", f"processes {left[:3]}" if left else f"{folder.relative_to(self.server.state)} is there")
+            fault(
+                "leftovers",
+                (
+                    f"processes {left[:3]}"
+                    if left
+                    else f"{folder.relative_to(self.server.state)} is there"
+                ),
+            )
             self.tainted = True
 
     def neighbour(self, number: int) -> None:
@@ -336,7 +409,9 @@ class Home:
             job = self.wait(name, PATIENCE * min(busy(), 2))
         finally:
             with self.lock:
-                full = name in self.filled or any(p and "huge" in p.families for p in self.running.values())
+                full = name in self.filled or any(
+                    p and "huge" in p.families for p in self.running.values()
+                )
                 beside += [plan for plan in self.running.values() if plan]
                 self.running.pop(name, None)
                 self.totals.neighbours += 1
@@ -349,7 +424,9 @@ class Home:
             return fault(f"{name} never ended: {self.describe(name)['SecondaryStatus']}")
         self.ended[name] = job["TrainingJobStatus"]
         reason = job.get("FailureReason", "")
-        if (RESTARTED in reason and self.killed_during(began)) or (full and any(word in reason for word in SPACE)):
+        if (RESTARTED in reason and self.killed_during(began)) or (
+            full and any(word in reason for word in SPACE)
+        ):
             return None
         if job["TrainingJobStatus"] != "Completed":
             return fault(f"{job['TrainingJobStatus']} {reason!r}")
@@ -358,13 +435,19 @@ class Home:
             hostile.neighbour_lines()
         ):
             fault(f"{len(lines)} of {hostile.LINES} lines")
-        final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
+        final = {
+            point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])
+        }
         # The service stores metrics in single precision; ours are exactly as printed.
         if final != {"good": hostile.LINES - 1, "loss": float(f"{1 / hostile.LINES:.6f}")}:
             fault(f"metrics {final}")
         for path, body in hostile.good_files(name).items():
             folder, _, rest = path.partition("/")
-            key = f"checkpoints/{name}/{rest}" if folder == "checkpoints" else f"out/{name}/output/{path}"
+            key = (
+                f"checkpoints/{name}/{rest}"
+                if folder == "checkpoints"
+                else f"out/{name}/output/{path}"
+            )
             key = key.replace("output/output/", "output/")
             if self.body(key) != body:
                 fault(f"{key} differs")
@@ -395,14 +478,21 @@ class Home:
                     seeds = [plan.seed for plan in self.running.values() if plan]
                 kind = "slow answer" if answered else "no answer"
                 if silent < 2:
-                    self.fault(seeds[0] if seeds else -1, kind, f"DescribeTrainingJob took {took:.1f} s; seeds {seeds}")
+                    self.fault(
+                        seeds[0] if seeds else -1,
+                        kind,
+                        f"DescribeTrainingJob took {took:.1f} s; seeds {seeds}",
+                    )
                 else:
                     self.lost.set()
 
-    def block(self, seeds: list[int], chance: random.Random, at_once: int) -> tuple[list[int], list[int]]:
+    def block(
+        self, seeds: list[int], chance: random.Random, at_once: int
+    ) -> tuple[list[int], list[int]]:
         """Run these seeds, kill the plane, compare.
 
-        Returns, if the plane is lost, the seeds that may have caused it and those that have not run.
+        Returns, if the plane is lost, the seeds that may have caused it and those that have not
+        run.
         """
         left: queue.Queue[int] = queue.Queue()
         for seed in seeds:
@@ -457,7 +547,9 @@ class Home:
         rest = list(left.queue)
         if self.lost.is_set():
             if at_once == 1 and errors:
-                self.fault(seeds[0], "plane lost", repr(errors[0]), plan_of(seeds[0], self.options.only))
+                self.fault(
+                    seeds[0], "plane lost", repr(errors[0]), plan_of(seeds[0], self.options.only)
+                )
         else:
             self.restart(seeds)
         # A plane that does not start again may have been damaged by any job since its last start.
@@ -484,14 +576,22 @@ class Home:
         self.totals.restarts += 1
         pages = self.call(
             lambda: list(
-                self.sagemaker.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100})
+                self.sagemaker.get_paginator("list_training_jobs").paginate(
+                    PaginationConfig={"PageSize": 100}
+                )
             )
         )
-        after = {s["TrainingJobName"]: s["TrainingJobStatus"] for p in pages for s in p["TrainingJobSummaries"]}
+        after = {
+            s["TrainingJobName"]: s["TrainingJobStatus"]
+            for p in pages
+            for s in p["TrainingJobSummaries"]
+        }
         for name, status in before.items():
             if after.get(name) != status:
                 seed = int(name.split("-")[1]) if name.startswith("hostile") else -1
-                self.fault(seed, "restart", f"{name} was {status} and is {after.get(name)} after a restart")
+                self.fault(
+                    seed, "restart", f"{name} was {status} and is {after.get(name)} after a restart"
+                )
 
     def _note(self) -> None:
         """Record the server log and the plane's memory."""
@@ -511,22 +611,43 @@ class Home:
         command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]
         environment = {**server_environment(), "SMTRAIN_HOME": str(self.server.home)}
         cleaned = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         if cleaned.returncode:
             self.fault(-1, "clean", f"status {cleaned.returncode}: {cleaned.stderr[-500:]}")
-        jobs = self.call(lambda: self.sagemaker.list_training_jobs(MaxResults=100))["TrainingJobSummaries"]
+        jobs = self.call(lambda: self.sagemaker.list_training_jobs(MaxResults=100))[
+            "TrainingJobSummaries"
+        ]
         keys = list(self.objects(""))
         folders = [path.name for path in (self.server.state / "jobs").iterdir()]
         left = traces(str(self.server.state / "jobs"))
-        for what, rest in (("jobs", jobs), ("objects", keys), ("folders", folders), ("processes", left)):
+        for what, rest in (
+            ("jobs", jobs),
+            ("objects", keys),
+            ("folders", folders),
+            ("processes", left),
+        ):
             if rest:
-                self.fault(-1, "clean", f"`smtrain local clean --all` leaves {len(rest)} {what}: {rest[:3]!r:.400}")
+                self.fault(
+                    -1,
+                    "clean",
+                    f"`smtrain local clean --all` leaves {len(rest)} {what}: {rest[:3]!r:.400}",
+                )
 
 
 def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
     """Explain how the end of a job differs from its plan."""
-    status, secondary, reason = job["TrainingJobStatus"], job["SecondaryStatus"], job.get("FailureReason", "")
+    status, secondary, reason = (
+        job["TrainingJobStatus"],
+        job["SecondaryStatus"],
+        job.get("FailureReason", ""),
+    )
     how, what = plan.end
     if "ModelArtifacts" not in job:
         return "DescribeTrainingJob has no ModelArtifacts"
@@ -535,7 +656,9 @@ def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
     if how == "sleep":
         if plan.stop is not None:
             return None if (status, secondary) == ("Stopped", "Stopped") else "not stopped"
-        return None if (status, secondary) == ("Stopped", "MaxRuntimeExceeded") else "not at its limit"
+        return (
+            None if (status, secondary) == ("Stopped", "MaxRuntimeExceeded") else "not at its limit"
+        )
     if "huge" in plan.families and status == "Failed" and any(word in reason for word in SPACE):
         return None
     if what == 0:
@@ -595,16 +718,20 @@ def fuzz(options: argparse.Namespace) -> Totals:
                 suspects, rest = made.block(block, chance, options.at_once)
                 todo = rest + todo
                 print(
-                    f"{totals.jobs} jobs, {len(totals.faults)} faults, {time.monotonic() - began:.0f} s for the block",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    f"{totals.jobs} jobs, {len(totals.faults)} faults,"
+                    f" {time.monotonic() - began:.0f} s for the block",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if made.lost.is_set() and options.jobs > 1:
             alone(options, totals, suspects)
     return totals
 
 
 def alone(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> None:
-    """Run jobs that may have ended a plane one by one, each in a new home, until one does it again."""
+    """Run jobs that may have ended a plane one by one, each in a new home, until one does it
+    again.
+    """
     for seed in suspects:
         with home(options, totals) as made:
             made.block([seed], random.Random(seed), 1)
@@ -614,13 +741,23 @@ def alone(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> N
 
 def main() -> None:
     """Run and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--jobs", type=int, default=500, help="how many seeds")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--at-once", type=int, default=4, help="hostile jobs at the same time")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="A,B", help="these families")
-    parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="A,B", help="not these")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="A,B",
+        help="these families",
+    )
+    parser.add_argument(
+        "--without", type=lambda text: text.split(","), default=[], metavar="A,B", help="not these"
+    )
     parser.add_argument("--no-namespaces", action="store_true", help="as on a kernel that has none")
     parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
     options = parser.parse_args()
@@ -637,7 +774,9 @@ def main() -> None:
 
 
 def report(totals: Totals, seconds: float, as_json: bool) -> None:
-    """Print the figures, the faults by kind, and the tracebacks that the planes wrote to their logs."""
+    """Print the figures, the faults by kind, and the tracebacks that the planes wrote to their
+    logs.
+    """
     by_kind: dict[str, list[int]] = defaultdict(list)
     for fault in totals.faults:
         by_kind[fault.kind].append(fault.seed)

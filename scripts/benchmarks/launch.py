@@ -1,13 +1,16 @@
-"""From `launch()` to CreateTrainingJob on the wire, compared with the bare SageMaker SDK doing the same upload.
+"""From `launch()` to CreateTrainingJob on the wire, compared with the bare SageMaker SDK doing the
+same upload.
 
-Both sides upload the same two objects (the source bundle and the stage's config) to the local control plane's S3, under
-a new prefix each time, and then send the same request, which is caught before it leaves: no job runs. `bare` is the
-hand-written equivalent with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an Estimator (v2), a
-start without waiting; its telemetry and its check of the role in IAM are off, which favours it. `cold` is a fresh
-process from its first import on, `warm` the median of five further launches in that process, each with its own session.
-Each round has both sides in alternating order; a ratio is the median of the rounds', `over_sdk` the greater one of cold
-and warm. `api_calls` is the number of our HTTP requests, CreateTrainingJob included. `smtrain check`, which a launch on
-AWS runs first, is left out on our side, because the SDK has nothing like it.
+Both sides upload the same two objects (the source bundle and the stage's config) to the local
+control plane's S3, under a new prefix each time, and then send the same request, which is caught
+before it leaves: no job runs. `bare` is the hand-written equivalent with the installed SDK: a
+session, two uploads, a ModelTrainer (v3) or an Estimator (v2), a start without waiting; its
+telemetry and its check of the role in IAM are off, which favours it. `cold` is a fresh process from
+its first import on, `warm` the median of five further launches in that process, each with its own
+session. Each round has both sides in alternating order; a ratio is the median of the rounds',
+`over_sdk` the greater one of cold and warm. `api_calls` is the number of our HTTP requests,
+CreateTrainingJob included. `smtrain check`, which a launch on AWS runs first, is left out on our
+side, because the SDK has nothing like it.
 """
 
 from __future__ import annotations
@@ -69,32 +72,43 @@ def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
             OutputDataConfig,
             S3DataSource,
             StoppingCondition,
-        )  # fmt: skip
+        )
         from sagemaker.train import ModelTrainer
 
         telemetry_logging._send_telemetry_request = lambda *a: None
-        session = Session(boto_session=boto3.Session(), default_bucket="another")  # else the SDK asks STS for one
+        session = Session(
+            boto_session=boto3.Session(), default_bucket="another"
+        )  # else the SDK asks STS for one
         for path, key in files.items():
             session.upload_data(path, bucket=BUCKET, key_prefix=key)
         ModelTrainer(
-            sagemaker_session=session, role=ROLE, base_job_name=request["TrainingJobName"],
-            training_image=algorithm["TrainingImage"], training_input_mode="FastFile",
-            hyperparameters=request["HyperParameters"], environment=request["Environment"],
-            compute=Compute(instance_type=resources["InstanceType"], instance_count=resources["InstanceCount"]),
-            output_data_config=OutputDataConfig(s3_output_path=request["OutputDataConfig"]["S3OutputPath"]),
+            sagemaker_session=session,
+            role=ROLE,
+            base_job_name=request["TrainingJobName"],
+            training_image=algorithm["TrainingImage"],
+            training_input_mode="FastFile",
+            hyperparameters=request["HyperParameters"],
+            environment=request["Environment"],
+            compute=Compute(
+                instance_type=resources["InstanceType"], instance_count=resources["InstanceCount"]
+            ),
+            output_data_config=OutputDataConfig(
+                s3_output_path=request["OutputDataConfig"]["S3OutputPath"]
+            ),
             stopping_condition=StoppingCondition(max_runtime_in_seconds=86400),
             checkpoint_config=CheckpointConfig(s3_uri=request["CheckpointConfig"]["S3Uri"]),
             input_data_config=[
                 InputData(
                     channel_name=channel["ChannelName"],
                     data_source=S3DataSource(
-                        s3_data_type="S3Prefix", s3_data_distribution_type="FullyReplicated",
+                        s3_data_type="S3Prefix",
+                        s3_data_distribution_type="FullyReplicated",
                         s3_uri=channel["DataSource"]["S3DataSource"]["S3Uri"],
                     ),
                 )
                 for channel in request["InputDataConfig"]
             ],
-        ).train(wait=False, logs=False)  # fmt: skip
+        ).train(wait=False, logs=False)
     else:
         from sagemaker.estimator import Estimator
         from sagemaker.inputs import TrainingInput
@@ -102,13 +116,21 @@ def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
         from sagemaker.telemetry import telemetry_logging
 
         telemetry_logging._send_telemetry_request = lambda *a: None
-        session = Session(boto_session=boto3.Session(), default_bucket="another")  # else the SDK asks STS for one
+        session = Session(
+            boto_session=boto3.Session(), default_bucket="another"
+        )  # else the SDK asks STS for one
         for path, key in files.items():
             session.upload_data(path, bucket=BUCKET, key_prefix=key)
         Estimator(
-            algorithm["TrainingImage"], ROLE, resources["InstanceCount"], resources["InstanceType"],
-            sagemaker_session=session, base_job_name=request["TrainingJobName"], input_mode="FastFile",
-            hyperparameters=request["HyperParameters"], environment=request["Environment"],
+            algorithm["TrainingImage"],
+            ROLE,
+            resources["InstanceCount"],
+            resources["InstanceType"],
+            sagemaker_session=session,
+            base_job_name=request["TrainingJobName"],
+            input_mode="FastFile",
+            hyperparameters=request["HyperParameters"],
+            environment=request["Environment"],
             output_path=request["OutputDataConfig"]["S3OutputPath"],
             checkpoint_s3_uri=request["CheckpointConfig"]["S3Uri"],
         ).fit(
@@ -119,7 +141,7 @@ def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
                 for channel in request["InputDataConfig"]
             },
             wait=False,
-        )  # fmt: skip
+        )
 
 
 def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
@@ -132,8 +154,14 @@ def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
 
     def watched(self: Any, sent: Any) -> Any:
         target = sent.headers.get("X-Amz-Target")
-        name = (target.decode() if isinstance(target, bytes) else target) if target else f"{sent.method} {sent.url}"
-        calls.append(name.rpartition(".")[2] if target else name.split("?")[0].split(" ")[0] + " S3")
+        name = (
+            (target.decode() if isinstance(target, bytes) else target)
+            if target
+            else f"{sent.method} {sent.url}"
+        )
+        calls.append(
+            name.rpartition(".")[2] if target else name.split("?")[0].split(" ")[0] + " S3"
+        )
         if name.endswith("CreateTrainingJob"):
             raise Sent
         return send(self, sent)
@@ -146,8 +174,10 @@ def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
         prefix = f"{side}-{uuid.uuid4().hex[:8]}"
         began = time.perf_counter() if number else began
         with contextlib.suppress(Sent):
-            ours(prefix) if side == "ours" else bare(
-                prefix, request, {path: f"{prefix}/{key}" for path, key in files.items()}
+            (
+                ours(prefix)
+                if side == "ours"
+                else bare(prefix, request, {path: f"{prefix}/{key}" for path, key in files.items()})
             )
         took = time.perf_counter() - began
         if number:
@@ -180,15 +210,21 @@ def main() -> None:
     with contextlib.suppress(plane.session().client("s3").exceptions.BucketAlreadyOwnedByYou):
         plane.session().client("s3").create_bucket(Bucket=BUCKET)
     environment = {
-        **os.environ, **plane.environment(),
-        "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "PYTHONWARNINGS": "ignore",
-        "SAGEMAKER_VALIDATE_ROLE": "false",  # the SDK's own switch: v3 would simulate the role's policies in IAM
-    }  # fmt: skip
+        **os.environ,
+        **plane.environment(),
+        "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
+        "PYTHONWARNINGS": "ignore",
+        "SAGEMAKER_VALIDATE_ROLE": (
+            "false"
+        ),  # the SDK's own switch: v3 would simulate the role's policies in IAM
+    }
     seen: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
         bundle, config = Path(folder, "bundle.tar.gz"), Path(folder, "config.json")
         bundle.write_bytes(build_bundle().data)
-        config.write_text(json.dumps(keys_of(smtrain.load_config(config_of("x")), "train"), indent=2))
+        config.write_text(
+            json.dumps(keys_of(smtrain.load_config(config_of("x")), "train"), indent=2)
+        )
         request = smtrain.request(config_of("x"), set_=[f"compute.region={plane.region}"])
         files = {str(bundle): "code", str(config): "configs"}
         for round_ in range(options.rounds + 1):
@@ -215,7 +251,9 @@ def main() -> None:
         "over_sdk_warm": ratio("warm"),
         "api_calls": len(seen["ours"][-1]["calls"]),
         "api_calls_bare": len(seen["bare"][-1]["calls"]),
-        **{f"{side}_{which}_s": seconds(side, which) for side in seen for which in ("cold", "warm")},
+        **{
+            f"{side}_{which}_s": seconds(side, which) for side in seen for which in ("cold", "warm")
+        },
         "calls": seen["ours"][-1]["calls"],
         "calls_bare": seen["bare"][-1]["calls"],
         "sdk": _sdk(),

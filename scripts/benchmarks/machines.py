@@ -1,8 +1,10 @@
-"""Compare a preparation on several machines with one: `prepare` jobs of 1 and of --machines local hosts.
+"""Compare a preparation on several machines with one: `prepare` jobs of 1 and of --machines local
+hosts.
 
-The text is --corpus, a folder of JSON lines, or --megabytes of the text of `scripts/bench data`; the tokenizer a
-byte-level BPE of 32,000 trained on some of it. All hosts share this machine's cores, so the same work on more hosts
-takes as long if sharing it loses nothing. Four jobs: half of the text and all of it, on one host and on several.
+The text is --corpus, a folder of JSON lines, or --megabytes of the text of `scripts/bench data`;
+the tokenizer a byte-level BPE of 32,000 trained on some of it. All hosts share this machine's
+cores, so the same work on more hosts takes as long if sharing it loses nothing. Four jobs: half of
+the text and all of it, on one host and on several.
 
   identical      every file of the result has the same SHA-256 on one host and on several, and for half of the text too
   over_single    MB of text per second of a job's time, several hosts over one, over all of the text, start-up included
@@ -38,7 +40,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--corpus", type=Path, help="a folder of .jsonl files with a column `text`")
@@ -46,7 +50,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="of each host; default: every core")
     parser.add_argument("--shard-size", type=float, default=8.0, help="data.shard_size, GB")
     parser.add_argument("--whole", action="store_true", help="only the two jobs on all of the text")
-    parser.add_argument("--coordinator", type=Path, help="a checkout of commit 5923b272, to compare with")
+    parser.add_argument(
+        "--coordinator", type=Path, help="a checkout of commit 5923b272, to compare with"
+    )
     parser.add_argument("--folder", type=Path, help="where to write text and tokens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
@@ -57,7 +63,9 @@ def main() -> None:
             result = measure(Path(folder), options)
         finally:
             shut_down()
-    print(json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items()))
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items())
+    )
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -100,8 +108,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.coordinator:
         before = with_coordinator(given, options)
         result |= {
-            "cpu_over_coordinator": round(before["mb_per_cpu_s_several"] / result["mb_per_cpu_s_several"], 3),
-            "coordinator": {key: before[key] for key in ("over_single", "mb_s_several", "mb_per_cpu_s_several")},
+            "cpu_over_coordinator": round(
+                before["mb_per_cpu_s_several"] / result["mb_per_cpu_s_several"], 3
+            ),
+            "coordinator": {
+                key: before[key] for key in ("over_single", "mb_s_several", "mb_per_cpu_s_several")
+            },
         }
     return result
 
@@ -109,13 +121,20 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def with_coordinator(text: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of this benchmark in another checkout, on the same text."""
     command = [
-        sys.executable, "scripts/benchmarks/machines.py", "--json", "--corpus", str(text.absolute()), "--machines",
+        sys.executable,
+        "scripts/benchmarks/machines.py",
+        "--json",
+        "--corpus",
+        str(text.absolute()),
+        "--machines",
         str(options.machines),
-    ]  # fmt: skip
+    ]
     command += ["--workers", str(options.workers)] if options.workers else []
     command += ["--folder", str(options.folder.absolute())] if options.folder else []
     environment = {**os.environ, "PYTHONPATH": str(options.coordinator.absolute())}
-    done = subprocess.run(command, cwd=options.coordinator, env=environment, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        command, cwd=options.coordinator, env=environment, stdout=subprocess.PIPE, check=True
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -139,7 +158,9 @@ def gathered(folder: Path, megabytes: int) -> Path:
 
 
 def tokenizer_for(files: list[Path], folder: Path) -> None:
-    """A tokenizer of 32,000 of the first documents of every file, and a small model's config next to it."""
+    """A tokenizer of 32,000 of the first documents of every file, and a small model's config next
+    to it.
+    """
     from transformers import LlamaConfig
 
     from smtrain.core.demo.inputs import save_tokenizer
@@ -147,12 +168,20 @@ def tokenizer_for(files: list[Path], folder: Path) -> None:
     texts: list[str] = []
     for path in files:
         with path.open(encoding="utf-8") as lines:
-            texts += [json.loads(line)["text"][:20_000] for line, _ in zip(lines, range(200), strict=False)]
+            texts += [
+                json.loads(line)["text"][:20_000]
+                for line, _ in zip(lines, range(200), strict=False)
+            ]
     save_tokenizer(texts, folder, vocabulary=32_000, end="<|endoftext|>")
     LlamaConfig(
-        vocab_size=32_000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=SEQ_LEN,
-    ).save_pretrained(folder)  # fmt: skip
+        vocab_size=32_000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=SEQ_LEN,
+    ).save_pretrained(folder)
 
 
 def copied(files: list[Path], folder: Path, share: float) -> int:
@@ -175,7 +204,8 @@ def copied(files: list[Path], folder: Path, share: float) -> int:
 class HostsSeen:
     """Usage of a job: `peak` MiB of its largest host, its seconds and its processor seconds.
 
-    `disk` are bytes of the host that had most, and `shard` those of the largest pair that the job wrote.
+    `disk` are bytes of the host that had most, and `shard` those of the largest pair that the job
+    wrote.
     """
 
     peak: float = 0.0
@@ -200,10 +230,16 @@ class HostsSeen:
                 host = os.readlink(f"/proc/{pid}/ns/mnt")
             except OSError:
                 continue
-            rows = [row.split() for row in read(pid, "status").splitlines() if row.startswith(b"RssAnon")]
+            rows = [
+                row.split()
+                for row in read(pid, "status").splitlines()
+                if row.startswith(b"RssAnon")
+            ]
             hosts[host] = hosts.get(host, 0.0) + sum(int(row[1]) for row in rows) / 1024
             roots = [
-                word[16:].decode() for word in read(pid, "environ").split(b"\0") if word[:16] == b"SMTRAIN_ML_ROOT="
+                word[16:].decode()
+                for word in read(pid, "environ").split(b"\0")
+                if word[:16] == b"SMTRAIN_ML_ROOT="
             ]
             folders.setdefault(host, f"/proc/{pid}/root{roots[0] if roots else '/opt/ml'}")
         self.peak = max([self.peak, *hosts.values()])
@@ -229,14 +265,18 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
 
     os.sync()
     config: dict[str, Any] = {
-        "name": f"bench-{text.name}-{count}", "target": "local",
+        "name": f"bench-{text.name}-{count}",
+        "target": "local",
         "model": {"path": str(folder / "model"), "init": "scratch"},
         "data": {
-            "path": str(text), "workers": options.workers, "machines": count, "shard_size": options.shard_size,
+            "path": str(text),
+            "workers": options.workers,
+            "machines": count,
+            "shard_size": options.shard_size,
         },
         "train": {"seq_len": SEQ_LEN},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
-    }  # fmt: skip
+    }
     job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
     seen, done = HostsSeen(), threading.Event()
 

@@ -1,6 +1,7 @@
 """Time and memory to plan 70B over every mesh of 1 to 64 instances of all types, on one core.
 
-Measured from outside: a fresh interpreter from its start to its end, its peak resident memory as the kernel counts it.
+Measured from outside: a fresh interpreter from its start to its end, its peak resident memory as
+the kernel counts it.
 """
 
 from __future__ import annotations
@@ -44,8 +45,16 @@ def main() -> None:
         cpus.append(used() - before)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     # The first round fills the page cache.
-    result = {"wall_s": round(median(walls[1:]), 3), "cpu_s": round(median(cpus[1:]), 3), "peak_mib": round(peak, 1)}
-    print(json.dumps(result) if options.json else "\n".join(f"{name:9} {value}" for name, value in result.items()))
+    result = {
+        "wall_s": round(median(walls[1:]), 3),
+        "cpu_s": round(median(cpus[1:]), 3),
+        "peak_mib": round(peak, 1),
+    }
+    print(
+        json.dumps(result)
+        if options.json
+        else "\n".join(f"{name:9} {value}" for name, value in result.items())
+    )
 
 
 def used() -> float:

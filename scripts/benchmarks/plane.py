@@ -1,5 +1,6 @@
-"""Memory of the local control plane, resident, over many small jobs and one with much output, and its response
-time meanwhile."""
+"""Memory of the local control plane, resident, over many small jobs and one with much output, and
+its response time meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +38,17 @@ def main() -> None:
             figures = measure(ensure_running(), options)
         finally:
             shut_down()
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:24} {value}" for name, value in figures.items()))
+    print(
+        json.dumps(figures)
+        if options.json
+        else "\n".join(f"{name:24} {value}" for name, value in figures.items())
+    )
 
 
 def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
-    """MB of the plane after a third, two thirds and all of the small jobs, then while the large one writes."""
+    """MB of the plane after a third, two thirds and all of the small jobs, then while the large one
+    writes.
+    """
     client = endpoint.session().client("sagemaker")
     run(client, "first", ["bash", "-c", SMALL])
     figures: dict[str, Any] = {"start_mb": resident(endpoint.pid)}
@@ -80,12 +87,20 @@ def run_flood(ended: threading.Event, client: Any, program: str) -> None:
 def run(client: Any, name: str, command: list[str]) -> None:
     """Run one job to its end."""
     pieces = [command[2][i : i + 200] for i in range(0, len(command[2]), 200)]
-    entry = [command[0], "-c", 'eval "$(IFS=; echo "$*")"', "bash", *pieces] if command[0] == "bash" else None
+    entry = (
+        [command[0], "-c", 'eval "$(IFS=; echo "$*")"', "bash", *pieces]
+        if command[0] == "bash"
+        else None
+    )
     entry = entry or [command[0], "-c", "import sys; exec(''.join(sys.argv[1:]))", *pieces]
     metrics = {"MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}]}
     limit = {"MaxRuntimeInSeconds": 3600}
-    client.create_training_job(**request_of(name, entry, algorithm=metrics, StoppingCondition=limit))
-    while (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] == "InProgress":
+    client.create_training_job(
+        **request_of(name, entry, algorithm=metrics, StoppingCondition=limit)
+    )
+    while (job := client.describe_training_job(TrainingJobName=name))[
+        "TrainingJobStatus"
+    ] == "InProgress":
         time.sleep(0.05)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
 

@@ -1,9 +1,10 @@
-"""Measure the text that a core processes per second in each pass over documents: the figures that `smtrain plan` uses.
+"""Measure the text that a core processes per second in each pass over documents: the figures that
+`smtrain plan` uses.
 
-The text is the prose of this machine (.md, .rst and .txt of installed packages), --megabytes of it. All cores work at
-once, as in a prepare stage, each on the same text. A figure is MB of text per processor second, because other load on
-the machine affects wall time more; the median over cores, and over --rounds rounds. `all` is every pass one after the
-other.
+The text is the prose of this machine (.md, .rst and .txt of installed packages), --megabytes of it.
+All cores work at once, as in a prepare stage, each on the same text. A figure is MB of text per
+processor second, because other load on the machine affects wall time more; the median over cores,
+and over --rounds rounds. `all` is every pass one after the other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ ENDINGS = {".md", ".rst", ".txt"}
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=float, default=1.0, help="of text")
@@ -49,10 +52,21 @@ def main() -> None:
             for name in PASSES:
                 seconds = pool.map(timed, [(name, texts)] * cores_here(), chunksize=1)
                 rates[name].append(size / 1e6 / statistics.median(seconds))
-    figures = {f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()}
-    figures["all_mb_per_s"] = round(1 / sum(1 / statistics.median(some) for some in rates.values()), 3)
-    result = {**figures, "cores": cores_here(), "megabytes": round(size / 1e6, 2), "documents": len(texts)}
-    print(json.dumps(result) if options.json else "\n".join(f"{k:26} {v}" for k, v in result.items()))
+    figures = {
+        f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()
+    }
+    figures["all_mb_per_s"] = round(
+        1 / sum(1 / statistics.median(some) for some in rates.values()), 3
+    )
+    result = {
+        **figures,
+        "cores": cores_here(),
+        "megabytes": round(size / 1e6, 2),
+        "documents": len(texts),
+    }
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:26} {v}" for k, v in result.items())
+    )
 
 
 def prose(wanted: float) -> tuple[list[str], int]:
@@ -70,7 +84,9 @@ def timed(work: tuple[str, list[str]]) -> float:
     name, texts = work
     words = [str(number) for number in range(QUESTIONS)]
     tests = (
-        OverlapFinder(" ".join(words[at:] + words[:at])[:200] for at in range(QUESTIONS)) if name == "tests" else None
+        OverlapFinder(" ".join(words[at:] + words[:at])[:200] for at in range(QUESTIONS))
+        if name == "tests"
+        else None
     )
     refiner = Refiner(PASSES[name], tests)
     refiner.refine(texts[:2])

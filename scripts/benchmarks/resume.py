@@ -1,12 +1,15 @@
-"""The cost of verifying a checkpoint when resuming: `checkpoint.verify: full` compared with `size`, in one run.
+"""The cost of verifying a checkpoint when resuming: `checkpoint.verify: full` compared with `size`,
+in one run.
 
-One rank writes a native checkpoint of a Llama with about `--billions` parameters (bf16, 14 bytes per parameter on
-disk). Fresh processes then build the engine and load it as stage train does, alternately with and without hashes, each
-time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
-the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` the share of
-waiting for hashes when all else was done, `gb_per_s` the rate of checking while loading. Needs about 20 GB of memory
-and 14 GB of disk per billion, and uses fewer parameters if they are not available. Progress is printed on stderr. 0.3
-billion take a few minutes on two cores; the guarantee is for `--billions 2.4`.
+One rank writes a native checkpoint of a Llama with about `--billions` parameters (bf16, 14 bytes
+per parameter on disk). Fresh processes then build the engine and load it as stage train does,
+alternately with and without hashes, each time with the files out of the page cache. `share` is
+(full - size) / size of the median seconds from the first hash to the loaded state, `cpu_share` the
+same of CPU seconds, which a busy machine changes less, `waited_share` the share of waiting for
+hashes when all else was done, `gb_per_s` the rate of checking while loading. Needs about 20 GB of
+memory and 14 GB of disk per billion, and uses fewer parameters if they are not available. Progress
+is printed on stderr. 0.3 billion take a few minutes on two cores; the guarantee is for `--billions
+2.4`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-BYTES_ON_DISK, BYTES_IN_MEMORY = 14, 20  # bf16: weights and state; then with gradients and the save's copies
+BYTES_ON_DISK, BYTES_IN_MEMORY = (
+    14,
+    20,
+)  # bf16: weights and state; then with gradients and the save's copies
 
 
 def config_of(billions: float) -> dict[str, Any]:
@@ -31,13 +37,22 @@ def config_of(billions: float) -> dict[str, Any]:
     vocabulary = 32000
     for layers in (4, 8, 16, 24, 32):
         for hidden in range(256, 4097, 64):
-            if layers * 12 * hidden**2 + 2 * vocabulary * hidden >= billions * 1e9 and hidden <= 128 * layers:
+            if (
+                layers * 12 * hidden**2 + 2 * vocabulary * hidden >= billions * 1e9
+                and hidden <= 128 * layers
+            ):
                 return {
-                    "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
-                    "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
-                    "intermediate_size": hidden * 8 // 3 // 64 * 64, "vocab_size": vocabulary,
-                    "max_position_embeddings": 128, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
-                }  # fmt: skip
+                    "model_type": "llama",
+                    "hidden_size": hidden,
+                    "num_hidden_layers": layers,
+                    "num_attention_heads": hidden // 64,
+                    "num_key_value_heads": hidden // 64,
+                    "intermediate_size": hidden * 8 // 3 // 64 * 64,
+                    "vocab_size": vocabulary,
+                    "max_position_embeddings": 128,
+                    "tie_word_embeddings": False,
+                    "rms_norm_eps": 1e-5,
+                }
     raise SystemExit(f"no shape for {billions} billion parameters")
 
 
@@ -60,7 +75,9 @@ def write(folder: Path, described: dict[str, Any]) -> None:
 
 
 def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
-    """Resume as stage train does: start hashing, build the engine, load the state, wait for the hashes."""
+    """Resume as stage train does: start hashing, build the engine, load the state, wait for the
+    hashes.
+    """
     import torch.distributed as dist
 
     from smtrain.core.config import JobConfig
@@ -70,7 +87,11 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     from smtrain.worker.train.resume import Resume, choose
 
     config = JobConfig.model_validate(
-        {"model": {"path": "x"}, "compute": {"processes_per_instance": 1}, "checkpoint": {"verify": how}}
+        {
+            "model": {"path": "x"},
+            "compute": {"processes_per_instance": 1},
+            "checkpoint": {"verify": how},
+        }
     )
     init_distributed()
     gather, records = join(config)
@@ -83,9 +104,14 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     seconds = time.perf_counter() - began
     resume.close()
     figures = {
-        "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "loading": resume.loading,
-        "parameters": engine.parameters, "cpu": time.process_time() - busy,
-    }  # fmt: skip
+        "seconds": seconds,
+        "build": built,
+        "waited": resume.waited,
+        "bytes": resume.hashed,
+        "loading": resume.loading,
+        "parameters": engine.parameters,
+        "cpu": time.process_time() - busy,
+    }
     dist.destroy_process_group()
     return figures
 
@@ -103,14 +129,18 @@ def forget(folder: Path) -> None:
 def fitting(billions: float, folder: Path) -> float:
     """The billions of parameters that memory and disk have space for."""
     memory = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) for line in memory if line.startswith("MemAvailable")) * 1024
+    available = (
+        next(int(line.split()[1]) for line in memory if line.startswith("MemAvailable")) * 1024
+    )
     free = shutil.disk_usage(folder).free
     return min(billions, 0.7 * available / BYTES_IN_MEMORY / 1e9, 0.7 * free / BYTES_ON_DISK / 1e9)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--billions", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=3)
@@ -119,8 +149,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.part:
         here = str(Path(__file__).resolve().parent)
-        sys.path[:] = [path for path in sys.path if path != here]  # secrets.py here would hide Python's own
-        what, folder, described = options.part[0], Path(options.part[1]), json.loads(options.part[2])
+        sys.path[:] = [
+            path for path in sys.path if path != here
+        ]  # secrets.py here would hide Python's own
+        what, folder, described = (
+            options.part[0],
+            Path(options.part[1]),
+            json.loads(options.part[2]),
+        )
         if what == "write":
             write(folder, described)
         print(json.dumps({} if what == "write" else load(folder, described, what)))
@@ -142,22 +178,36 @@ def main() -> None:
             figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
             return figures
 
-        say(f"writing a checkpoint of {billions:.2f} billion parameters, some {billions * BYTES_ON_DISK:.1f} GB")
+        say(
+            f"writing a checkpoint of {billions:.2f} billion parameters, some"
+            f" {billions * BYTES_ON_DISK:.1f} GB"
+        )
         part("write")
         runs: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
         for round_ in range(options.rounds):
             for how in sorted(runs, reverse=bool(round_ % 2)):
                 forget(Path(name))
                 runs[how].append(part(how))
-                say(f"round {round_ + 1} of {options.rounds}: verify {how}, {runs[how][-1]['seconds']:.1f} s")
-    full, size = (statistics.median(run["seconds"] for run in runs[how]) for how in ("full", "size"))
-    full_cpu, size_cpu = (statistics.median(run["cpu"] for run in runs[how]) for how in ("full", "size"))
+                say(
+                    f"round {round_ + 1} of {options.rounds}: verify {how},"
+                    f" {runs[how][-1]['seconds']:.1f} s"
+                )
+    full, size = (
+        statistics.median(run["seconds"] for run in runs[how]) for how in ("full", "size")
+    )
+    full_cpu, size_cpu = (
+        statistics.median(run["cpu"] for run in runs[how]) for how in ("full", "size")
+    )
     result = {
         "billions": round(runs["full"][0]["parameters"] / 1e9, 3),
         "share": round((full - size) / size, 4),
         "cpu_share": round((full_cpu - size_cpu) / size_cpu, 4),
-        "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in runs["full"]), 4),
-        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["loading"] for r in runs["full"]), 3),
+        "waited_share": round(
+            statistics.median(r["waited"] / r["seconds"] for r in runs["full"]), 4
+        ),
+        "gb_per_s": round(
+            statistics.median(r["bytes"] / 1e9 / r["loading"] for r in runs["full"]), 3
+        ),
         "gigabytes": round(runs["full"][0]["bytes"] / 1e9, 3),
         "full_s": round(full, 3),
         "size_s": round(size, 3),

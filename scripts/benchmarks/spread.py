@@ -1,7 +1,9 @@
-"""Time and memory of the driver of a preparation on several machines, on a corpus that is not there.
+"""Time and memory of the driver of a preparation on several machines, on a corpus that is not
+there.
 
-The shares of `--terabytes` of text in `--files` files are `--shares` tasks, whose results are made up, as are those of
-the passes for exact and near duplicates and of the output files: only the driver is real. No text is read or written.
+The shares of `--terabytes` of text in `--files` files are `--shares` tasks, whose results are made
+up, as are those of the passes for exact and near duplicates and of the output files: only the
+driver is real. No text is read or written.
 
   peak_mib, half_mib   the driver's memory at the end and after half of the tasks
   before_mib           its memory when all modules are loaded
@@ -28,7 +30,12 @@ sys.path.insert(0, str(ROOT))
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates  # noqa: E402
 from smtrain.worker.data.prepare.spread.driver import Driver, Spread  # noqa: E402
 from smtrain.worker.data.prepare.spread.share_files import share_name  # noqa: E402
-from smtrain.worker.data.prepare.spread.work import OutputPair, ShareTotals, TaskOutcome, WorkContext  # noqa: E402
+from smtrain.worker.data.prepare.spread.work import (  # noqa: E402
+    OutputPair,
+    ShareTotals,
+    TaskOutcome,
+    WorkContext,
+)
 from smtrain.worker.data.prepare_options import Corpus, PrepareOptions  # noqa: E402
 from smtrain.worker.data.read import blocks  # noqa: E402
 from smtrain.worker.data.read.shards import Share, cut_shares  # noqa: E402
@@ -41,19 +48,30 @@ DOCUMENT, TOKEN = 3000, 4.5
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--terabytes", type=float, default=2)
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--shares", type=int, default=1_000_000)
-    parser.add_argument("--kept", type=int, default=20_000, help="shares that a second driver finds done")
+    parser.add_argument(
+        "--kept", type=int, default=20_000, help="shares that a second driver finds done"
+    )
     parser.add_argument("--ray", type=int, default=10_000, help="tasks on a real cluster")
     options = parser.parse_args()
     before = resident()
     with tempfile.TemporaryDirectory(prefix="bench-spread-") as folder:
         made = driven(Path(folder), options)
-        result = {"before_mib": round(before), **made, **resumed(Path(folder), options), **on_ray(options.ray)}
-    print(json.dumps(result) if options.json else "\n".join(f"{k:20} {v}" for k, v in result.items()))
+        result = {
+            "before_mib": round(before),
+            **made,
+            **resumed(Path(folder), options),
+            **on_ray(options.ray),
+        }
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:20} {v}" for k, v in result.items())
+    )
 
 
 def resident() -> float:
@@ -72,9 +90,15 @@ class MadeUp:
     tasks: dict[str, int] = field(default_factory=dict)
 
     def run(
-        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
-    ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        shared: tuple[Any, ...],
+        items: Iterator[tuple[Any, tuple[Any, ...]]],
+        waiting: Callable[[], None],
+        *,
+        large: bool = False,
+        threads: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]:
         """See `TaskExecutor`."""
         for label, arguments in items:
             count = self.tasks[function.__name__] = self.tasks.get(function.__name__, 0) + 1
@@ -94,11 +118,18 @@ def made_up(shared: tuple[Any, ...], arguments: tuple[Any, ...]) -> dict[str, An
     shards = len(totals.firsts) - 1
     if isinstance(arguments[0], OutputPair):
         documents = sum(totals.in_shard(shard) for shard in arguments[0].shards)
-        files = {f"{arguments[0].prefix}.{end}": {"bytes": 1, "sha256": "0" * 64} for end in ("bin", "idx")}
+        files = {
+            f"{arguments[0].prefix}.{end}": {"bytes": 1, "sha256": "0" * 64}
+            for end in ("bin", "idx")
+        }
         return {
-            "documents": documents, "tokens": 600 * documents, "files": files, "dropped": {"duplicates": 7},
-            "examples": [], "per_file": [(0, documents)],
-        }  # fmt: skip
+            "documents": documents,
+            "tokens": 600 * documents,
+            "files": files,
+            "dropped": {"duplicates": 7},
+            "examples": [],
+            "per_file": [(0, documents)],
+        }
     if len(arguments) == 1:
         return {"left": totals.in_shard(arguments[0])}
     return {"offsets": list(range(shards + 1))}
@@ -107,13 +138,27 @@ def made_up(shared: tuple[Any, ...], arguments: tuple[Any, ...]) -> dict[str, An
 def share_record(share: Share) -> dict[str, Any]:
     """The record of a share, with bad lines, samples and counts."""
     documents = max(1, share.bytes // DOCUMENT)
-    runs = [[number, 0, documents, documents, 1, [["a.jsonl", 3, "not JSON"]]] for number, _ in share.spans]
-    files = {end: {"bytes": documents * 12, "sha256": "0" * 64} for end in ("bin", "lengths", "hashes", "bands")}
+    runs = [
+        [number, 0, documents, documents, 1, [["a.jsonl", 3, "not JSON"]]]
+        for number, _ in share.spans
+    ]
+    files = {
+        end: {"bytes": documents * 12, "sha256": "0" * 64}
+        for end in ("bin", "lengths", "hashes", "bands")
+    }
     return {
-        "number": share.number, "part": share.part, "bytes": share.bytes, "documents": documents,
-        "tokens": int(share.bytes / TOKEN), "files": files, "runs": runs, "dropped": {"too short": 3}, "noted": {},
-        "examples": {"too short": ["a text of some words"]}, "unread": {},
-    }  # fmt: skip
+        "number": share.number,
+        "part": share.part,
+        "bytes": share.bytes,
+        "documents": documents,
+        "tokens": int(share.bytes / TOKEN),
+        "files": files,
+        "runs": runs,
+        "dropped": {"too short": 3},
+        "noted": {},
+        "examples": {"too short": ["a text of some words"]},
+        "unread": {},
+    }
 
 
 def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor: Any) -> Driver:
@@ -126,14 +171,27 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
         SourceFile(str(folder / "text"), f"{number:06}.jsonl", "jsonl", size, number=number)
         for number in range(round(options.files * terabytes / options.terabytes))
     ]
-    prepared = PrepareOptions(seq_len=4096, cleaning=Cleaning(deduplicate=True, near=NearDuplicates()), max_bad=10**9)
+    prepared = PrepareOptions(
+        seq_len=4096, cleaning=Cleaning(deduplicate=True, near=NearDuplicates()), max_bad=10**9
+    )
     facts = TokenizerFacts("0" * 64, 32_000, None, 0)
     place = str(folder / "place")
     context = WorkContext(
-        "key", False, prepared, "tokenizer", facts, "gigatoken", place, str(folder / "out"), "", frozenset()
+        "key",
+        False,
+        prepared,
+        "tokenizer",
+        facts,
+        "gigatoken",
+        place,
+        str(folder / "out"),
+        "",
+        frozenset(),
     )
     spread = Spread(executor, share_bytes=share)
-    return Driver(spread, context, Corpus(prepared, [files], facts, []), lambda _: None, lambda _: None)
+    return Driver(
+        spread, context, Corpus(prepared, [files], facts, []), lambda _: None, lambda _: None
+    )
 
 
 def driven(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -144,10 +202,15 @@ def driven(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     tally = driver(folder, options, options.terabytes, tasks).run()
     seconds = time.monotonic() - began
     return {
-        "terabytes": options.terabytes, "shares": tasks.tasks["do_share"], "documents": tally.read_documents,
-        "ranges": tasks.tasks["find_duplicates"], "outputs": tasks.tasks["write_output"],
-        "tasks_s": round(seconds, 1), "half_mib": round(tasks.half), "peak_mib": round(max(tasks.peak, resident())),
-    }  # fmt: skip
+        "terabytes": options.terabytes,
+        "shares": tasks.tasks["do_share"],
+        "documents": tally.read_documents,
+        "ranges": tasks.tasks["find_duplicates"],
+        "outputs": tasks.tasks["write_output"],
+        "tasks_s": round(seconds, 1),
+        "half_mib": round(tasks.half),
+        "peak_mib": round(max(tasks.peak, resident())),
+    }
 
 
 def resumed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -186,9 +249,10 @@ def on_ray(count: int) -> dict[str, Any]:
                 first, began = resident(), time.monotonic()
         left = count - count // 10
         return {
-            "ray_tasks": count, "ray_ms_a_task": round(1000 * (time.monotonic() - began) / left, 2),
+            "ray_tasks": count,
+            "ray_ms_a_task": round(1000 * (time.monotonic() - began) / left, 2),
             "ray_bytes_a_task": round((resident() - first) * 2**20 / left),
-        }  # fmt: skip
+        }
 
 
 if __name__ == "__main__":

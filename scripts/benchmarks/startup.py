@@ -1,8 +1,9 @@
 """Start-up time: `import smtrain` and `smtrain --help` compared with importing the SageMaker SDK.
 
-`import sagemaker.train` alone loads nothing (it is lazy since SDK v3), so both sides load what a user calls:
-`sagemaker.train.ModelTrainer` and `smtrain.launch` with `smtrain.JobConfig`. The bare imports are reported too, as
-seconds over an empty interpreter. Runs are paired A B A B, medians reported.
+`import sagemaker.train` alone loads nothing (it is lazy since SDK v3), so both sides load what a
+user calls: `sagemaker.train.ModelTrainer` and `smtrain.launch` with `smtrain.JobConfig`. The bare
+imports are reported too, as seconds over an empty interpreter. Runs are paired A B A B, medians
+reported.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def main() -> None:
     result = {
         "import_ratio": round(median["smtrain_usable"] / median["sagemaker_usable"], 4),
         "help_ratio": round(median["smtrain_help"] / median["sagemaker_usable"], 4),
-        "bare_import_ratio": round((median["smtrain_bare"] - empty) / (median["sagemaker_bare"] - empty), 4),
+        "bare_import_ratio": round(
+            (median["smtrain_bare"] - empty) / (median["sagemaker_bare"] - empty), 4
+        ),
         **{f"{name}_s": round(value, 4) for name, value in median.items()},
     }
     if options.json:

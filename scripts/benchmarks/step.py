@@ -1,16 +1,19 @@
-"""Time of a training step on this machine's CPUs, compared with a plain torch and transformers loop.
+"""Time of a training step on this machine's CPUs, compared with a plain torch and transformers
+loop.
 
-Both sides of a comparison train the same Llama of about 20 million parameters in the same processes with one thread
-each, alternating step by step; a ratio is the median over the rounds of our seconds over theirs. `over_loop`: one
-process against a plain transformers loop with fused AdamW. `over_ddp`: two data-parallel processes against the same
-loop in torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the lower bound over
-gloo, half the time of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
-other work. `experts_over_loop`: one process against the same loop, of a Qwen3-MoE of about 20 million parameters.
-`ep_over_dp`: two processes that divide its experts against two with all of them. `experts16_...` and `ep16_...` are the
-same with 16 experts, of which a token chooses 4. `ep_places` and `ep16_places`: seconds of a step with divided experts
-by place, the mean of both processes, measured in turn with the others; barriers before the messages show how long a
-process waits for the other. `cpu_...` is the same in CPU seconds, which a busy machine changes less. Progress is
-printed on stderr.
+Both sides of a comparison train the same Llama of about 20 million parameters in the same processes
+with one thread each, alternating step by step; a ratio is the median over the rounds of our seconds
+over theirs. `over_loop`: one process against a plain transformers loop with fused AdamW.
+`over_ddp`: two data-parallel processes against the same loop in torch's DistributedDataParallel.
+`tp_over_bound` and `pp_over_bound`: two processes against the lower bound over gloo, half the time
+of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
+other work. `experts_over_loop`: one process against the same loop, of a Qwen3-MoE of about 20
+million parameters. `ep_over_dp`: two processes that divide its experts against two with all of
+them. `experts16_...` and `ep16_...` are the same with 16 experts, of which a token chooses 4.
+`ep_places` and `ep16_places`: seconds of a step with divided experts by place, the mean of both
+processes, measured in turn with the others; barriers before the messages show how long a process
+waits for the other. `cpu_...` is the same in CPU seconds, which a busy machine changes less.
+Progress is printed on stderr.
 """
 
 from __future__ import annotations
@@ -36,34 +39,64 @@ sys.path.insert(0, str(ROOT))
 from tests.ports import free_port  # noqa: E402
 
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6,
-    "num_key_value_heads": 6, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 4096,
-    "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 384,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "intermediate_size": 1024,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.02,
+}
 MIXTURE: dict[str, Any] = {
-    **CONFIG, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 64, "moe_intermediate_size": 384,
-    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "router_aux_loss_coef": 0.001,
-}  # fmt: skip
+    **CONFIG,
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "moe_intermediate_size": 384,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.001,
+}
 MANY: dict[str, Any] = {
-    **MIXTURE, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "moe_intermediate_size": 512,
-    "num_experts": 16, "num_experts_per_tok": 4,
-}  # fmt: skip
+    **MIXTURE,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 512,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+}
 LR = 1e-4
 Step = Callable[[], object]
-TURN = 2  # consecutive steps of one side: a step may overlap work that is not needed yet with the next one
+# consecutive steps of one side: a step may overlap work that is not needed yet with the next one
+TURN = 2
 MICRO_BATCHES = 4  # of the pipeline
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sequences", type=int, default=4, help="per process and step")
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="only these comparisons; default: all")
-    parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # run inside a child process
+    parser.add_argument(
+        "--only",
+        choices=sorted(PARTS),
+        action="append",
+        help="only these comparisons; default: all",
+    )
+    parser.add_argument(
+        "--part", choices=sorted(PARTS), help=argparse.SUPPRESS
+    )  # run inside a child process
     options = parser.parse_args()
     if options.part:
         answer = PARTS[options.part][1](options)
@@ -85,14 +118,21 @@ def main() -> None:
 def shares(places: dict[str, float]) -> str:
     """A line of text with each place's share of a step."""
     step = sum(places.values())
-    return f"{step:.3g} s: " + ", ".join(f"{name} {100 * s / step:.3g} %" for name, s in places.items())
+    return f"{step:.3g} s: " + ", ".join(
+        f"{name} {100 * s / step:.3g} %" for name, s in places.items()
+    )
 
 
 def started(name: str, processes: int) -> dict[str, Any]:
     """The output of rank 0 of so many processes that run a part."""
     # One thread each, so that two processes do not use more cores than one.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(free_port())}  # fmt: skip
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
     ranks = []
     for rank in map(str, range(processes)):
@@ -113,14 +153,21 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
     import torch
 
     generator = torch.Generator().manual_seed(rank)
-    ids = torch.randint(0, CONFIG["vocab_size"], (sequences, options.length + 1), generator=generator)  # type: ignore[call-overload]
+    ids = torch.randint(
+        0, CONFIG["vocab_size"], (sequences, options.length + 1), generator=generator
+    )  # type: ignore[call-overload]
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def ours(
-    options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1, ep: int = 1,
+    options: argparse.Namespace,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    cut: int = 1,
+    ep: int = 1,
     config: dict[str, Any] = CONFIG,
-) -> tuple[Any, Step]:  # fmt: skip
+) -> tuple[Any, Step]:
     """The native engine and one step of it; tp and pp get the batch of two processes, like dp."""
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.worker.engine.native import NativeEngine
@@ -138,19 +185,31 @@ def ours(
     return engine, turn
 
 
-def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, config: dict[str, Any] = CONFIG) -> Step:
+def plain(
+    options: argparse.Namespace,
+    sequences: int,
+    parallel: bool = False,
+    config: dict[str, Any] = CONFIG,
+) -> Step:
     """The usual hand-written loop: bf16 autocast, clipped gradient norm, fused AdamW."""
     import torch
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described, more = dict(config), {"output_router_logits": True} if "num_experts" in config else {}
+    described, more = (
+        dict(config),
+        ({"output_router_logits": True} if "num_experts" in config else {}),
+    )
     torch.manual_seed(0)
     built = AutoConfig.for_model(described.pop("model_type"), **described)
-    model: Any = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(
+        built, attn_implementation="sdpa", dtype=torch.float32
+    )
     if parallel:
         model = DistributedDataParallel(model)
-    adamw = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    adamw = torch.optim.AdamW(
+        model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     ids, labels = batch(options, dist.get_rank(), sequences)
     narrow = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
 
@@ -158,7 +217,9 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, c
         for _ in range(TURN):
             with narrow:
                 out = model(input_ids=ids, use_cache=False, **more)
-            loss = torch.nn.functional.cross_entropy(out.logits.float().flatten(0, 1), labels.flatten())
+            loss = torch.nn.functional.cross_entropy(
+                out.logits.float().flatten(0, 1), labels.flatten()
+            )
             if more:
                 loss = loss + config["router_aux_loss_coef"] * out.aux_loss
             loss.backward()  # type: ignore[no-untyped-call]
@@ -170,7 +231,9 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False, c
 
 
 def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
-    """Seconds of a step, and CPU seconds of it over all ranks, by round, of each of `steps`, in turn."""
+    """Seconds of a step, and CPU seconds of it over all ranks, by round, of each of `steps`, in
+    turn.
+    """
     import torch
     import torch.distributed as dist
 
@@ -189,9 +252,13 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
     return by_step
 
 
-def ratios(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, float]:
+def ratios(
+    name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]
+) -> dict[str, float]:
     """Ratios of wall and of CPU seconds."""
-    wall, cpu = (statistics.median(a[i] / b[i] for a, b in zip(mine, theirs, strict=True)) for i in (0, 1))
+    wall, cpu = (
+        statistics.median(a[i] / b[i] for a, b in zip(mine, theirs, strict=True)) for i in (0, 1)
+    )
     return {
         name: round(wall, 3),
         f"cpu_{name}": round(cpu, 3),
@@ -219,7 +286,9 @@ def ddp(options: argparse.Namespace) -> dict[str, float]:
     return ratios("over_ddp", mine, theirs)
 
 
-def experts(options: argparse.Namespace, name: str = "experts", config: dict[str, Any] = MIXTURE) -> dict[str, float]:
+def experts(
+    options: argparse.Namespace, name: str = "experts", config: dict[str, Any] = MIXTURE
+) -> dict[str, float]:
     """One process with a mixture of experts."""
     from smtrain.worker.engine.native import init_distributed
 
@@ -229,20 +298,30 @@ def experts(options: argparse.Namespace, name: str = "experts", config: dict[str
     return ratios(f"{name}_over_loop", mine, theirs)
 
 
-def divided(options: argparse.Namespace, name: str = "ep", config: dict[str, Any] = MIXTURE) -> dict[str, Any]:
-    """Two processes that divide the experts against two that each have all, and the places of the former's time."""
+def divided(
+    options: argparse.Namespace, name: str = "ep", config: dict[str, Any] = MIXTURE
+) -> dict[str, Any]:
+    """Two processes that divide the experts against two that each have all, and the places of the
+    former's time.
+    """
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
     two, one = (ours(options, dp=2, ep=ep, config=config)[1] for ep in (2, 1))
     by_round: list[dict[str, float]] = []
-    mine, theirs, _ = timed(options.rounds, two, one, lambda: by_round.append(placed(two, config["num_hidden_layers"])))
-    places = {place: statistics.median(each[place] for each in by_round[2:]) for place in by_round[0]}
+    mine, theirs, _ = timed(
+        options.rounds, two, one, lambda: by_round.append(placed(two, config["num_hidden_layers"]))
+    )
+    places = {
+        place: statistics.median(each[place] for each in by_round[2:]) for place in by_round[0]
+    }
     return {**ratios(f"{name}_over_dp", mine, theirs), f"{name}_places": _over_ranks(places)}
 
 
 def placed(turn: Step, layers: int) -> dict[str, float]:
-    """Seconds of a step of this process by place: the engine's parts, with its all-to-alls by direction."""
+    """Seconds of a step of this process by place: the engine's parts, with its all-to-alls by
+    direction.
+    """
     import torch.distributed as dist
 
     from smtrain.worker.engine.parts import PartsClock, marked
@@ -252,12 +331,15 @@ def placed(turn: Step, layers: int) -> dict[str, float]:
     seconds |= dict.fromkeys(("counts", "to experts", "from experts", "waiting"), 0.0)
     calls = 0
 
-    def all_to_all(out: Any, x: Any, receive: Any = None, give: Any = None, group: Any = None) -> Any:
+    def all_to_all(
+        out: Any, x: Any, receive: Any = None, give: Any = None, group: Any = None
+    ) -> Any:
         nonlocal calls
         place: Any = "waiting"
         with clock(place):
             dist.barrier(group)
-        # Rows come in pairs: to the experts and back, and in the backward pass gradients of outputs first.
+        # Rows come in pairs: to the experts and back, and in the backward pass gradients of outputs
+        # first.
         back = calls % 2 == (calls % (4 * layers) < 2 * layers)
         place = "from experts" if back else "to experts"
         if receive:
@@ -284,7 +366,10 @@ def _over_ranks(seconds: dict[str, float]) -> dict[str, float]:
 
     both = torch.tensor([*seconds.values()], dtype=torch.float64)
     dist.all_reduce(both)
-    return {place: round(float(s) / dist.get_world_size(), 5) for place, s in zip(seconds, both, strict=True)}
+    return {
+        place: round(float(s) / dist.get_world_size(), 5)
+        for place, s in zip(seconds, both, strict=True)
+    }
 
 
 def tensor(options: argparse.Namespace) -> dict[str, float]:
@@ -294,7 +379,9 @@ def tensor(options: argparse.Namespace) -> dict[str, float]:
 
 def pipeline(options: argparse.Namespace) -> dict[str, float]:
     """Two stages."""
-    return bounded(options, "pp_over_bound", (MICRO_BATCHES + 1) / MICRO_BATCHES, pp=2, cut=MICRO_BATCHES)
+    return bounded(
+        options, "pp_over_bound", (MICRO_BATCHES + 1) / MICRO_BATCHES, pp=2, cut=MICRO_BATCHES
+    )
 
 
 def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: Any) -> dict[str, float]:
@@ -322,7 +409,9 @@ def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: Any) -
 
 @contextmanager
 def recorded() -> Iterator[list[Callable[[], object]]]:
-    """Record the messages between processes, to send them again with other numbers of the same size."""
+    """Record the messages between processes, to send them again with other numbers of the same
+    size.
+    """
     import torch
     import torch.distributed as dist
 

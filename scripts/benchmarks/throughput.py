@@ -1,8 +1,10 @@
-"""Predict each published run from the others: errors by model, and the share inside the stated interval.
+"""Predict each published run from the others: errors by model, and the share inside the stated
+interval.
 
-`--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack, stack_version, instances,
-tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped coefficients; rows that the fit used are skipped.
-`--docs` writes docs/planner-throughput.{md,svg}; `--write` refits the coefficients in core/facts/throughput.toml.
+`--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack,
+stack_version, instances, tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped
+coefficients; rows that the fit used are skipped. `--docs` writes docs/planner-throughput.{md,svg};
+`--write` refits the coefficients in core/facts/throughput.toml.
 """
 
 from __future__ import annotations
@@ -40,10 +42,18 @@ from smtrain.core.facts import table  # noqa: E402
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--chip", choices=sorted(table("throughput_gpu")["chips"]), help="runs on these GPUs instead")
-    parser.add_argument("--experts", action="store_true", help="runs of mixtures of experts instead")
+    parser.add_argument(
+        "--chip",
+        choices=sorted(table("throughput_gpu")["chips"]),
+        help="runs on these GPUs instead",
+    )
+    parser.add_argument(
+        "--experts", action="store_true", help="runs of mixtures of experts instead"
+    )
     parser.add_argument("--rows", type=Path, help="CSV of further runs")
     parser.add_argument("--docs", action="store_true", help="write the table and the picture")
     parser.add_argument("--write", action="store_true", help="refit core/facts/throughput.toml")
@@ -54,7 +64,13 @@ def main() -> None:
         table.cache_clear()
         refit_experts(ROOT / "smtrain/core/facts/throughput_gpu.toml")
         return
-    runs = published_experts() if options.experts else published_on_gpus(options.chip) if options.chip else published()
+    runs = (
+        published_experts()
+        if options.experts
+        else published_on_gpus(options.chip)
+        if options.chip
+        else published()
+    )
     left = from_csv(options.rows) if options.rows else leave_one_out(runs)
     if not left:
         sys.exit("no run to predict")
@@ -72,7 +88,9 @@ def main() -> None:
     }
     if not options.rows:
         apart = leave_one_out(runs, by="model")
-        result["median_error_leaving_out_its_model"] = round(median(abs(one.error) for one in apart), 4)
+        result["median_error_leaving_out_its_model"] = round(
+            median(abs(one.error) for one in apart), 4
+        )
     if options.json:
         print(json.dumps(result))
         return
@@ -95,34 +113,52 @@ def from_csv(file: Path) -> list[Left]:
 
 
 def as_run(row: dict[str, str]) -> dict[str, Any]:
-    """A row of the collection as in core/facts/throughput.toml; missing values come from the stack's scripts."""
+    """A row of the collection as in core/facts/throughput.toml; missing values come from the
+    stack's scripts.
+    """
     model = row["model"].lower().replace(" ", "-").replace("llama2", "llama-2")
-    stack = "nxd" if "distributed" in row["stack"] else "nemo" if "nemo" in row["stack"] else "megatron"
+    stack = (
+        "nxd" if "distributed" in row["stack"] else "nemo" if "nemo" in row["stack"] else "megatron"
+    )
     release = re.search(r"2\.(\d+)", row["stack_version"])
     selective = stack == "nxd" or model in ("gpt3-23b", "gpt3-175b")
     return {
-        "id": row["id"], "model": model, "stack": stack, "release": int(release[1]) if release else 15,
-        "instances": int(row["instances"]), "tp": int(row["tp"]), "pp": int(row["pp"]),
+        "id": row["id"],
+        "model": model,
+        "stack": stack,
+        "release": int(release[1]) if release else 15,
+        "instances": int(row["instances"]),
+        "tp": int(row["tp"]),
+        "pp": int(row["pp"]),
         "micro_batch": int(row["micro_batch"] or (2 if model.startswith("pythia") else 1)),
         "global_batch": int(row["global_batch"]),
         "seq_len": int(row["seq_len"] or (4096 if model.startswith("llama-2") else 2048)),
-        "recompute": "selective" if selective else "full", "sequences_per_s": float(row["seq_per_s"]),
-    }  # fmt: skip
+        "recompute": "selective" if selective else "full",
+        "sequences_per_s": float(row["seq_per_s"]),
+    }
 
 
 def rows_of(left: list[Left]) -> list[str]:
     """The table, in Markdown."""
     lines = [
-        "| run | model | cut | instances | batch x length | published seq/s | predicted | error | 90 % interval |",
+        (
+            "| run | model | cut | instances | batch x length | published seq/s | predicted | error"
+            " | 90 % interval |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in left:
         ep = f"ep {one.run.mesh.ep} " if one.run.mesh.ep > 1 else ""
-        r, low, high = one.run, one.predicted * exp(-one.half_width), one.predicted * exp(one.half_width)
+        r, low, high = (
+            one.run,
+            one.predicted * exp(-one.half_width),
+            one.predicted * exp(one.half_width),
+        )
         lines.append(
-            f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {ep}{r.mesh.recompute} | {r.machine.count} "
-            f"| {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g} | {one.predicted:.4g} "
-            f"| {one.error:+.1%} | {low:.3g} to {high:.3g}{'' if one.inside else ' (outside)'} |"
+            f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {ep}{r.mesh.recompute} |"
+            f" {r.machine.count} | {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g}"
+            f" | {one.predicted:.4g} | {one.error:+.1%} | {low:.3g} to"
+            f" {high:.3g}{'' if one.inside else ' (outside)'} |"
         )
     return lines
 
@@ -140,16 +176,26 @@ def document(left: list[Left], of_experts: list[Left]) -> None:
         mine = [one for one in left if one.run.model == model]
         x = [one.run.sequences_per_s for one in mine]
         y = [one.predicted for one in mine]
-        spans = [[p - p * exp(-o.half_width) for p, o in zip(y, mine, strict=True)],
-                 [p * exp(o.half_width) - p for p, o in zip(y, mine, strict=True)]]  # fmt: skip
+        spans = [
+            [p - p * exp(-o.half_width) for p, o in zip(y, mine, strict=True)],
+            [p * exp(o.half_width) - p for p, o in zip(y, mine, strict=True)],
+        ]
         axes.errorbar(x, y, yerr=spans, fmt="o", ms=4, lw=0.8, capsize=2, label=model)
     ends = [5, 200]
     axes.plot(ends, ends, color="gray", lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="published, sequences/s", ylabel="predicted from the other runs")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="published, sequences/s",
+        ylabel="predicted from the other runs",
+    )
     axes.legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(ROOT / "docs/planner-throughput.svg", metadata={"Date": None})
-    head = "# Published runs, each predicted from the others\n\nMade by `scripts/benchmarks/throughput.py --docs`.\n\n"
+    head = (
+        "# Published runs, each predicted from the others\n\nMade by"
+        " `scripts/benchmarks/throughput.py --docs`.\n\n"
+    )
     picture = "![predicted against published](planner-throughput.svg)\n\n"
     second = "\n\n## Mixtures of experts, on H100\n\n"
     tables = ["\n".join(rows_of(each)) for each in (left, of_experts)]
@@ -172,7 +218,11 @@ def refit_gpus(file: Path) -> None:
     for chip in table("throughput_gpu")["chips"]:
         runs = published_on_gpus(chip)
         k = fit(runs)
-        text = rewritten(text, f"chips.{chip}", {**{n: getattr(k, n) for n in DENSE}, "residual": residual(runs, k)})
+        text = rewritten(
+            text,
+            f"chips.{chip}",
+            {**{n: getattr(k, n) for n in DENSE}, "residual": residual(runs, k)},
+        )
     file.write_text(text, "utf-8")
 
 
@@ -187,7 +237,9 @@ def refit_experts(file: Path) -> None:
 def rewritten(text: str, section: str, values: dict[str, float]) -> str:
     """A TOML text with other numbers in one of its sections."""
     for name, value in values.items():
-        text = re.sub(rf"(\n\[{re.escape(section)}\][^\[]*?\n{name} = )[^\n]*", rf"\g<1>{value:.4g}", text)
+        text = re.sub(
+            rf"(\n\[{re.escape(section)}\][^\[]*?\n{name} = )[^\n]*", rf"\g<1>{value:.4g}", text
+        )
     return text
 
 

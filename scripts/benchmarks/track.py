@@ -1,7 +1,8 @@
-"""The cost of a tracker that hangs: an MLflow server that never answers, behind the queue that jobs use.
+"""The cost of a tracker that hangs: an MLflow server that never answers, behind the queue that jobs
+use.
 
-Blocks of steps with and without it alternate in one process; `over` is the median of their ratios minus 1, `in_log` the
-share of a step that is spent in the call itself.
+Blocks of steps with and without it alternate in one process; `over` is the median of their ratios
+minus 1, `in_log` the share of a step that is spent in the call itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="of the trained layers")
     options = parser.parse_args()
     figures = measure(options.blocks, options.steps, options.width)
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:15} {value}" for name, value in figures.items()))
+    print(
+        json.dumps(figures)
+        if options.json
+        else "\n".join(f"{name:15} {value}" for name, value in figures.items())
+    )
 
 
 class Hanging:
@@ -86,7 +91,9 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
                     if tracked:
                         done += 1
                         before = time.perf_counter()
-                        tracker.log(TrackedStep(done, done, {"loss": loss, "grad_norm": 1.0, "lr": 1e-4}))
+                        tracker.log(
+                            TrackedStep(done, done, {"loss": loss, "grad_norm": 1.0, "lr": 1e-4})
+                        )
                         logging += time.perf_counter() - before
                 seen[tracked] = time.perf_counter() - at, time.process_time() - used
                 stepping += seen[tracked][0] if not tracked else 0.0

@@ -1,9 +1,11 @@
 """Compare our reader of Wikipedia dumps with WikiExtractor: documents, words, remaining markup.
 
---dump is a `.xml` or `.xml.bz2` file; gensim's wheel has real ones (gensim/test/test_data/enwiki-latest-pages-*.bz2, to
-be renamed to .xml.bz2). WikiExtractor needs the element <siteinfo>, which some shortened dumps lack; it runs in a
-separate Python, --python, in which it is installed (`pip install wikiextractor`). Its licence is the AGPL, and it is
-not part of this project. Both leave templates out (`--no-templates`). Pairs of figures are ours and WikiExtractor's.
+--dump is a `.xml` or `.xml.bz2` file; gensim's wheel has real ones
+(gensim/test/test_data/enwiki-latest-pages-*.bz2, to be renamed to .xml.bz2). WikiExtractor needs
+the element <siteinfo>, which some shortened dumps lack; it runs in a separate Python, --python, in
+which it is installed (`pip install wikiextractor`). Its licence is the AGPL, and it is not part of
+this project. Both leave templates out (`--no-templates`). Pairs of figures are ours and
+WikiExtractor's.
 
   documents        with a text; `only_ours`, `only_theirs`: some that the other does not have, by title
   words            of the texts of documents that both have; `theirs_in_ours`: the share of WikiExtractor's words that
@@ -34,18 +36,31 @@ from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
 
 MARKUP = {
-    "{{": r"\{\{", "}}": r"\}\}", "[[": r"\[\[", "]]": r"\]\]", "{|": r"\{\|", "|}": r"\|\}", "'''": r"'''",
-    "<tag>": r"</?[a-z]+(?: [^<>]*)?/?>", "&entity;": r"&(?:[a-z]+|#\d+);", "==": r"^=+ .* =+$", "rows |": r"^\|",
-}  # fmt: skip
+    "{{": r"\{\{",
+    "}}": r"\}\}",
+    "[[": r"\[\[",
+    "]]": r"\]\]",
+    "{|": r"\{\|",
+    "|}": r"\|\}",
+    "'''": r"'''",
+    "<tag>": r"</?[a-z]+(?: [^<>]*)?/?>",
+    "&entity;": r"&(?:[a-z]+|#\d+);",
+    "==": r"^=+ .* =+$",
+    "rows |": r"^\|",
+}
 _WORD = re.compile(r"\w+")
 
 
 def main() -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--dump", type=Path, required=True)
-    parser.add_argument("--python", default=sys.executable, help="of the environment that has wikiextractor")
+    parser.add_argument(
+        "--python", default=sys.executable, help="of the environment that has wikiextractor"
+    )
     parser.add_argument("--show", type=int, default=0, help="documents that differ most")
     options = parser.parse_args()
     start = resource.getrusage(resource.RUSAGE_SELF)
@@ -53,13 +68,19 @@ def main() -> None:
     end = resource.getrusage(resource.RUSAGE_SELF)
     theirs, seconds = extracted(options.python, options.dump)
     both = sorted({*ours} & {*theirs})
-    words = {title: (Counter(_WORD.findall(ours[title])), Counter(_WORD.findall(theirs[title]))) for title in both}
+    words = {
+        title: (Counter(_WORD.findall(ours[title])), Counter(_WORD.findall(theirs[title])))
+        for title in both
+    }
     shared = sum((a & b).total() for a, b in words.values())
     result: dict[str, Any] = {
         "documents": [len(ours), len(theirs)],
         "only_ours": sorted({*ours} - {*theirs})[:5],
         "only_theirs": sorted({*theirs} - {*ours})[:5],
-        "words": [sum(a.total() for a, _ in words.values()), sum(b.total() for _, b in words.values())],
+        "words": [
+            sum(a.total() for a, _ in words.values()),
+            sum(b.total() for _, b in words.values()),
+        ],
         "theirs_in_ours": round(shared / max(1, sum(b.total() for _, b in words.values())), 4),
         "ours_in_theirs": round(shared / max(1, sum(a.total() for a, _ in words.values())), 4),
         "markup": {
@@ -68,9 +89,14 @@ def main() -> None:
         },
         "cpu_seconds": [round(end.ru_utime - start.ru_utime, 1), round(seconds, 1)],
     }
-    print(json.dumps(result) if options.json else "\n".join(f"{k:16} {v}" for k, v in result.items()))
+    print(
+        json.dumps(result) if options.json else "\n".join(f"{k:16} {v}" for k, v in result.items())
+    )
     apart = sorted(
-        both, key=lambda title: -((words[title][0] | words[title][1]) - (words[title][0] & words[title][1])).total()
+        both,
+        key=lambda title: (
+            -((words[title][0] | words[title][1]) - (words[title][0] & words[title][1])).total()
+        ),
     )
     for title in apart[: options.show]:
         lines = [set(text[title].split("\n")) for text in (ours, theirs)]
@@ -84,7 +110,12 @@ def read(dump: Path) -> list[str]:
     """Our texts."""
     form: Any = "mediawiki"
     files = find_files(dump, form)
-    return [text for file in files for block in cut_file(file) for text in read_block(block).texts.to_pylist()]
+    return [
+        text
+        for file in files
+        for block in cut_file(file)
+        for text in read_block(block).texts.to_pylist()
+    ]
 
 
 def split(texts: list[str]) -> Iterator[tuple[str, str]]:
@@ -100,12 +131,28 @@ def extracted(python: str, dump: Path) -> tuple[dict[str, str], float]:
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [python, "-m", "wikiextractor.WikiExtractor", "--no-templates", "-q", "--json", "--processes", "1",
-             "-o", folder, str(dump)],
-            check=True, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                python,
+                "-m",
+                "wikiextractor.WikiExtractor",
+                "--no-templates",
+                "-q",
+                "--json",
+                "--processes",
+                "1",
+                "-o",
+                folder,
+                str(dump),
+            ],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rows = [json.loads(line) for path in sorted(Path(folder).rglob("wiki_*")) for line in path.open()]
+        rows = [
+            json.loads(line)
+            for path in sorted(Path(folder).rglob("wiki_*"))
+            for line in path.open()
+        ]
     return {
         row["title"]: html.unescape(row["text"]) for row in rows if row["text"].strip()
     }, after.ru_utime - before.ru_utime

@@ -1,4 +1,6 @@
-"""`smtrain check CONFIG`: everything that can stop a run or make it pay for nothing, before it starts."""
+"""`smtrain check CONFIG`: everything that can stop a run or make it pay for nothing, before it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,14 @@ def check(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
     stage: Annotated[
-        options.StageOption | None, typer.Option(help="Check this stage only; default: all stages of the config.")
+        options.StageOption | None,
+        typer.Option(help="Check this stage only; default: all stages of the config."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing.
+    """Report every fault at once, each with its remedy; exit status 2 if there is one.
+
+    Reads, and changes nothing.
 
     $ smtrain check run.yaml  # all stages
     $ smtrain check run.yaml --target aws --stage train  # what AWS would refuse, for the train job
@@ -31,9 +36,12 @@ def check(
     from smtrain.tools.check import check as look
 
     report = look(
-        chosen.config, stage=stage.value if stage else None, target=chosen.target_name, set_=chosen.keys(),
+        chosen.config,
+        stage=stage.value if stage else None,
+        target=chosen.target_name,
+        set_=chosen.keys(),
         **asdict(services),
-    )  # fmt: skip
+    )
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
         raise typer.Exit(2)

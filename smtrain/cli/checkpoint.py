@@ -11,14 +11,17 @@ from smtrain.cli import options
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
-app = options.app(
-    """Look into checkpoints of any kind, here or on S3.
+app = options.app("""Look into checkpoints of any kind, here or on S3.
 
     $ smtrain checkpoint inspect checkpoints/step_1000  # kind, mesh, step and size
-    """
-)
-Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
-Config = Annotated[str | None, typer.Option(help="The model's folder or config.json, if the checkpoint has no config.")]
+    """)
+Path = Annotated[
+    str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)
+]
+Config = Annotated[
+    str | None,
+    typer.Option(help="The model's folder or config.json, if the checkpoint has no config."),
+]
 
 
 @app.command()
@@ -67,7 +70,9 @@ def verify(path: Path, config: Config = None) -> None:
 
 def _named(*paths: str) -> None:
     if not all(path.strip() for path in paths):
-        raise ConfigError("PATH is an empty name; name a folder or an s3:// URI", code="config.wrong_value")
+        raise ConfigError(
+            "PATH is an empty name; name a folder or an s3:// URI", code="config.wrong_value"
+        )
 
 
 def _read(config: str | None) -> dict[str, Any] | None:

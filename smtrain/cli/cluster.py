@@ -1,4 +1,6 @@
-"""`smtrain cluster`: the network and the file of a Slurm cluster for a config, on AWS ParallelCluster."""
+"""`smtrain cluster`: the network and the file of a Slurm cluster for a config, on AWS
+ParallelCluster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ app = options.app()
 USUAL_REGION = "us-west-2"
 Region = Annotated[
     str | None,
-    typer.Option(help=f"Region; default: compute.region, else that of the AWS profile, else {USUAL_REGION}."),
+    typer.Option(
+        help=f"Region; default: compute.region, else that of the AWS profile, else {USUAL_REGION}."
+    ),
 ]
 
 
@@ -41,15 +45,20 @@ def template(
     head_subnet: Annotated[str | None, typer.Option(help="Public subnet of the head node.")] = None,
     compute_subnet: Annotated[str | None, typer.Option(help="Private subnet of all nodes.")] = None,
     key_name: Annotated[str | None, typer.Option(help="EC2 key pair for ssh.")] = None,
-    os: Annotated[str | None, typer.Option(help="Operating system; default: by the engine's Python.")] = None,
+    os: Annotated[
+        str | None, typer.Option(help="Operating system; default: by the engine's Python.")
+    ] = None,
     ami: Annotated[str | None, typer.Option(help="Neuron image for it.")] = None,
     post_install: Annotated[
-        str | None, typer.Option(metavar="URI", help="Script that the train nodes run as they start.")
+        str | None,
+        typer.Option(metavar="URI", help="Script that the train nodes run as they start."),
     ] = None,
     capacity_block: Annotated[
         str | None, typer.Option(metavar="ID", help="Capacity reservation of a capacity block.")
     ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Spot machines for the train stage.")] = False,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="Spot machines for the train stage.")
+    ] = False,
     storage: Annotated[int, typer.Option(help="FSx for Lustre, in GiB.")] = 4800,
     set_: options.Set = None,
 ) -> None:
@@ -67,24 +76,51 @@ def template(
 
     loaded = load_config(config, set_=set_ or (), target="slurm")
     site = Site(
-        _region(region, loaded), head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
-        post_install=post_install, capacity_block=capacity_block, spot=spot, storage_gib=storage,
-    )  # fmt: skip
+        _region(region, loaded),
+        head_subnet or UNKNOWN_SUBNET,
+        compute_subnet or UNKNOWN_SUBNET,
+        key_name,
+        os,
+        ami,
+        post_install=post_install,
+        capacity_block=capacity_block,
+        spot=spot,
+        storage_gib=storage,
+    )
     say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), whole=True)
-    idle, busy = (f"${one:,.2f}" if one is not None else "an unknown price" for one in dollars_per_hour(loaded, site))
-    say(f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage runs (SageMaker's "
-        "prices for machines; storage by a guess)", error=True)  # fmt: skip
+    idle, busy = (
+        f"${one:,.2f}" if one is not None else "an unknown price"
+        for one in dollars_per_hour(loaded, site)
+    )
+    say(
+        f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage"
+        " runs (SageMaker's prices for machines; storage by a guess)",
+        error=True,
+    )
     if UNKNOWN_SUBNET in (site.head_subnet, site.compute_subnet):
-        say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`smtrain "
-            "cluster network` makes both)", error=True)  # fmt: skip
+        say(
+            "before you use it: give --head-subnet and --compute-subnet in place of"
+            f" {UNKNOWN_SUBNET} (`smtrain cluster network` makes both)",
+            error=True,
+        )
     if ami is None and post_install is None and is_neuron(loaded.compute.instance_type):
-        say("the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and `smtrain cluster "
-            "post-install` prints a script for --post-install", error=True)  # fmt: skip
+        say(
+            "the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and"
+            " `smtrain cluster post-install` prints a script for --post-install",
+            error=True,
+        )
     training, cpus = queues(loaded)
     if not loaded.cluster.partition:
-        say(f"its queues for your config: cluster.partition={training}, cluster.cpu_partition={cpus}", error=True)
-    say(f"next: pcluster create-cluster --cluster-name {loaded.name} --region {site.region} "
-        "--cluster-configuration FILE --dryrun true", error=True)  # fmt: skip
+        say(
+            f"its queues for your config: cluster.partition={training},"
+            f" cluster.cpu_partition={cpus}",
+            error=True,
+        )
+    say(
+        f"next: pcluster create-cluster --cluster-name {loaded.name} --region {site.region} "
+        "--cluster-configuration FILE --dryrun true",
+        error=True,
+    )
 
 
 @app.command("network")
@@ -92,12 +128,16 @@ def print_network(
     config: options.Config,
     region: Region = None,
     zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Availability zone, by name or ID; default: the first.")
+        str | None,
+        typer.Option(metavar="ZONE", help="Availability zone, by name or ID; default: the first."),
     ] = None,
-    cidr: Annotated[str, typer.Option(metavar="BLOCK", help="Addresses of the VPC.")] = "10.42.0.0/16",
+    cidr: Annotated[
+        str, typer.Option(metavar="BLOCK", help="Addresses of the VPC.")
+    ] = "10.42.0.0/16",
     set_: options.Set = None,
 ) -> None:
-    """Print a CloudFormation template of VPC, subnets and gateways; the commands to run next go to stderr.
+    """Print a CloudFormation template of VPC, subnets and gateways; the commands to run next go to
+    stderr.
 
     $ smtrain cluster network run.yaml --zone us-west-2d > vpc.yaml  # VPC, subnets, gateways
     """
@@ -106,12 +146,17 @@ def print_network(
     from smtrain.client.planner.resolve import load_config
     from smtrain.tools.cluster.network import NetworkRequest, commands, network, zones_command
 
-    loaded = load_config(config, set_=set_ or ())  # it may be for SageMaker: the cluster does not exist yet
+    loaded = load_config(
+        config, set_=set_ or ()
+    )  # it may be for SageMaker: the cluster does not exist yet
     request = NetworkRequest(_region(region, loaded), zone, cidr)
     say(yaml.safe_dump(network(loaded, request), sort_keys=False).rstrip(), whole=True)
     if zone is None and loaded.own_machine is None:
-        say("give --zone a zone that has the config's machines; zones differ by account, so list yours: "
-            f"{zones_command(loaded, request.region)}", error=True)  # fmt: skip
+        say(
+            "give --zone a zone that has the config's machines; zones differ by account, so list"
+            f" yours: {zones_command(loaded, request.region)}",
+            error=True,
+        )
     create, read, use, delete = commands(loaded, request)
     say(f"create it: {create}", error=True)
     say(f"read its subnets: {read}", error=True)
@@ -143,14 +188,19 @@ def clean(
     older_than: options.OlderThan = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and inputs too."),
+        typer.Option(
+            "--all",
+            help="Remove all that no running job or unfinished run needs, models and inputs too.",
+        ),
     ] = False,
     run: options.OneRun = None,
     yes: options.Unasked = False,
 ) -> None:
-    """Show what smtrain has made in the shared folder of the cluster used last, and remove what is asked for.
+    """Show what smtrain has made in the shared folder of the cluster used last, and remove what is
+    asked for.
 
-    What a running job or an unfinished run needs stays, and so does all that is not smtrain's or not yours.
+    What a running job or an unfinished run needs stays, and so does all that is not smtrain's or
+    not yours.
 
     $ smtrain cluster clean  # only look
     $ smtrain cluster clean --older-than 7d  # remove what is older
@@ -169,7 +219,9 @@ def clean(
     say(f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared} ({place.head.name})")
     if not options.is_named(jobs, age, everything, run or None):
         return
-    chosen, units = plan(shared, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
+    chosen, units = plan(
+        shared, jobs=jobs or age is not None, older_than=age, everything=everything, run=run
+    )
     for unit in units:
         say(f"to go: {spell_bytes(unit.size):>9}  {unit.path}")
     options.say_kept(chosen.kept)

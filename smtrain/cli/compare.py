@@ -29,23 +29,36 @@ def compare(
         typer.Argument(
             metavar="A B...",
             show_default=False,
-            help="Runs, jobs, metrics.jsonl, TensorBoard folders, CSV files or logs; NAME=PATH names one.",
+            help=(
+                "Runs, jobs, metrics.jsonl, TensorBoard folders, CSV files or logs; NAME=PATH names"
+                " one."
+            ),
         ),
     ],
     by: Annotated[ByOption, typer.Option(help="What the curves are compared by.")] = ByOption.step,
-    window: Annotated[int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")] = 20,
+    window: Annotated[
+        int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")
+    ] = 20,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more.")
+        float | None,
+        typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more."),
     ] = None,
     tokens_per_step: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Global batch size times sequence length, for logs that do not say."),
+        typer.Option(
+            metavar="N", help="Global batch size times sequence length, for logs that do not say."
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write compare.png, .html and .json there.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write compare.png, .html and .json there.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One line of JSON in place of the table.")
+    ] = False,
     target: options.Where = None,
 ) -> None:
-    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and dollar.
+    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per
+    second and dollar.
 
     $ smtrain compare my-run other-run  # the verdict, and a table
     $ smtrain compare ours=my-run theirs=nemo/train.log --tokens-per-step 2097152 --out compare
@@ -58,18 +71,26 @@ def compare(
     from smtrain.tools.compare.compare import compare as compared
 
     comparison = compared(
-        *trainings, by=by.value, window=window, tolerance=tolerance, tokens_per_step=tokens_per_step,
+        *trainings,
+        by=by.value,
+        window=window,
+        tolerance=tolerance,
+        tokens_per_step=tokens_per_step,
         target=options.name_of(target),
-    )  # fmt: skip
+    )
     summary = comparison.to_dict()
     if json:
         say(encoder.dumps(summary), whole=True)
     else:
-        for one, row in zip(comparison.series, (summary["baseline"], *summary["compared"]), strict=True):
+        for one, row in zip(
+            comparison.series, (summary["baseline"], *summary["compared"]), strict=True
+        ):
             losses = array("d", (record["loss"] for record in one.records))
             rate = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
             paid = f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
-            numbers = "  ".join(filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid)))
+            numbers = "  ".join(
+                filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid))
+            )
             say(f"{one.name}: {numbers}  {sparkline(losses, 40)}")
         say(comparison.verdict)
     options.folder_of("--out", out)

@@ -11,12 +11,10 @@ import yaml
 from smtrain.cli import options
 from smtrain.core.text import say
 
-app = options.app(
-    """Configs, for people and for editors.
+app = options.app("""Configs, for people and for editors.
 
     $ smtrain config show run.yaml  # with all defaults
-    """
-)
+    """)
 
 
 @app.command()
@@ -38,13 +36,20 @@ def show(config: options.Config, set_: options.Set = None) -> None:
     """
     from smtrain.client.planner.resolve import load_config
 
-    say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")
+    say(
+        yaml.safe_dump(
+            load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False
+        ),
+        end="",
+    )
 
 
 @app.command("set")
 def set_keys(
     config: options.Config,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys to write, e.g. train.lr=2e-4.")],
+    keys: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys to write, e.g. train.lr=2e-4.")
+    ],
 ) -> None:
     """Write keys into a config's file; comments and the order of the rest stay.
 
@@ -67,7 +72,9 @@ def set_keys(
     try:
         load_config(path, set_=keys)
     except ConfigError as error:  # faults of other keys are not this command's
-        if faults := [fault for fault in error.faults if names & set(fault.partition(": ")[0].split(", "))]:
+        if faults := [
+            fault for fault in error.faults if names & set(fault.partition(": ")[0].split(", "))
+        ]:
             raise ConfigError(faults) from None
     with only_writer(path.resolve(), ConfigError):
         content = read_settings(path, "config", "name the YAML file of the config")

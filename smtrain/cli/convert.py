@@ -17,8 +17,22 @@ FLAGS = {
     **{
         key: f"--{key}".replace("_", "-")
         for key in (
-            "to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype", "spec", "vpp", "first_stage_layers",
-            "last_stage_layers", "layers_per_stage", "release", "max_shard_size", "config", "merge_adapter",
+            "to",
+            "tp",
+            "pp",
+            "qkv",
+            "kv_order",
+            "kv_multiplier",
+            "dtype",
+            "spec",
+            "vpp",
+            "first_stage_layers",
+            "last_stage_layers",
+            "layers_per_stage",
+            "release",
+            "max_shard_size",
+            "config",
+            "merge_adapter",
         )
     },
     "form": "--format",
@@ -27,7 +41,7 @@ FLAGS = {
     "output": "DST",
     "parallel.tp": "--tp",
     "parallel.pp": "--pp",
-}  # fmt: skip
+}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -45,20 +59,38 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 )
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="Folder, s3:// or oss:// URI, or demo://; its kind is read from it.")
+        str,
+        typer.Argument(
+            metavar="SRC", help="Folder, s3:// or oss:// URI, or demo://; its kind is read from it."
+        ),
     ],
     output: Annotated[
-        str, typer.Argument(metavar="DST", help="Folder, s3:// or oss:// URI; appears when it is complete.")
+        str,
+        typer.Argument(
+            metavar="DST", help="Folder, s3:// or oss:// URI; appears when it is complete."
+        ),
     ],
     to: Annotated[
-        str, typer.Option(help="Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints, peft.")
+        str,
+        typer.Option(
+            help=(
+                "Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints,"
+                " peft."
+            )
+        ),
     ],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    cuts: Annotated[Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")] = None,  # noqa: UP045
+    cuts: Annotated[
+        Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")  # noqa: UP045
+    ] = None,
     form: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--format", "--form", help="nxd: pt (default) or xser; megatron: torch_dist (default) or torch."),
+        typer.Option(
+            "--format",
+            "--form",
+            help="nxd: pt (default) or xser; megatron: torch_dist (default) or torch.",
+        ),
     ] = None,
     qkv: Annotated[
         Optional[str],  # noqa: UP045
@@ -68,18 +100,32 @@ def convert(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="How many copies of each key/value head are kept."),
     ] = None,
-    kv_order: Annotated[str, typer.Option(help="Order of repeated heads: tiled (trn1) or grouped (trn2).")] = "tiled",
-    dtype: Annotated[Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")] = None,  # noqa: UP045
-    max_shard_size: Annotated[str, typer.Option(help="Largest size of one Hugging Face file.")] = "5GB",
-    spec: Annotated[str, typer.Option(help="megatron, torch: names of the te or the local layer spec.")] = "te",
-    vpp: Annotated[int, typer.Option(min=1, help="megatron, torch: virtual stages of a pipeline stage.")] = 1,
+    kv_order: Annotated[
+        str, typer.Option(help="Order of repeated heads: tiled (trn1) or grouped (trn2).")
+    ] = "tiled",
+    dtype: Annotated[
+        Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")  # noqa: UP045
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest size of one Hugging Face file.")
+    ] = "5GB",
+    spec: Annotated[
+        str, typer.Option(help="megatron, torch: names of the te or the local layer spec.")
+    ] = "te",
+    vpp: Annotated[
+        int, typer.Option(min=1, help="megatron, torch: virtual stages of a pipeline stage.")
+    ] = 1,
     first_stage_layers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="megatron: layers of the first pipeline stage, if they are not even."),
+        typer.Option(
+            min=1, help="megatron: layers of the first pipeline stage, if they are not even."
+        ),
     ] = None,
     last_stage_layers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="megatron: layers of the last pipeline stage, if they are not even."),
+        typer.Option(
+            min=1, help="megatron: layers of the last pipeline stage, if they are not even."
+        ),
     ] = None,
     layers_per_stage: Annotated[
         Optional[str],  # noqa: UP045
@@ -90,22 +136,37 @@ def convert(
         typer.Option(
             "--make-vocab-size-divisible-by",
             min=1,
-            help="Pad the vocabulary to a multiple of this times tp: megatron 128, nemo-megatron 8.",
+            help=(
+                "Pad the vocabulary to a multiple of this times tp: megatron 128, nemo-megatron 8."
+            ),
         ),
     ] = None,
-    release: Annotated[str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")] = "2.21",
+    release: Annotated[
+        str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")
+    ] = "2.21",
     xser: Annotated[bool, typer.Option("--xser", help="The same as --format xser.")] = False,
-    config: Annotated[Optional[str], typer.Option(help="The model's folder or config.json, if SRC has none.")] = None,  # noqa: UP045
+    config: Annotated[
+        Optional[str], typer.Option(help="The model's folder or config.json, if SRC has none.")  # noqa: UP045
+    ] = None,
     masters: Annotated[
-        bool, typer.Option("--masters", help="nemo-megatron: read the fp32 master weights of the optimizer's files.")
+        bool,
+        typer.Option(
+            "--masters",
+            help="nemo-megatron: read the fp32 master weights of the optimizer's files.",
+        ),
     ] = False,
     reordered_qkv: Annotated[
         bool,
-        typer.Option("--reordered-qkv", help="The source was made by convert_HF_to_nemo_neox.py: undo its row order."),
+        typer.Option(
+            "--reordered-qkv",
+            help="The source was made by convert_HF_to_nemo_neox.py: undo its row order.",
+        ),
     ] = False,
     merge_adapter: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."),
+        typer.Option(
+            help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."
+        ),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -119,13 +180,30 @@ def convert(
 
     typed(FLAGS)
     last_layers = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
-    stages = _numbers("--layers-per-stage", layers_per_stage, "numbers of layers with commas between, e.g. 16,15,17")
+    stages = _numbers(
+        "--layers-per-stage",
+        layers_per_stage,
+        "numbers of layers with commas between, e.g. 16,15,17",
+    )
     target = make_target(
-        to, tp=tp, pp=pp, cuts=last_layers, form="xser" if xser and form is None else form, qkv=qkv,
-        kv_multiplier=kv_multiplier, kv_order=kv_order, spec=spec, vpp=vpp, first_stage_layers=first_stage_layers,
-        last_stage_layers=last_stage_layers, layers_per_stage=stages, vocab_divisor=vocab_divisor, release=release,
-        dtype=dtype, max_shard_size=_bytes(max_shard_size),
-    )  # fmt: skip
+        to,
+        tp=tp,
+        pp=pp,
+        cuts=last_layers,
+        form="xser" if xser and form is None else form,
+        qkv=qkv,
+        kv_multiplier=kv_multiplier,
+        kv_order=kv_order,
+        spec=spec,
+        vpp=vpp,
+        first_stage_layers=first_stage_layers,
+        last_stage_layers=last_stage_layers,
+        layers_per_stage=stages,
+        vocab_divisor=vocab_divisor,
+        release=release,
+        dtype=dtype,
+        max_shard_size=_bytes(max_shard_size),
+    )
     changed = smtrain.convert(
         options.materialised(source),
         output,
@@ -150,5 +228,7 @@ def _numbers(flag: str, value: str | None, what: str) -> list[int] | None:
 def _bytes(size: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", size.strip().lower())
     if match is None:
-        raise ConfigError(f"--max-shard-size {size}: must be a size like 5GB or 500MB", code="config.wrong_value")
+        raise ConfigError(
+            f"--max-shard-size {size}: must be a size like 5GB or 500MB", code="config.wrong_value"
+        )
     return int(float(match[1]) * _UNITS[match[2]])

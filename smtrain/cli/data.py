@@ -22,18 +22,19 @@ from smtrain.core.model.chat_options import read_options
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.text import room, say
 
-app = options.app(
-    """Text as tokens: look at it, tokenize it, and handle datasets of tokens.
+app = options.app("""Text as tokens: look at it, tokenize it, and handle datasets of tokens.
 
     $ smtrain data report texts/  # look at the text first
     $ smtrain data prepare texts/ tokens --model demo://smollm2  # then make tokens of it
-    """
-)
+    """)
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
 Model = Annotated[
-    str, typer.Option("--model", help="Folder with the model's tokenizer, or demo://.", show_default=False)
+    str,
+    typer.Option(
+        "--model", help="Folder with the model's tokenizer, or demo://.", show_default=False
+    ),
 ]
 SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequence.")]
 
@@ -41,22 +42,27 @@ SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequen
 @app.command(
     groups={
         "How the text is read": (
-            "--format --text-column --map-keys --encoding --separator --max-bad --validation-split --json-keys"
+            "--format --text-column --map-keys --encoding --separator --max-bad --validation-split"
+            " --json-keys"
         ),
         "What is left out or changed": (
-            "--unicode --strip-control --min-characters --deduplicate --near-duplicates --filter --pii --phone-region"
+            "--unicode --strip-control --min-characters --deduplicate --near-duplicates --filter"
+            " --pii --phone-region"
         ),
         "Languages and text of tests": (
             "--fix-mojibake --language --language-model --decontaminate --decontaminate-column"
         ),
-        "Tokens": "--model --chat-template-kwargs --seq-len --objective --overlong --no-eod --shard-size",
+        "Tokens": (
+            "--model --chat-template-kwargs --seq-len --objective --overlong --no-eod --shard-size"
+        ),
         "Held-out text": "--validation-fraction --validation-path",
         "Running": "--workers --overwrite --ray-address --max-crashed",
     }
 )
 def prepare(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://."),
     ],
     output: Out,
     model: Model,
@@ -64,10 +70,15 @@ def prepare(
     json_keys: JsonKeys = None,
     map_keys: MapKeys = None,
     chat_template_kwargs: TemplateOptions = None,
-    no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
+    no_eod: Annotated[
+        bool, typer.Option("--no-eod", help="Append no end-of-document token.")
+    ] = False,
     validation_fraction: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Hold out this share of the documents for validation, e.g. 0.01.", show_default=False),
+        typer.Option(
+            help="Hold out this share of the documents for validation, e.g. 0.01.",
+            show_default=False,
+        ),
     ] = None,
     validation_path: Annotated[
         Optional[str],  # noqa: UP045
@@ -75,7 +86,10 @@ def prepare(
     ] = None,
     validation_split: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="--format megatron: training, validation and test, e.g. 980,10,10.", show_default=False),
+        typer.Option(
+            help="--format megatron: training, validation and test, e.g. 980,10,10.",
+            show_default=False,
+        ),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -92,7 +106,11 @@ def prepare(
         model,
         vars(keys),
         data={"columns": renamed(map_keys, keys.objective)},
-        train={"validation": held_out} if any(value is not None for value in held_out.values()) else {},
+        train=(
+            {"validation": held_out}
+            if any(value is not None for value in held_out.values())
+            else {}
+        ),
         template=read_options("--chat-template-kwargs", chat_template_kwargs),
     )
     refuse_without_effect(config, no_eod)
@@ -120,11 +138,17 @@ def prepare(
         made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
     from smtrain.worker.data.read.unread import unread_sentence
 
-    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {keys.seq_len}")
+    say(
+        f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples"
+        f" of {keys.seq_len}"
+    )
     say(f"tokenized by {made.tokenized_by}")
     if made.validation:
         held_out = made.validation
-        say(f"held out for validation: {held_out['documents']:,} documents, {held_out['tokens']:,} tokens")
+        say(
+            f"held out for validation: {held_out['documents']:,} documents, {held_out['tokens']:,}"
+            " tokens"
+        )
     for reason, count in made.dropped.items():
         say(f"left out: {count:,} {reason}")
     for what, count in made.noted.items():
@@ -147,7 +171,8 @@ def merge(
     output: Annotated[
         str,
         typer.Argument(
-            metavar="PREFIX", help="Prefix of the pair of files to write; for instruction data a prepared folder."
+            metavar="PREFIX",
+            help="Prefix of the pair of files to write; for instruction data a prepared folder.",
         ),
     ],
     overwrite: options.Overwrite = False,
@@ -168,8 +193,9 @@ def merge(
     if any(map(is_marked, pairs)):
         if other := next((folder for folder in folders if not folder.is_dir()), None):
             raise ConfigError(
-                f"{other}: a pair without its prepared folder has no marks of answers, or only a part of them; name "
-                "folders that `smtrain data prepare` wrote with one --objective",
+                f"{other}: a pair without its prepared folder has no marks of answers, or only a"
+                " part of them; name folders that `smtrain data prepare` wrote with one"
+                " --objective",
                 code="config.wrong_value",
             )
         made = exchange.merge_marked(folders, Path(output), overwrite=overwrite)
@@ -186,10 +212,14 @@ def merge(
 def split(
     dataset: Dataset,
     output: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Prefix of the parts to write, PREFIX_0, PREFIX_1...")
+        str,
+        typer.Argument(
+            metavar="PREFIX", help="Prefix of the parts to write, PREFIX_0, PREFIX_1..."
+        ),
     ],
     shares: Annotated[
-        list[float], typer.Argument(metavar="SHARE...", help="Share of the tokens of each part, e.g. 98 1 1.")
+        list[float],
+        typer.Argument(metavar="SHARE...", help="Share of the tokens of each part, e.g. 98 1 1."),
     ],
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -218,8 +248,12 @@ def split(
 @app.command()
 def inspect(
     dataset: Dataset,
-    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to show tokens as text.")] = None,  # noqa: UP045
-    png: Annotated[Optional[str], typer.Option(help="Plot frequency by rank into this file.")] = None,  # noqa: UP045
+    model: Annotated[
+        Optional[str], typer.Option("--model", help="Tokenizer folder, to show tokens as text.")  # noqa: UP045
+    ] = None,
+    png: Annotated[
+        Optional[str], typer.Option(help="Plot frequency by rank into this file.")  # noqa: UP045
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Describe a dataset: counts, how often tokens occur, and how it begins.
@@ -231,7 +265,9 @@ def inspect(
     named("DATASET", dataset)
     from smtrain.worker.data import summary
 
-    about = summary.inspect(Path(folder_of(dataset)), Path(options.model_folder(model)) if model else None)
+    about = summary.inspect(
+        Path(folder_of(dataset)), Path(options.model_folder(model)) if model else None
+    )
     if png:
         summary.save_picture(about, Path(png), dataset)
     if as_json:
@@ -241,7 +277,10 @@ def inspect(
         if value not in ({}, [], None):
             say(f"{key.replace('_', ' '):16} {_shown(value)}")
     columns = room()
-    say(f"\noccurrences by rank, both logarithmic\n{sparkline(summary.ranks(about.counts), min(60, columns))}\n")
+    say(
+        "\noccurrences by rank, both"
+        f" logarithmic\n{sparkline(summary.ranks(about.counts), min(60, columns))}\n"
+    )
     widest = about.top[0][2] if about.top else 1.0
     names = [f"{number}" if text is None else f"{number} {text!r}" for number, text, _ in about.top]
     # on a narrow terminal the names stand closer, and the bars are as long as what is left
@@ -286,14 +325,20 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     from smtrain.worker.data.pack import exchange
 
     dataset = folder_of(dataset)
-    say(f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
+    say(
+        f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of"
+        f" {seq_len}"
+    )
     if note := exchange.held_out_note(Path(dataset)):
         say(note)
 
 
 @app.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Megatron PREFIX, or Arrow/Parquet with input_ids.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="Megatron PREFIX, or Arrow/Parquet with input_ids."),
+    ],
     output: Out,
     model: Model,
     seq_len: SeqLen = 4096,
@@ -313,7 +358,10 @@ def import_(
     made = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite
     )
-    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    say(
+        f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples"
+        f" of {seq_len}"
+    )
     for sentence in made.left_out:
         say(sentence)
     if made.unread:

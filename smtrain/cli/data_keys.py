@@ -12,32 +12,47 @@ from smtrain.core.files import parse_json
 _THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
 """MindSpeed's names of our columns."""
 _TAGS = {
-    "role_tag": ("role", "from"), "content_tag": ("content", "value"), "user_tag": ("user", "human"),
-    "assistant_tag": ("assistant", "gpt", "chatgpt", "model"), "system_tag": ("system",),
-    "observation_tag": ("observation", "tool", "function"), "function_tag": ("function_call",),
-}  # fmt: skip
+    "role_tag": ("role", "from"),
+    "content_tag": ("content", "value"),
+    "user_tag": ("user", "human"),
+    "assistant_tag": ("assistant", "gpt", "chatgpt", "model"),
+    "system_tag": ("system",),
+    "observation_tag": ("observation", "tool", "function"),
+    "function_tag": ("function_call",),
+}
 """Names of a turn's fields and roles that MindSpeed's `tags` may choose; all of them are read."""
 
-JsonKeys = Annotated[list[str] | None, typer.Option("--json-keys", help="As Megatron calls --text-column.")]
+JsonKeys = Annotated[
+    list[str] | None, typer.Option("--json-keys", help="As Megatron calls --text-column.")
+]
 MapKeys = Annotated[
     str | None,
     typer.Option(
-        "--map-keys", help='sft, dpo: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.'
+        "--map-keys",
+        help=(
+            'sft, dpo: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.'
+        ),
     ),
 ]
 
 
 def one_key(keys: list[str] | None, text_column: str) -> str:
-    """The field of the text. Raises `ConfigError` for several fields, or for one that two options name."""
+    """The field of the text.
+
+    Raises `ConfigError` for several fields, or for one that two options name.
+    """
     if not keys:
         return text_column
     if len(keys) > 1:
         raise ConfigError(
-            f"--json-keys {' '.join(keys)}: Megatron makes a data set of each; prepare them one by one, or put them "
-             "into one text with --text-column '{title} {text}'", code="config.wrong_value")  # fmt: skip
+            f"--json-keys {' '.join(keys)}: Megatron makes a data set of each; prepare them one by"
+            " one, or put them into one text with --text-column '{title} {text}'",
+            code="config.wrong_value",
+        )
     if text_column != "text":
         raise ConfigError(
-            f"--json-keys {keys[0]}, --text-column {text_column}: both name the text; leave one out",
+            f"--json-keys {keys[0]}, --text-column {text_column}: both name the text; leave"
+            " one out",
             code="config.combination",
         )
     return keys[0]
@@ -58,10 +73,14 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
         mapping = None
     tags = mapping.pop("tags", {}) if isinstance(mapping, dict) else {}
     _refuse_tags(tags)
-    if not isinstance(mapping, dict) or not all(isinstance(value, str) for value in mapping.values()):
+    if not isinstance(mapping, dict) or not all(
+        isinstance(value, str) for value in mapping.values()
+    ):
         raise ConfigError(
             f"--map-keys {map_keys}: is no JSON object of names; write such as "
-             '\'{"prompt": "question", "response": "answer"}\'', code="config.wrong_value")  # fmt: skip
+            '\'{"prompt": "question", "response": "answer"}\'',
+            code="config.wrong_value",
+        )
     from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS, Column
 
     foreign = PAIR_COLUMNS if objective == "sft" else ANSWER_COLUMNS
@@ -88,7 +107,9 @@ def _refuse_tags(tags: object) -> None:
     """Raise `ConfigError` for a field or role of a turn that is not read."""
     for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
         if value not in _TAGS.get(name, ()):
-            known = f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
+            known = (
+                f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
+            )
             raise ConfigError(
                 f"--map-keys: tags: {name} {value!r} is not read; {known} in the records, and here",
                 code="config.wrong_value",

@@ -1,4 +1,6 @@
-"""Options of `smtrain data`: keys of a config by their flags, with the config's bounds, defaults and checks."""
+"""Options of `smtrain data`: keys of a config by their flags, with the config's bounds, defaults
+and checks.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,29 @@ from smtrain.core.config.training import Train
 from smtrain.core.errors import ConfigError
 
 _NO_OPTIONS = {"path", "sources", "prepared", "columns", "document_mask", "machines", "spot"}
-"""Keys of section data that are no options: INPUT is the text, --map-keys its columns; the rest is for jobs."""
-_IN_SECTIONS: dict[str, Any] = {"near_duplicates": float, "language": list[str], "decontaminate": str}
+"""Keys of section data that are no options: INPUT is the text, --map-keys its columns; the rest is
+for jobs.
+"""
+_IN_SECTIONS: dict[str, Any] = {
+    "near_duplicates": float,
+    "language": list[str],
+    "decontaminate": str,
+}
 """Types of options that set the first key of a section."""
 _CLEANING = (
-    "filters", "near_duplicates", "pii", "phone_region", "fix_mojibake", "language", "language_model",
-)  # fmt: skip
+    "filters",
+    "near_duplicates",
+    "pii",
+    "phone_region",
+    "fix_mojibake",
+    "language",
+    "language_model",
+)
 _HELP = {
-    "format": "auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar, megatron, alpaca or "
-    "messages.",
+    "format": (
+        "auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar,"
+        " megatron, alpaca or messages."
+    ),
     "text_column": "Field of the text, also a.b, or a template: '{title} {text}'.",
     "encoding": "Encoding of the text, if it is not UTF-8, e.g. cp1252.",
     "separator": "What separates documents of plain text.",
@@ -51,7 +67,9 @@ _HELP = {
     "seq_len": "Tokens per sequence.",
     "objective": "pretrain, sft for instruction data, or dpo for pairs.",
 }
-"""Help that is shorter than a description; of another key its first sentence is the help, below `More options`."""
+"""Help that is shorter than a description; of another key its first sentence is the help, below
+`More options`.
+"""
 
 
 def _flag(key: str) -> str:
@@ -59,11 +77,15 @@ def _flag(key: str) -> str:
 
 
 def _option(name: str) -> tuple[str, Any, Any]:
-    """A key as a field of `KeyOptions`: its name, the option with the bounds of the config's field, its default."""
+    """A key as a field of `KeyOptions`: its name, the option with the bounds of the config's field,
+    its default.
+    """
     section, key = _FIELDS[name]
     field = section.model_fields[key]
     default = field.get_default(call_default_factory=True)
-    if kind := _IN_SECTIONS.get(name) or (list[str] if get_origin(field.annotation) is tuple else None):
+    if kind := _IN_SECTIONS.get(name) or (
+        list[str] if get_origin(field.annotation) is tuple else None
+    ):
         default = None
     else:
         kind = next((one for one in (bool, float, int) if one in kinds(section, key)), str)
@@ -96,19 +118,31 @@ else:
     CleaningOptions = make_dataclass("CleaningOptions", map(_option, _CLEANING))
 """Options for the keys of a preparation, and for those that `smtrain data report` has too."""
 FLAGS = {
-    "train.objective: sft": "--objective sft", "train.objective: dpo": "--objective dpo",
-    "train.objective: pretrain": "--objective pretrain", "set data.format: megatron": "give --format megatron",
-    "set append_eod to false": "give --no-eod", "shares": "SHARE", "train.objective": "--objective",
-    "data.near_duplicates.similarity": "--near-duplicates", "data.language.keep": "--language",
-    "data.language.model": "--language-model", "data.decontaminate.text_column": "--decontaminate-column",
-    "data.decontaminate.path": "--decontaminate", "data.columns": "--map-keys", "model.path": "--model",
-    "model.chat_template_kwargs": "--chat-template-kwargs", "train.seq_len": "--seq-len", "seq_len": "--seq-len",
+    "train.objective: sft": "--objective sft",
+    "train.objective: dpo": "--objective dpo",
+    "train.objective: pretrain": "--objective pretrain",
+    "set data.format: megatron": "give --format megatron",
+    "set append_eod to false": "give --no-eod",
+    "shares": "SHARE",
+    "train.objective": "--objective",
+    "data.near_duplicates.similarity": "--near-duplicates",
+    "data.language.keep": "--language",
+    "data.language.model": "--language-model",
+    "data.decontaminate.text_column": "--decontaminate-column",
+    "data.decontaminate.path": "--decontaminate",
+    "data.columns": "--map-keys",
+    "model.path": "--model",
+    "model.chat_template_kwargs": "--chat-template-kwargs",
+    "train.seq_len": "--seq-len",
+    "seq_len": "--seq-len",
     **{f"train.validation.{key}": f"--validation-{key}" for key in ("fraction", "path", "split")},
     **{f"data.{key}": _flag(key) for key in _DATA_KEYS},
-}  # fmt: skip
+}
 _NEEDS = {
-    "language_model": "language", "decontaminate_column": "decontaminate", "max_crashed": "ray_address",
-}  # fmt: skip
+    "language_model": "language",
+    "decontaminate_column": "decontaminate",
+    "max_crashed": "ray_address",
+}
 """Options that do something only with another one."""
 
 
@@ -119,7 +153,8 @@ def config_of(
     train: Mapping[str, Any] | None = None,
     template: Mapping[str, Any] | None = None,
 ) -> JobConfig:
-    """The config that options mean: those of `KeyOptions` by name, other keys of `data` and `train`, the template's.
+    """The config that options mean: those of `KeyOptions` by name, other keys of `data` and
+    `train`, the template's.
 
     Raises `ConfigError` for what would also be a fault in a file.
     """
@@ -128,19 +163,26 @@ def config_of(
     for option, needed in _NEEDS.items():
         if option in used and needed not in used:
             raise ConfigError(
-                f"{_flag(option)} has no effect without {_flag(needed)}; give it too", code="config.combination"
+                f"{_flag(option)} has no effect without {_flag(needed)}; give it too",
+                code="config.combination",
             )
-    sections: dict[str, dict[str, Any]] = {"model": {"path": model, "chat_template_kwargs": template or {}}}
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"path": model, "chat_template_kwargs": template or {}}
+    }
     for name, section, more in (("data", Data, data), ("train", Train, train)):
         sections[name] = {
-            key: _in_config(key, value, keys) for key, value in used.items() if key in section.model_fields
+            key: _in_config(key, value, keys)
+            for key, value in used.items()
+            if key in section.model_fields
         }
         sections[name] |= more or {}
     from smtrain.client.config.checks.data import text_faults
     from smtrain.client.config.checks.train import validation_faults
 
     config = JobConfig(**sections)
-    if faults := [sentence for _, sentence in chain(text_faults(config), validation_faults(config))]:
+    if faults := [
+        sentence for _, sentence in chain(text_faults(config), validation_faults(config))
+    ]:
         raise ConfigError(faults, code="config.combination")
     return config
 
@@ -157,14 +199,18 @@ def _in_config(key: str, value: Any, keys: Mapping[str, Any]) -> Any:
 
 
 def refuse_without_effect(config: JobConfig, no_eod: bool) -> None:
-    """Raise `ConfigError` for options that do nothing with the objective, and are no keys of its text."""
+    """Raise `ConfigError` for options that do nothing with the objective, and are no keys of its
+    text.
+    """
     sft = config.train.objective != "pretrain"
     for option, used, of in (
         ("--no-eod", no_eod and sft, "pretrain"),
         ("--chat-template-kwargs", config.model.chat_template_kwargs and not sft, "sft and dpo"),
     ):
         if used:
-            raise ConfigError(f"{option}: is for --objective {of}; leave it out", code="config.combination")
+            raise ConfigError(
+                f"{option}: is for --objective {of}; leave it out", code="config.combination"
+            )
 
 
 def unescaped(separator: str) -> str:
@@ -179,16 +225,22 @@ def unescaped(separator: str) -> str:
 
 
 def named(word: str, text: str) -> None:
-    """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens elsewhere."""
+    """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens
+    elsewhere.
+    """
     if not text.strip():
-        raise ConfigError(f"{word} is an empty name; name a file or a folder", code="config.wrong_value")
+        raise ConfigError(
+            f"{word} is an empty name; name a file or a folder", code="config.wrong_value"
+        )
     if text.startswith("demo://") and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
         raise ConfigError(
-            f"{word}: {text} is no tokens; `smtrain data prepare {text} OUT --model FOLDER` makes some",
+            f"{word}: {text} is no tokens; `smtrain data prepare {text} OUT --model FOLDER` makes"
+            " some",
             code="config.wrong_value",
         )
     if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
         raise ConfigError(
-            f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first",
+            f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`)"
+            " first",
             code="config.wrong_value",
         )

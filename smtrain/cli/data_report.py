@@ -17,22 +17,30 @@ from smtrain.core.text import say
 
 def report(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://."),
     ],
     cleaning: CleaningOptions,
     out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
-    model: Annotated[str | None, typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,
-    against: Annotated[
-        list[str] | None, typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.")
+    model: Annotated[
+        str | None, typer.Option("--model", help="Tokenizer folder, to count tokens.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="Same as for `smtrain data prepare`.")
+    ] = "auto",
     text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
     limit_mb: Annotated[
-        float | None, typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.")
+        float | None,
+        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes."),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove.
+    """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters
+    would remove.
 
     $ smtrain data report texts/ --out report.html  # a page on the text
     $ smtrain data report texts/ --against questions.jsonl --filter gopher_quality  # overlap, and what would go
@@ -53,17 +61,25 @@ def report(
 
     if Path(out).is_dir() or not Path(out).parent.is_dir():
         raise ConfigError(
-            f"--out {out}: its folder is not there; name a file in a folder that is", code="config.wrong_value"
+            f"--out {out}: its folder is not there; name a file in a folder that is",
+            code="config.wrong_value",
         )
     with only_writer(Path(out), DataError):
         if not overwrite:
             refuse_others(Path(out))
         made = reports.report(
-            inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
-            most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=Cleaning.of(config.data),
-        )  # fmt: skip
+            inputs,
+            Path(model) if model else None,
+            against,
+            text_column=text_column,
+            format=cast(Any, form),
+            most_bytes=round(limit_mb * 1e6) if limit_mb else None,
+            cleaning=Cleaning.of(config.data),
+        )
         write_atomically(Path(out), page(made))
-    documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))
+    documents, duplicates = (
+        sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates")
+    )
     say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
     for what, count in [*made.dropped.items(), *made.noted.items()]:
         say(f"{count:,} {what}")

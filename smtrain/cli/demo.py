@@ -20,19 +20,26 @@ def demo(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for the model and the loss curve; default: runs/smollm2, or runs/demo of the tiny model.",
+            help=(
+                "Folder for the model and the loss curve; default: runs/smollm2, or runs/demo of"
+                " the tiny model."
+            ),
         ),
     ] = None,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Train a tiny model from scratch instead, which needs no download.")
+        bool,
+        typer.Option(
+            "--tiny", help="Train a tiny model from scratch instead, which needs no download."
+        ),
     ] = False,
     set_: options.Set = None,
     again: options.Again = False,
     overwrite: options.Overwrite = False,
     docker: options.Docker = False,
 ) -> None:
-    """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a second call skips what
-    is done. If the model cannot be downloaded, a tiny one is trained from scratch.
+    """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a
+    second call skips what is done. If the model cannot be downloaded, a tiny one is trained from
+    scratch.
 
     $ smtrain demo  # SmolLM2-135M, 270 MB to download
     $ smtrain demo --tiny  # a model from scratch, nothing to download
@@ -47,7 +54,14 @@ def demo(
     if docker and not any(key.startswith("local.image=") for key in keys):
         keys.append(f"local.image={_image()}")
     if not tiny and _available(keys):
-        run_and_show(REAL, Path(folder or "runs/smollm2"), console, set_=keys, again=again, overwrite=overwrite)
+        run_and_show(
+            REAL,
+            Path(folder or "runs/smollm2"),
+            console,
+            set_=keys,
+            again=again,
+            overwrite=overwrite,
+        )
         return
     done = run(TINY, target="local", again=again, set_=keys)
     show(done, Path(folder or "runs/demo"), console, overwrite=overwrite)

@@ -1,4 +1,6 @@
-"""Output of the demo: its stages, its loss curve, and the model's answers before and after training."""
+"""Output of the demo: its stages, its loss curve, and the model's answers before and after
+training.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,17 @@ from smtrain.tools.run import run
 
 
 def show(
-    run: Run, folder: Path, console: Console, *, overwrite: bool = False, texts: Callable[[], None] | None = None
+    run: Run,
+    folder: Path,
+    console: Console,
+    *,
+    overwrite: bool = False,
+    texts: Callable[[], None] | None = None,
 ) -> None:
     """Print the run's table, sparkline and texts, and leave model and picture in `folder`.
 
-    `texts` prints the texts instead. Raises `JobError`, after everything else is printed, if it would replace other
-    files there, unless `overwrite`.
+    `texts` prints the texts instead. Raises `JobError`, after everything else is printed, if it
+    would replace other files there, unless `overwrite`.
     """
     model, refused = folder / "model", None
     try:
@@ -55,16 +62,22 @@ def show(
     steps = [record for record in metrics if "loss" in record]
     losses = [record["loss"] for record in steps]
     if losses:
-        console.print(f"loss {losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f} over {len(losses)} steps")
+        console.print(
+            f"loss {losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f} over {len(losses)} steps"
+        )
         last = steps[-1]
-        console.print(f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}")
+        console.print(
+            f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}"
+        )
     if line := held_out(metrics):
         console.print(line)
     if texts is not None:
         texts()
     else:
         for text in run.texts:
-            console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
+            console.print(
+                clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False
+            )
             console.print(clean(text["completion"]), markup=False, highlight=False)
     if refused:
         raise refused
@@ -72,7 +85,9 @@ def show(
         curve = str(save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step"))
     except JobError as error:  # without matplotlib
         curve = f"not drawn: {error}"
-    files = f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
+    files = (
+        f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
+    )
     console.print(files, markup=False)
 
 
@@ -83,8 +98,9 @@ def held_out(records: Sequence[dict[str, float]]) -> str:
         return ""
     first, last = judged[0], judged[-1]
     return (
-        f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in judged])} {last['val_loss']:.3f} "
-        f"on what is held out: perplexity {first['val_ppl']:.1f} before, {last['val_ppl']:.1f} after"
+        f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in judged])}"
+        f" {last['val_loss']:.3f} on what is held out: perplexity {first['val_ppl']:.1f} before,"
+        f" {last['val_ppl']:.1f} after"
     )
 
 
@@ -102,10 +118,17 @@ class Question:
 
 
 def run_and_show(
-    source: Source, folder: Path, console: Console, *, set_: Sequence[str] = (), again: bool = False,
+    source: Source,
+    folder: Path,
+    console: Console,
+    *,
+    set_: Sequence[str] = (),
+    again: bool = False,
     overwrite: bool = False,
-) -> None:  # fmt: skip
-    """Ask the model, run all stages, and show its answers to the same questions before and after."""
+) -> None:
+    """Ask the model, run all stages, and show its answers to the same questions before and
+    after.
+    """
     known = records(load_config(source, set_=set_, target="local"))
     prompts = {"prompts": [record.question for record in chosen(known)]} if known else {}
     config = load_config(source, set_=set_, target="local", generate=prompts)
@@ -130,7 +153,8 @@ def run_and_show(
 
 
 def answers(config: JobConfig) -> dict[str, str]:
-    """The answers of the untrained model to the prompts of stage generate, sampled with its settings.
+    """The answers of the untrained model to the prompts of stage generate, sampled with its
+    settings.
 
     They are kept in $SMTRAIN_HOME/demo, so that a second call generates only the missing ones.
     """
@@ -146,14 +170,20 @@ def answers(config: JobConfig) -> dict[str, str]:
     else:
         kept.parent.mkdir(parents=True, exist_ok=True)
         texts = generate(
-            config.model.path, list(section.prompts), out=kept, chat=chat, max_new_tokens=section.max_new_tokens,
+            config.model.path,
+            list(section.prompts),
+            out=kept,
+            chat=chat,
+            max_new_tokens=section.max_new_tokens,
             temperature=section.temperature,
-        )  # fmt: skip
+        )
     return {record["prompt"]: record["completion"] for record in texts}
 
 
 def records(config: JobConfig) -> list[Question]:
-    """The questions of the demo's data, split as stage prepare splits them; none if the config has other data."""
+    """The questions of the demo's data, split as stage prepare splits them; none if the config has
+    other data.
+    """
     held_out = config.train.validation
     if config.data.path != HELP:
         return []
@@ -167,13 +197,20 @@ def records(config: JobConfig) -> list[Question]:
     hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
     sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
     apart = np.zeros(len(rows), bool) if sides is None else sides == HELD
-    return [Question(row["instruction"], row["output"], bool(side)) for row, side in zip(rows, apart, strict=True)]
+    return [
+        Question(row["instruction"], row["output"], bool(side))
+        for row, side in zip(rows, apart, strict=True)
+    ]
 
 
 def chosen(known: Sequence[Question], count: int = ASKED) -> list[Question]:
-    """Questions to ask: functions with short answers from all over the alphabet, held-out ones if possible."""
+    """Questions to ask: functions with short answers from all over the alphabet, held-out ones if
+    possible.
+    """
     kept = [one for one in known if one.held_out] or list(known)
-    functions = [one for one in kept if len(one.answer) < 160 and _FUNCTION.match(one.question)] or kept
+    functions = [
+        one for one in kept if len(one.answer) < 160 and _FUNCTION.match(one.question)
+    ] or kept
     return [functions[len(functions) * i // count] for i in range(min(count, len(functions)))]
 
 
@@ -182,7 +219,11 @@ def _say(console: Console, question: str, rows: Sequence[tuple[str, str]], note:
     console.print(Text(f"\n{clean(question)}", style="bold"), Text(note, style="dim"), sep="")
     width = max(len(name) for name, _ in rows) + 2
     for name, answer in rows:
-        lines = [part for line in clean(answer).strip().splitlines() for part in _wrapped(line, console.width - width)]
+        lines = [
+            part
+            for line in clean(answer).strip().splitlines()
+            for part in _wrapped(line, console.width - width)
+        ]
         for number, line in enumerate(lines or [""]):
             console.print(Text(f"  {name if number == 0 else '':{width}}{line}"), soft_wrap=True)
 

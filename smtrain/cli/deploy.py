@@ -19,23 +19,34 @@ app = options.app()
     }
 )
 def deploy(
-    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Run, job, or s3:// prefix.")],
-    instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.")] = None,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", show_default=False, help="Run, job, or s3:// prefix.")
+    ],
+    instance: Annotated[
+        str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.")
+    ] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h.")
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h."),
     ] = None,
     instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
     role: options.ServingRole = None,
     schedule_role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same.")
+        str | None,
+        typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same."),
     ] = None,
     image: options.ServingImage = None,
-    max_length: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
     target: options.To = None,
 ) -> None:
-    """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether the model fits.
+    """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether
+    the model fits.
 
     $ smtrain deploy my-run --instance ml.g6e.xlarge --for 2h  # deleted after two hours
     """
@@ -43,7 +54,16 @@ def deploy(
 
     seconds = options.seconds_of("--for", for_)
     deployed(
-        model, instance, name=name, seconds=None if seconds is None else int(seconds), instance_count=instances,
-        role=role, schedule_role=schedule_role, image=image, max_length=max_length, wait=not detach,
-        target=options.name_of(target), say=say,
-    )  # fmt: skip
+        model,
+        instance,
+        name=name,
+        seconds=None if seconds is None else int(seconds),
+        instance_count=instances,
+        role=role,
+        schedule_role=schedule_role,
+        image=image,
+        max_length=max_length,
+        wait=not detach,
+        target=options.name_of(target),
+        say=say,
+    )

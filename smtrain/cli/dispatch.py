@@ -1,4 +1,6 @@
-"""Run one command's module; errors that a user can correct become sentences on stderr and status 2, not tracebacks."""
+"""Run one command's module; errors that a user can correct become sentences on stderr and status 2,
+not tracebacks.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def typed(flags: dict[str, str]) -> None:
 
 
 def in_flags(text: str) -> str:
-    """The sentence with flags in place of keys: dotted keys anywhere, plain words only at its beginning."""
+    """The sentence with flags in place of keys: dotted keys anywhere, plain words only at its
+    beginning.
+    """
     for key, flag in _flags.items():
         if re.search(r"[. ]", key):
             text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", flag, text)
@@ -53,7 +57,9 @@ def call(name: str, module: str, argv: list[str]) -> int:
 
     def command() -> object:
         # a program reads JSON, even through a terminal
-        waiting = nullcontext() if "--json" in argv else doing(f"smtrain {name}: one moment", once=True)
+        waiting = (
+            nullcontext() if "--json" in argv else doing(f"smtrain {name}: one moment", once=True)
+        )
         with waiting:
             return _parsed(import_module(module).app, f"smtrain {name}", argv)
 
@@ -119,7 +125,9 @@ def _ended(command: Callable[[], object]) -> object:
 
 
 def _close() -> None:
-    """Discard the rest of the output if its reader is gone: the interpreter would complain about it."""
+    """Discard the rest of the output if its reader is gone: the interpreter would complain about
+    it.
+    """
     try:
         sys.stdout.flush()
     except OSError:

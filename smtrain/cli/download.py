@@ -25,15 +25,23 @@ class WhatOption(str, Enum):
 @app.command()
 def download(
     job: options.JobName,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to copy into.", show_default=False)],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder to copy into.", show_default=False)
+    ],
     what: Annotated[
         WhatOption,
-        typer.Option(help="What to copy; `all` makes a folder of each kind, `metrics` has TensorBoard's files too."),
+        typer.Option(
+            help=(
+                "What to copy; `all` makes a folder of each kind, `metrics` has TensorBoard's files"
+                " too."
+            )
+        ),
     ] = WhatOption.model,
     target: options.Where = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
+    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it
+    measured.
 
     Identical files are kept; only --overwrite replaces others.
 

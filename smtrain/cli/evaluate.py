@@ -1,4 +1,6 @@
-"""`smtrain evaluate MODEL --tasks ...`: lm-evaluation-harness over a model, and over the one before it."""
+"""`smtrain evaluate MODEL --tasks ...`: lm-evaluation-harness over a model, and over the one before
+it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ FLAGS = {
     groups={
         "What is asked": "--tasks --data --text --lengths --limit",
         "How it is asked": (
-            "--num-fewshot --apply-chat-template --chat-template-kwargs --batch-size --run-generated-code"
+            "--num-fewshot --apply-chat-template --chat-template-kwargs --batch-size"
+            " --run-generated-code"
         ),
         "Which models": "--base --target",
         "Output": "--out --json --overwrite",
@@ -43,11 +46,17 @@ FLAGS = {
 )
 def evaluate(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, run, job or s3:// URI of the model.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Folder, run, job or s3:// URI of the model.", show_default=False
+        ),
     ],
-    tasks: Annotated[str, typer.Option(help="Tasks or groups, with commas between, e.g. mmlu,hellaswag.")],
+    tasks: Annotated[
+        str, typer.Option(help="Tasks or groups, with commas between, e.g. mmlu,hellaswag.")
+    ],
     base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Compare with this model, question by question.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Compare with this model, question by question."),
     ] = None,
     data: Annotated[
         str | None,
@@ -58,51 +67,81 @@ def evaluate(
     ] = None,
     num_fewshot: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Worked examples before each question; default: the task's own."),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Worked examples before each question; default: the task's own.",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Questions of each task; default: all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Questions of each task; default: all.")
+    ] = None,
     apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
+        bool,
+        typer.Option(
+            "--apply-chat-template", help="Put the questions in the tokenizer's chat template."
+        ),
     ] = False,
     chat_template_kwargs: TemplateOptions = None,
     lengths: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Tokens of the texts of needle and loss_by_position; default: by the model."),
+        typer.Option(
+            metavar="N,N",
+            help="Tokens of the texts of needle and loss_by_position; default: by the model.",
+        ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Long documents for needle and loss_by_position.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Long documents for needle and loss_by_position."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
     run_generated_code: Annotated[
         bool,
-        typer.Option("--run-generated-code", help="Run the code that the model writes for humaneval, confined."),
+        typer.Option(
+            "--run-generated-code",
+            help="Run the code that the model writes for humaneval, confined.",
+        ),
     ] = False,
-    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write evaluation.json there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write evaluation.json there.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON in place of the table.")
+    ] = False,
     overwrite: options.Overwrite = False,
     target: options.Where = None,
 ) -> None:
-    """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test.
+    """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard
+    errors and a test.
 
     $ smtrain evaluate my-run --tasks hellaswag,arc_easy --limit 200  # a first look
     $ smtrain evaluate my-run --tasks mmlu --base demo://smollm2 --out scores  # before and after
     """
     from smtrain.client.backends.choose import backend_of_job
     from smtrain.worker.evaluation import evaluate
-    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_tasks, refuse_unheard, refuse_unreachable
+    from smtrain.worker.evaluation.harness import (
+        EvaluationRequest,
+        refuse_tasks,
+        refuse_unheard,
+        refuse_unreachable,
+    )
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError(
-            f"--tasks {tasks!r}: names no task; give some, such as mmlu,hellaswag", code="config.missing_key"
+            f"--tasks {tasks!r}: names no task; give some, such as mmlu,hellaswag",
+            code="config.missing_key",
         )
     if data is not None and not data.strip():
         raise ConfigError("--data is an empty name; name a folder", code="config.wrong_value")
     options.folder_of("--out", out)
     report = None if out is None else Path(out) / "evaluation.json"
     if report is not None and not overwrite and report.exists():
-        raise ConfigError(f"{report} would be replaced; give another --out, or --overwrite", code="config.wrong_value")
+        raise ConfigError(
+            f"{report} would be replaced; give another --out, or --overwrite",
+            code="config.wrong_value",
+        )
 
     def progress(text: str) -> None:
         say(text, error=True)
@@ -116,9 +155,15 @@ def evaluate(
     long = _long_request(names, lengths, text, limit)
     names = tuple(name for name in names if name not in LONG_TASKS)
     request = EvaluationRequest(
-        names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size,
-        run_generated_code, values,
-    )  # fmt: skip
+        names,
+        Path(data).resolve() if data else None,
+        num_fewshot,
+        limit,
+        apply_chat_template,
+        batch_size,
+        run_generated_code,
+        values,
+    )
     refuse_tasks(request)
     if names:
         refuse_unheard(request)
@@ -148,14 +193,17 @@ def _long_request(
     tokens = [part.strip() for part in (lengths or "").split(",") if part.strip()]
     if not all(part.isdecimal() for part in tokens):
         raise ConfigError(
-            f"--lengths {lengths!r}: numbers of tokens are needed, such as 2048,8192", code="config.wrong_value"
+            f"--lengths {lengths!r}: numbers of tokens are needed, such as 2048,8192",
+            code="config.wrong_value",
         )
     asked = Evaluate(tasks=names, lengths=tuple(map(int, tokens)), text=text)
     if faults := [fault for _, fault in long_faults(asked, "local")]:
         raise ConfigError(faults, code="config.combination")
     if not asked.long_tasks:
         return None
-    return LongRequest(asked.long_tasks, asked.lengths, options.materialised(text) if text else None, limit)
+    return LongRequest(
+        asked.long_tasks, asked.lengths, options.materialised(text) if text else None, limit
+    )
 
 
 def _found(name: str, target: options.TargetOption | None) -> FoundModel:

@@ -1,6 +1,7 @@
 """Help of the commands: examples, options in groups, and lines that fit the terminal.
 
-`options.app` makes commands of the classes below. Examples stand at the end of a command's docstring, each with its
+`options.app` makes commands of the classes below. Examples stand at the end of a command's
+docstring, each with its
 purpose: `$ smtrain stop my-run  # save a checkpoint, then stop`. Headings of options are an argument of its decorator.
 """
 
@@ -36,7 +37,9 @@ class WithExamples:
             for command, purpose in self.examples:
                 indent = " " * formatter.current_indent
                 formatter.write_text(f"# {purpose}")
-                formatter.write("".join(f"{line}\n" for line in folded(command, formatter.width, indent)))
+                formatter.write(
+                    "".join(f"{line}\n" for line in folded(command, formatter.width, indent))
+                )
 
 
 class Helped(WithExamples, TyperCommand):
@@ -50,10 +53,16 @@ class Helped(WithExamples, TyperCommand):
         return [_plain_word(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then options: those of `groups` by heading, the rest below `Other options`."""
-        heading = {option: title for title, options in self.groups.items() for option in options.split()}
+        """Write arguments, then options: those of `groups` by heading, the rest below `Other
+        options`.
+        """
+        heading = {
+            option: title for title, options in self.groups.items() for option in options.split()
+        }
         rest = "Other options" if self.groups else "Options"
-        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *self.groups, rest)}
+        rows: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Arguments", *self.groups, rest)
+        }
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and param.param_type_name == "argument":
@@ -65,7 +74,9 @@ class Helped(WithExamples, TyperCommand):
         for title, records in rows.items():
             if records:
                 with formatter.section(title):
-                    formatter.write_dl([(name, text.replace("-", _HYPHEN)) for name, text in records])
+                    formatter.write_dl(
+                        [(name, text.replace("-", _HYPHEN)) for name, text in records]
+                    )
         formatter.buffer[:] = [text.replace(_HYPHEN, "-") for text in formatter.buffer]
 
 
@@ -76,12 +87,18 @@ class HelpedGroup(WithExamples, TyperGroup):
         """Write a row for each command; the text is wrapped, not cut."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            shown = [(name, command) for name, command in commands if command and not command.hidden]
-            formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in shown])
+            shown = [
+                (name, command) for name, command in commands if command and not command.hidden
+            ]
+            formatter.write_dl(
+                [(name, command.get_short_help_str(_WHOLE)) for name, command in shown]
+            )
 
 
 def folded(command: str, width: int, indent: str) -> list[str]:
-    """A command line in lines of `width` characters, an option next to its value, with a backslash at each fold."""
+    """A command line in lines of `width` characters, an option next to its value, with a backslash
+    at each fold.
+    """
     lines, line = [], ""
     for word in re.findall(rf"--?\S+ (?!-){_WORD}|{_WORD}", command):
         if line and len(indent) + len(line) + len(word) + 3 > width:
@@ -99,7 +116,9 @@ def _plain_word(piece: str) -> str:
 
 
 def _plain_type(record: str) -> str:
-    """An option's name and type as a user would say it: a range is an int, a list takes one value at a time."""
+    """An option's name and type as a user would say it: a range is an int, a list takes one value
+    at a time.
+    """
     return re.sub(r"<list\[(\w+)\]>", r"<\1>", record).replace(" range>", ">")
 
 

@@ -1,4 +1,6 @@
-"""`smtrain iam policy CONFIG`: minimal policies of the execution role and the caller, as IAM's JSON."""
+"""`smtrain iam policy CONFIG`: minimal policies of the execution role and the caller, as IAM's
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,16 @@ def iam() -> None:
 def policy(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
-    caller: Annotated[bool, typer.Option("--caller", help="Only the policy of the user who runs smtrain.")] = False,
-    role: Annotated[bool, typer.Option("--role", help="Only the policy of the execution role.")] = False,
+    caller: Annotated[
+        bool, typer.Option("--caller", help="Only the policy of the user who runs smtrain.")
+    ] = False,
+    role: Annotated[
+        bool, typer.Option("--role", help="Only the policy of the execution role.")
+    ] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
 ) -> None:
-    """Print the policies of caller and role and the role's trust policy, for this config and nothing else.
+    """Print the policies of caller and role and the role's trust policy, for this config and
+    nothing else.
 
     $ smtrain iam policy run.yaml --role  # the policy of the execution role
     $ smtrain iam policy run.yaml --trust  # who may take that role
@@ -47,6 +54,15 @@ def policy(
     if trust and not (caller or role):
         say(json.dumps(trust_policy_of(**asdict(services)), indent=2), whole=True)
         return
-    every = policies(chosen.config, target=chosen.target_name, set_=chosen.keys(), **asdict(services))
-    named = {name: every[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
-    say(json.dumps(next(iter(named.values())) if len(named) == 1 else named or every, indent=2), whole=True)
+    every = policies(
+        chosen.config, target=chosen.target_name, set_=chosen.keys(), **asdict(services)
+    )
+    named = {
+        name: every[name]
+        for name, wanted in (("caller", caller), ("role", role), ("trust", trust))
+        if wanted
+    }
+    say(
+        json.dumps(next(iter(named.values())) if len(named) == 1 else named or every, indent=2),
+        whole=True,
+    )

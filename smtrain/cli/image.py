@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 app = options.app()
 ForConfig = Annotated[
-    str | None, typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any.")
+    str | None,
+    typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any."),
 ]
 
 
 @app.callback()
 def image() -> None:
-    """The image of your jobs: build one that installs nothing, verify it, or make a tiny one for tests.
+    """The image of your jobs: build one that installs nothing, verify it, or make a tiny one for
+    tests.
 
     $ smtrain image build run.yaml --print  # see the Dockerfile first
     """
@@ -37,22 +39,35 @@ def build(
     base: Annotated[
         str | None,
         typer.Option(
-            "--from", "--base", metavar="IMAGE", help="What to build on; default: the image of the config's jobs."
+            "--from",
+            "--base",
+            metavar="IMAGE",
+            help="What to build on; default: the image of the config's jobs.",
         ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the new image; default: smtrain with the base's tag.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the new image; default: smtrain with the base's tag."
+        ),
     ] = None,
     context: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there."),
     ] = None,
-    print_: Annotated[bool, typer.Option("--print", help="Only print the Dockerfile and the lock file.")] = False,
-    push: Annotated[str | None, typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.")] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Only print the Dockerfile and the lock file.")
+    ] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.")
+    ] = None,
     set_: options.Set = None,
 ) -> None:
-    """Build an image with all packages of the config's stages, pinned by hash: its jobs install nothing at start.
+    """Build an image with all packages of the config's stages, pinned by hash: its jobs install
+    nothing at start.
 
-    Packages of the base image are never replaced. Without Docker, --context writes the input of any builder.
+    Packages of the base image are never replaced. Without Docker, --context writes the input of any
+    builder.
 
     $ smtrain image build run.yaml --tag my-image  # on this machine
     $ smtrain image build run.yaml --push 123456789012.dkr.ecr.us-west-2.amazonaws.com/smtrain:1
@@ -67,10 +82,14 @@ def build(
     # The config's own image may be the one that cannot be used.
     job = _load(config, [*(set_ or ()), "compute.image=null"] if base else set_)
     if push and (context or print_):
-        raise typer.BadParameter("--push needs the image to be built; leave --print and --context out")
+        raise typer.BadParameter(
+            "--push needs the image to be built; leave --print and --context out"
+        )
     base = base or _image_of(job)
     if "*" in base:
-        raise LocalError(f"image {base} is a pattern, and an image is built on one; name a whole tag with --from")
+        raise LocalError(
+            f"image {base} is a pattern, and an image is built on one; name a whole tag with --from"
+        )
     tag = tag or f"smtrain:{base.rpartition(':')[2] if sdk_release(base) else 'latest'}"
     _say_unpatched(base)
     client = None
@@ -81,7 +100,9 @@ def build(
             raise
     there = present_image(client, base) if client else None
     if there is None and not context and not print_:
-        raise LocalError(f"image {base} is not on this machine; `smtrain image pull {base}` says how large it is")
+        raise LocalError(
+            f"image {base} is not on this machine; `smtrain image pull {base}` says how large it is"
+        )
     stages = _stages(job)
     needs = _needs(job, stages)
     recipe = builder.recipe(base, stages, *_seen(client, there, job.train.engine), needs)
@@ -93,14 +114,18 @@ def build(
         return
     if context:
         if context.exists() and (
-            not context.is_dir() or (any(context.glob("[!.]*")) and not (context / builder.LOCK).exists())
+            not context.is_dir()
+            or (any(context.glob("[!.]*")) and not (context / builder.LOCK).exists())
         ):
-            raise LocalError(f"{context} is not empty, and nothing in it is from an earlier build; name another folder")
+            raise LocalError(
+                f"{context} is not empty, and nothing in it is from an earlier build; name another"
+                " folder"
+            )
         recipe.write(context, say)
         say(
-            f"wrote {context}: `docker build -t {tag} {context}` makes the image; for AWS name it like "
-            f"ACCOUNT.dkr.ecr.REGION.amazonaws.com/{tag}, `docker push` it, and `smtrain config set {config} "
-            "compute.image=` that name"
+            f"wrote {context}: `docker build -t {tag} {context}` makes the image; for AWS name it"
+            f" like ACCOUNT.dkr.ecr.REGION.amazonaws.com/{tag}, `docker push` it, and `smtrain"
+            f" config set {config} compute.image=` that name"
         )
         return
     built = builder.build(client, recipe, tag, say)
@@ -113,19 +138,29 @@ def build(
         from smtrain.tools.image.registry import push as send
 
         send(client, ecr_of(push), built, push, say)
-        say(f"image {push} is there; `smtrain config set {config} compute.image={push}` makes it that of the jobs")
+        say(
+            f"image {push} is there; `smtrain config set {config} compute.image={push}` makes it"
+            " that of the jobs"
+        )
     else:
-        say(f"image {tag} is made: here with --docker --set local.image={tag}; on AWS by compute.image, after --push")
+        say(
+            f"image {tag} is made: here with --docker --set local.image={tag}; on AWS by"
+            " compute.image, after --push"
+        )
 
 
 @app.command()
 def verify(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="An image on this machine.", show_default=False)],
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="An image on this machine.", show_default=False)
+    ],
     config: ForConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     set_: options.Set = None,
 ) -> None:
-    """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty.
+    """Look into an image: libraries, imports, tools, user, a stage that fails.
+
+    Exit status 2 if it is faulty.
 
     $ smtrain image verify my-image --for run.yaml  # for the jobs of one config
     """
@@ -141,9 +176,13 @@ def verify(
     client = connect("")
     stages = _stages(job) if job else STAGES
     report = look_at(
-        client, local_image(client, image), stages, job.train.engine if job else "native",
-        job.compute.instance_type if job else None, _needs(job, stages) if job else (),
-    )  # fmt: skip
+        client,
+        local_image(client, image),
+        stages,
+        job.train.engine if job else "native",
+        job.compute.instance_type if job else None,
+        _needs(job, stages) if job else (),
+    )
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
         raise typer.Exit(2)
@@ -152,7 +191,12 @@ def verify(
 @app.command()
 def pull(
     image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="An image's URI, as `smtrain images` prints it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="IMAGE",
+            help="An image's URI, as `smtrain images` prints it.",
+            show_default=False,
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
 ) -> None:
@@ -179,7 +223,8 @@ def pull(
     )
     if not yes and not sys.stdin.isatty():
         raise ConfigError(
-            f"{image}: {size_text}; it was not fetched, as there is no terminal to ask on; confirm with --yes",
+            f"{image}: {size_text}; it was not fetched, as there is no terminal to ask on; confirm"
+            " with --yes",
             code="config.missing_key",
         )
     if yes or typer.confirm(f"{image}: {size_text}. Fetch it?"):
@@ -189,15 +234,20 @@ def pull(
 
 @app.command()
 def tiny(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the image.")] = "smtrain-tiny",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the image.")
+    ] = "smtrain-tiny",
     root: Annotated[
-        str | None, typer.Option("--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it.")
+        str | None,
+        typer.Option(
+            "--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it."
+        ),
     ] = None,
 ) -> None:
     """Make a small image for the CPU, without a registry, for tests of jobs in containers.
 
-    It uses this machine's Python, read-only, and so works only on this machine; without --from it uses the programs
-    in /usr as well, and is made in a second.
+    It uses this machine's Python, read-only, and so works only on this machine; without --from it
+    uses the programs in /usr as well, and is made in a second.
 
     $ smtrain image tiny  # then: smtrain run run.yaml --docker --set local.image=smtrain-tiny
     """
@@ -206,7 +256,9 @@ def tiny(
     from smtrain.plane.server.containers.scratch_image import make
 
     if root is not None and not Path(root, "usr").is_dir():
-        raise LocalError(f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one")
+        raise LocalError(
+            f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one"
+        )
     make(connect(""), name, Path(root) if root else None)
     say(f"image {name} is made; use it with --docker --set local.image={name}")
 
@@ -232,7 +284,9 @@ def _image_of(job: JobConfig) -> str:
     if job.compute.image and "/" in job.compute.image:
         return job.compute.image
     region = job.compute.region or SageMakerBackend("aws").region_name()
-    return image_of(job.model_copy(update={"compute": job.compute.model_copy(update={"region": region})}))
+    return image_of(
+        job.model_copy(update={"compute": job.compute.model_copy(update={"region": region})})
+    )
 
 
 def _stages(job: JobConfig) -> list[Stage]:

@@ -10,7 +10,15 @@ import typer
 
 from smtrain.cli import options
 from smtrain.core.facts import table
-from smtrain.core.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, known_image, looked_for, unpatched
+from smtrain.core.facts.images import (
+    gpu_image_uri,
+    gpu_rows,
+    image_rows,
+    image_uri,
+    known_image,
+    looked_for,
+    unpatched,
+)
 from smtrain.core.text import say
 
 app = options.app()
@@ -26,7 +34,9 @@ class EngineOption(str, Enum):
 @app.command()
 def images(
     region: Annotated[str, typer.Option(help="Region of the registry.")] = "us-west-2",
-    engine: Annotated[EngineOption, typer.Option(help="Engine to choose the image for.")] = EngineOption.nxd,
+    engine: Annotated[
+        EngineOption, typer.Option(help="Engine to choose the image for.")
+    ] = EngineOption.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """List the images, newest first. A whole URI in compute.image always wins.
@@ -39,11 +49,19 @@ def images(
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
         summary = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
-        say(json.dumps({**summary, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2), whole=True)
+        say(
+            json.dumps(
+                {**summary, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2
+            ),
+            whole=True,
+        )
         return
     say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
     for row in rows:
-        say(f"{row['tag']:46} {row['sdk']:10} {row.get('nxd', '-'):11} {' '.join(row['engines']) or '-'}")
+        say(
+            f"{row['tag']:46} {row['sdk']:10} {row.get('nxd', '-'):11}"
+            f" {' '.join(row['engines']) or '-'}"
+        )
         if row["note"]:
             say(f"    {row['note']}")
     say()
@@ -52,7 +70,10 @@ def images(
     say(f"\n{'IMAGE FOR GPUS':94} {'CUDA':5} PATCHED UNTIL")
     for row in gpu_rows():
         name = f"{row['repository']}:{row['tag']}"
-        say(f"{name:94} {row['cuda']:5} {row['patched_until']}{' (ended)' if unpatched(name) else ''}")
+        say(
+            f"{name:94} {row['cuda']:5}"
+            f" {row['patched_until']}{' (ended)' if unpatched(name) else ''}"
+        )
         say(f"    {row['note']}")
     default = uri or f"no image is known; {looked_for(engine.value)}"
     say(f"\n{region}, engine {engine.value} on Neuron cores: {default}")

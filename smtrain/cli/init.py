@@ -19,25 +19,44 @@ if TYPE_CHECKING:
 
 app = options.app()
 _QUESTIONS = {
-    "--model": ("The model: a Hugging Face folder, s3://..., hf://organization/model or demo://tiny-llama",
-                "demo://tiny-llama"),
-    "--data": ("The text: a file or folder (jsonl, parquet, plain text), s3://..., hf://NAME or demo://python-stdlib",
-               "demo://python-stdlib"),
-    "--machines": ("The machines: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
-}  # fmt: skip
+    "--model": (
+        "The model: a Hugging Face folder, s3://..., hf://organization/model or demo://tiny-llama",
+        "demo://tiny-llama",
+    ),
+    "--data": (
+        (
+            "The text: a file or folder (jsonl, parquet, plain text), s3://..., hf://NAME or"
+            " demo://python-stdlib"
+        ),
+        "demo://python-stdlib",
+    ),
+    "--machines": (
+        "The machines: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2",
+        "here",
+    ),
+}
 _BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
 _EPOCHS = 4
-"""Up to 4 epochs the loss falls almost as with new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
+"""Up to 4 epochs the loss falls almost as with new text (Muennighoff et al. 2023, arXiv
+2305.16264).
+"""
 _REGION = "us-west-2"
-_OPEN = {"compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "compute.region": _REGION}
+_OPEN = {
+    "compute.role": "arn:aws:iam::111122223333:role/smtrain-training",
+    "compute.region": _REGION,
+}
 
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path("smtrain.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path(
+        "smtrain.yaml"
+    ),
     model: Annotated[str | None, typer.Option(help="Model to train: folder or URI.")] = None,
     data: Annotated[str | None, typer.Option(help="Text to train on: path or URI.")] = None,
-    machines: Annotated[str | None, typer.Option(metavar="WHERE", help="`here`, or TYPE[:COUNT] on AWS.")] = None,
+    machines: Annotated[
+        str | None, typer.Option(metavar="WHERE", help="`here`, or TYPE[:COUNT] on AWS.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for missing options: the model, the text, and the machines.
@@ -51,7 +70,9 @@ def init(
 
     _refuse_existing(file, force)
     if file.parent != Path() and not file.parent.is_dir():
-        raise ConfigError(f"{file.parent}: no such folder; make it first", code="config.wrong_value")
+        raise ConfigError(
+            f"{file.parent}: no such folder; make it first", code="config.wrong_value"
+        )
     if sys.stdin.isatty() and None in (model, data, machines):
         say("Three questions; Enter takes what is in brackets.")
     model, data = _option_or_answer("--model", model), _option_or_answer("--data", data)
@@ -69,7 +90,10 @@ def init(
     _say_size(config, known)
     if adapted:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
-        say(f"to train all weights of this model does not fit on {machines}; train.adapter, with LoRA, does")
+        say(
+            f"to train all weights of this model does not fit on {machines}; train.adapter, with"
+            " LoRA, does"
+        )
     for cause in _known_to_fail(config, known):
         say(f"! {cause}")
     say(f"wrote {file}; next:")
@@ -82,7 +106,8 @@ def _refuse_existing(file: Path, force: bool) -> None:
 
     if file.exists() and not force:
         raise ConfigError(
-            f"{file} is there already; name another file, or --force replaces it", code="config.wrong_value"
+            f"{file} is there already; name another file, or --force replaces it",
+            code="config.wrong_value",
         )
 
 
@@ -120,7 +145,9 @@ def _loaded(text: str, folder: Path) -> JobConfig:
 
 
 def _say_size(config: JobConfig, known: bool) -> None:
-    """Say the size of the text, the steps that read it, and the time of a run of a known model here."""
+    """Say the size of the text, the steps that read it, and the time of a run of a known model
+    here.
+    """
     from smtrain.client.planner.this_machine import is_here, plan_here
     from smtrain.client.planner.workload import text_bytes
     from smtrain.core.config.units import spell, spell_bytes
@@ -130,18 +157,22 @@ def _say_size(config: JobConfig, known: bool) -> None:
         steps = max(1, round(tokens / (config.train.global_batch_size * config.train.seq_len)))
         read = "steps read" if steps > 1 else "step reads"
         say(
-            f"the text has {spell_bytes(size)}, about {tokens:,.0f} tokens at {_BYTES_PER_TOKEN} bytes each; about "
-            f"{steps:,} {read} all of it once"
+            f"the text has {spell_bytes(size)}, about {tokens:,.0f} tokens at {_BYTES_PER_TOKEN}"
+            f" bytes each; about {steps:,} {read} all of it once"
         )
         if (times := config.train.steps / steps) > _EPOCHS:
             say(
-                f"! {config.train.steps} steps read it {times:,.0f} times, and after about {_EPOCHS} a text teaches "
-                f"little that is new; add text, or set train.steps: {_EPOCHS * steps}"
+                f"! {config.train.steps} steps read it {times:,.0f} times, and after about"
+                f" {_EPOCHS} a text teaches little that is new; add text, or set train.steps:"
+                f" {_EPOCHS * steps}"
             )
     if known and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:
-            say(f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on {plan.machines}")
+            say(
+                f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on"
+                f" {plan.machines}"
+            )
         for fault in plan.faults:
             say(f"! {fault}")
 
@@ -160,20 +191,28 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
         yield from (f"to run here, {missing(module)}" for module in needed if not present(module))
     if TARGETS[config.target].rented:
         try:
-            training_image(config.compute.region or _REGION, config.train.engine, config.compute.instance_type)
+            training_image(
+                config.compute.region or _REGION, config.train.engine, config.compute.instance_type
+            )
         except ConfigError as error:
             yield str(error)
         if end := end_of_life(config.train.engine):
-            yield f"{end}; nothing needs to be done today, and trn2 with engine native is what follows"
+            yield (
+                f"{end}; nothing needs to be done today, and trn2 with engine native is what"
+                " follows"
+            )
     if not known:
         yield (
-            f"model.path: the shape of {config.model.path} is not known here, so memory, time and cost are not either; "
-            "`smtrain plan CONFIG --model FOLDER` takes a folder with its config.json"
+            f"model.path: the shape of {config.model.path} is not known here, so memory, time and"
+            " cost are not either; `smtrain plan CONFIG --model FOLDER` takes a folder with its"
+            " config.json"
         )
 
 
 def _shape_known(model: str) -> bool:
-    """True if the planner knows the model's shape from its folder or name, and so can choose a mesh."""
+    """True if the planner knows the model's shape from its folder or name, and so can choose a
+    mesh.
+    """
     from smtrain.client.planner.workload import shape_of
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import ConfigError
@@ -186,15 +225,20 @@ def _shape_known(model: str) -> bool:
 
 
 def _option_or_answer(option: str, value: str | None) -> str:
-    """The option, or the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
+    """The option, or the answer to its question; raises `ConfigError` if there is no terminal to
+    ask on.
+    """
     from smtrain.core.errors import ConfigError
 
     if value is not None:
         return value
     question, default = _QUESTIONS[option]
     if not sys.stdin.isatty():
-        raise ConfigError(f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "
-                           "--machines", code="config.missing_key")  # fmt: skip
+        raise ConfigError(
+            f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "
+            "--machines",
+            code="config.missing_key",
+        )
     answer: str = typer.prompt(question, default=default)
     return answer.strip()
 

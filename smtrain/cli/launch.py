@@ -22,8 +22,12 @@ app = options.app()
 )
 def launch(
     start: options.StartOptions,
-    stage: Annotated[options.StageOption, typer.Option(help="The stage to start.")] = options.StageOption.train,
-    wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
+    stage: Annotated[
+        options.StageOption, typer.Option(help="The stage to start.")
+    ] = options.StageOption.train,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")
+    ] = True,
 ) -> None:
     """Start one stage of a config and follow it.
 
@@ -43,7 +47,13 @@ def launch(
         start.show_dry(config, [stage.value])
         return
     job = launch_stage(
-        config, stage=stage.value, target=target, wait=wait, again=start.again, check=not start.no_check, view=view
+        config,
+        stage=stage.value,
+        target=target,
+        wait=wait,
+        again=start.again,
+        check=not start.no_check,
+        view=view,
     )
     at = job.target.name
     say(f"job: {job.name}")

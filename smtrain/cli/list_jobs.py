@@ -22,7 +22,9 @@ LOSS = "train:loss"
 """The metric's name in a train job's request."""
 _HEADINGS = ("RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB")
 _DISPENSABLE = ("PLACE", "STAGE", "RUN")
-"""Columns that a narrow terminal goes without: all rows have one place, a job's name has its run and stage."""
+"""Columns that a narrow terminal goes without: all rows have one place, a job's name has its run
+and stage.
+"""
 
 
 @app.command()
@@ -56,7 +58,10 @@ def list_(
         say(line)
     if more > 0:
         many = "at least " if more == COUNTED else ""
-        say(f"{many}{more} more: `--limit {len(listed)}` shows them too, `--name TEXT` those whose name contains TEXT")
+        say(
+            f"{many}{more} more: `--limit {len(listed)}` shows them too, `--name TEXT` those whose"
+            " name contains TEXT"
+        )
 
 
 def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
@@ -72,7 +77,9 @@ def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
             priced += 1
             loss = _loss(job)
         age = spell_age((now - job.summary["CreationTime"]).total_seconds())
-        rows.append((run or "-", stage or "-", job.known_status or "", age, loss or "-", where, job.name))
+        rows.append(
+            (run or "-", stage or "-", job.known_status or "", age, loss or "-", where, job.name)
+        )
     return rows
 
 

@@ -24,7 +24,9 @@ NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
 
 
 @app.command()
-def status(secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False) -> None:
+def status(
+    secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False,
+) -> None:
     """Show the control plane's state, address and disk use, and how to point other tools at it.
 
     $ smtrain local status  # address, disk, and how to point other tools at it
@@ -37,21 +39,30 @@ def status(secrets: Annotated[bool, typer.Option("--secrets", help="Show the sec
     for path in aside(used.home):
         say(f"damaged and set aside: {path}")
     if endpoint is None and (pid := server_pid()) is not None:
-        say(f"process {pid} does not answer; if it was suspended, `kill -CONT {pid}`, and `smtrain local stop` ends it")
+        say(
+            f"process {pid} does not answer; if it was suspended, `kill -CONT {pid}`, and `smtrain"
+            " local stop` ends it"
+        )
         return
     if endpoint is None:
         say("the local control plane is not running; any command with --target local starts it")
         return
     say(f"running as process {endpoint.pid} at {endpoint.url}; state in {endpoint.home}")
-    for line in exports({k: v for k, v in endpoint.environment().items() if secrets or k != NOT_SHOWN}):
+    for line in exports(
+        {k: v for k, v in endpoint.environment().items() if secrets or k != NOT_SHOWN}
+    ):
         say(line, whole=True)
     if not secrets:
-        say(f'{NOT_SHOWN} is not shown; `eval "$(smtrain local env)"` sets it with the others, --secrets shows it')
+        say(
+            f'{NOT_SHOWN} is not shown; `eval "$(smtrain local env)"` sets it with the others,'
+            " --secrets shows it"
+        )
 
 
 @app.command()
 def env() -> None:
-    """Print the variables that point other tools at the control plane, for `eval "$(smtrain local env)"`.
+    """Print the variables that point other tools at the control plane, for `eval "$(smtrain local
+    env)"`.
 
     Starts the control plane if it does not run. The output holds its secret key.
 
@@ -85,7 +96,11 @@ def clean(
     jobs: options.FinishedJobs = False,
     older_than: options.OlderThan = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and demo too.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Remove all that no running job or unfinished run needs, models and demo too.",
+        ),
     ] = False,
     run: options.OneRun = None,
     yes: options.Unasked = False,
@@ -112,7 +127,9 @@ def clean(
     if not options.is_named(jobs, age, everything, run or None):
         return
     endpoint = ensure_running()
-    removal = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
+    removal = plan(
+        endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run
+    )
     _show(removal)
     if removal.empty:
         say("nothing to remove")
@@ -128,7 +145,10 @@ def _show(removal: Removal) -> None:
         names = ", ".join(sorted({record.run for record in removal.jobs}))
         say(f"to go: {len(removal.jobs)} jobs of {names}")
     if removal.objects:
-        say(f"to go: {len(removal.objects)} objects in S3, {spell_bytes(sum(removal.objects.values()))}")
+        say(
+            f"to go: {len(removal.objects)} objects in S3,"
+            f" {spell_bytes(sum(removal.objects.values()))}"
+        )
     for path in removal.folders:
         say(f"to go: {path}")
     options.say_kept(removal.kept)

@@ -24,14 +24,20 @@ app = options.app()
 def logs(
     job: options.JobName,
     target: options.Where = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
+    ] = False,
     host: Annotated[str | None, typer.Option(help="Only this host, e.g. algo-2.")] = None,
-    grep: Annotated[str | None, typer.Option(help="Only lines that match this regular expression.")] = None,
+    grep: Annotated[
+        str | None, typer.Option(help="Only lines that match this regular expression.")
+    ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00.")
+        str | None,
+        typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00."),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="Show only this many of the lines that are there already.")
+        int | None,
+        typer.Option(min=0, help="Show only this many of the lines that are there already."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last line that --follow printed.")
@@ -39,7 +45,10 @@ def logs(
     plain: options.Plain = False,
     every: options.Every = None,
     lines: Annotated[
-        bool, typer.Option("--lines/--no-lines", help="Without the panel: print lines, or summaries only.")
+        bool,
+        typer.Option(
+            "--lines/--no-lines", help="Without the panel: print lines, or summaries only."
+        ),
     ] = True,
 ) -> None:
     """Print what a job's hosts wrote, all hosts in the order of time.
@@ -59,11 +68,20 @@ def logs(
     hosts = handle.hosts
     names = {f"algo-{n + 1}" for n in range(hosts)} | {handle.target.record.log}
     if host is not None and host not in names:
-        raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
+        raise JobError(
+            f"--host {host}: {handle.name} has algo-1"
+            + (f" to algo-{hosts}" if hosts > 1 else " alone")
+        )
     view = View(
-        host, grep, start, tail, resume, False if plain or not lines else None,
-        pause, lines,
-    )  # fmt: skip
+        host,
+        grep,
+        start,
+        tail,
+        resume,
+        False if plain or not lines else None,
+        pause,
+        lines,
+    )
     if not follow:
         from smtrain.client.follow.show import dump
 

@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
         train = "train"
 
-
 else:
     TargetOption = Enum("TargetOption", {name: name for name in TARGETS}, type=str)
 
 
 def __getattr__(name: str) -> object:
-    """`StageOption`, made of smtrain.stages when a command with that option is loaded: it brings pydantic."""
+    """`StageOption`, made of smtrain.stages when a command with that option is loaded: it brings
+    pydantic.
+    """
     if name != "StageOption":
         raise AttributeError(name)
     from smtrain.stages import STAGES
@@ -61,36 +62,57 @@ def __getattr__(name: str) -> object:
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. train.lr=2e-4; repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key, e.g. train.lr=2e-4; repeatable."
+    ),
 ]
 To = Annotated[TargetOption | None, typer.Option("--target", help="Overrides the config's target.")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
-At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")]
-Where = Annotated[
-    TargetOption | None, typer.Option("--target", help="The job's target; default: here if it is known here, else AWS.")
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")]
-Every = Annotated[str | None, typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.")]
+At = Annotated[
+    TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")
+]
+Where = Annotated[
+    TargetOption | None,
+    typer.Option("--target", help="The job's target; default: here if it is known here, else AWS."),
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")
+]
+Every = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s."),
+]
 JobName = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Name of a job, or of a run: its job that runs, or its newest.", show_default=False
+        metavar="JOB",
+        help="Name of a job, or of a run: its job that runs, or its newest.",
+        show_default=False,
     ),
 ]
 FromStep = Annotated[
-    int | None, typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.")
+    int | None,
+    typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace other files of the same names.")
+]
 ServingRole = Annotated[
-    str | None, typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.")
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run."),
 ]
 ServingImage = Annotated[
-    str | None, typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM.")
+    str | None,
+    typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
 
 
-Docker = Annotated[bool, typer.Option("--docker", help="Local jobs run in containers of the image (local.run_in).")]
+Docker = Annotated[
+    bool, typer.Option("--docker", help="Local jobs run in containers of the image (local.run_in).")
+]
 
 
 @dataclass(frozen=True)
@@ -117,9 +139,11 @@ class ConfigOptions:
         return list(self.set_ or ())
 
     def refuse_local(self, what: str) -> None:
-        """Raise `ConfigError` if the config's jobs run on this machine, which has no `what`, and no target is given.
+        """Raise `ConfigError` if the config's jobs run on this machine, which has no `what`, and no
+        target is given.
 
-        SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's account.
+        SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's
+        account.
         """
         import os
 
@@ -130,7 +154,8 @@ class ConfigOptions:
         unasked = self.target is None and not (asked and asked.here)
         if unasked and TARGETS[load_config(self.config, set_=self.keys()).target].here:
             raise ConfigError(
-                f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws",
+                f"target: is local, and jobs here need no {what}; add --target aws, or set"
+                " target: aws",
                 code="config.combination",
             )
 
@@ -139,20 +164,31 @@ class ConfigOptions:
 class StartOptions(ConfigOptions):
     """Options of commands that start stages of a config."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests (on Slurm: the scripts).")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the requests (on Slurm: the scripts).")
+    ] = False
     upload: Annotated[
         bool,
         typer.Option(
-            "--upload", help="With a dry run: upload code and inputs, so that what is printed can be sent by hand."
+            "--upload",
+            help=(
+                "With a dry run: upload code and inputs, so that what is printed can be sent by"
+                " hand."
+            ),
         ),
     ] = False
     show_uploads: Annotated[
-        bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
+        bool,
+        typer.Option(
+            "--show-uploads", help="List the files that would be uploaded, and send nothing."
+        ),
     ] = False
     again: Again = False
     from_step: FromStep = None
     docker: Docker = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, whatever it costs.")] = False
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Start without asking, whatever it costs.")
+    ] = False
     no_check: NoCheck = False
     plain: Plain = False
     every: Every = None
@@ -174,7 +210,10 @@ class StartOptions(ConfigOptions):
         return self.accepted(super().load())
 
     def accepted(self, config: JobConfig) -> JobConfig:
-        """The config. Raises `ConfigError` for options that exclude each other, or that it does not go with."""
+        """The config.
+
+        Raises `ConfigError` for options that exclude each other, or that it does not go with.
+        """
         from smtrain.core.errors import ConfigError
 
         if self.upload and not self.dry_run:
@@ -182,15 +221,26 @@ class StartOptions(ConfigOptions):
                 "--upload goes with --dry-run; without it leave it out, as everything is uploaded",
                 code="config.combination",
             )
-        if self.docker and TARGETS[self.target_name or config.target].rented:  # every host is a container there
-            raise ConfigError("--docker is for jobs on this machine; on AWS leave it out", code="config.combination")
+        if (
+            self.docker and TARGETS[self.target_name or config.target].rented
+        ):  # every host is a container there
+            raise ConfigError(
+                "--docker is for jobs on this machine; on AWS leave it out",
+                code="config.combination",
+            )
         return config
 
     def planned(self, config: JobConfig) -> JobConfig:
         """The config with its plan among the tags, after the user has agreed to its price."""
         from smtrain.cli.price_check import planned
 
-        return planned(config, self.target_name, ask=not (self.yes or self.dry), show=not self.dry, warn=self.dry_run)
+        return planned(
+            config,
+            self.target_name,
+            ask=not (self.yes or self.dry),
+            show=not self.dry,
+            warn=self.dry_run,
+        )
 
     def keys(self) -> list[str]:
         return keys_of(self.set_, self.from_step, self.docker)
@@ -206,8 +256,8 @@ class StartOptions(ConfigOptions):
         chain = Chain(config, backend_of(config, self.target_name), look=False)
         if chain.target.record.rented and is_pattern(config.compute.image):
             say(
-                f"compute.image: {config.compute.image} is a pattern; a launch first asks the registry for the newest "
-                "tag that matches, as `smtrain check` does",
+                f"compute.image: {config.compute.image} is a pattern; a launch first asks the"
+                " registry for the newest tag that matches, as `smtrain check` does",
                 error=True,
             )
         plans = [chain.plan(stage) for stage in stages]
@@ -226,17 +276,22 @@ class ServiceOptions:
 
     tune: Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")] = False
     endpoint: Annotated[
-        str | None, typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.")
+        str | None,
+        typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name."),
     ] = None
     group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Also to register versions in this group.")
+        str | None,
+        typer.Option("--group", metavar="NAME", help="Also to register versions in this group."),
     ] = None
     pipeline: Annotated[
-        str | None, typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.")
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name."),
     ] = None
 
 
-def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool = False) -> list[str]:
+def keys_of(
+    set_: list[str] | None, from_step: int | None = None, docker: bool = False
+) -> list[str]:
     """KEY=VALUE of every key that options of a command set, as for --set."""
     if docker:
         typed({"local.run_in": "--docker"})
@@ -278,14 +333,23 @@ def seconds_of(option: str, text: str | None) -> float | None:
 
 
 FinishedJobs = Annotated[
-    bool, typer.Option("--jobs", help="Remove jobs of finished runs and what only they use; exported models stay.")
+    bool,
+    typer.Option(
+        "--jobs", help="Remove jobs of finished runs and what only they use; exported models stay."
+    ),
 ]
 OlderThan = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs.")
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs."
+    ),
 ]
 OneRun = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
+    typer.Option(
+        metavar="NAME",
+        help="Remove this one run, finished or not, with its checkpoints and models.",
+    ),
 ]
 Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -310,7 +374,10 @@ def is_named(*selections: object) -> bool:
 
 
 def may_remove(yes: bool) -> bool:
-    """True if the user agrees to the removal. Raises `LocalError` if there is no terminal to ask on."""
+    """True if the user agrees to the removal.
+
+    Raises `LocalError` if there is no terminal to ask on.
+    """
     import sys
 
     from smtrain.core.errors import LocalError
@@ -318,7 +385,9 @@ def may_remove(yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise LocalError("nothing was removed, as there is no terminal to ask on; confirm with --yes")
+        raise LocalError(
+            "nothing was removed, as there is no terminal to ask on; confirm with --yes"
+        )
     if typer.confirm("Remove it?"):
         return True
     say("nothing was removed")
@@ -357,7 +426,9 @@ class App(typer.Typer):
 
         `groups` are the headings of the options in the help, each with its options as words.
         """
-        add = super().command(name, cls=type("Helped", (Helped,), {"groups": groups or {}}), **settings)
+        add = super().command(
+            name, cls=type("Helped", (Helped,), {"groups": groups or {}}), **settings
+        )
 
         def register(function: Command) -> Command:
             add(_flat(function))
@@ -376,10 +447,16 @@ def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
     for parameter in signature(command).parameters.values():
         group = groups.get(parameter.name)
         types = hints if group is None else get_type_hints(group, include_extras=True)
-        parts = [(parameter.name, parameter.default)] if group is None else [(f.name, f.default) for f in fields(group)]
+        parts = (
+            [(parameter.name, parameter.default)]
+            if group is None
+            else [(f.name, f.default) for f in fields(group)]
+        )
         for name, default in parts:
             default = Parameter.empty if default is MISSING else default
-            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name]))
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+            )
 
     def call(**values: Any) -> Any:
         made = {
@@ -388,7 +465,11 @@ def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
         }
         return command(**made, **values)
 
-    call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+    call.__name__, call.__doc__, call.__module__ = (
+        command.__name__,
+        command.__doc__,
+        command.__module__,
+    )
     call.__annotations__ = {one.name: one.annotation for one in parameters}
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call
@@ -405,13 +486,19 @@ def app(about: str = "") -> App:
         _narrow_help()
     more: dict[str, Any] = {"help": about} if about else {}  # without it a group's callback says it
     return App(
-        cls=HelpedGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-        context_settings=settings, **more,
-    )  # fmt: skip
+        cls=HelpedGroup,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=settings,
+        **more,
+    )
 
 
 def _narrow_help() -> None:
-    """Leave the options' own column a third of a narrow terminal; click would take 30 places of it."""
+    """Leave the options' own column a third of a narrow terminal; click would take 30 places of
+    it.
+    """
     from typer.core import TyperCommand
 
     context: Any = TyperCommand.context_class
@@ -427,8 +514,8 @@ def _narrow_help() -> None:
 
 
 def materialised(model: str) -> str:
-    """The folder of a demo:// model or text, which is made if needed, or of the model of run://NAME, which is fetched;
-    anything else unchanged.
+    """The folder of a demo:// model or text, which is made if needed, or of the model of
+    run://NAME, which is fetched; anything else unchanged.
 
     Every command resolves names with this or with `tools.chat.resolve_model.find`.
     """

@@ -16,8 +16,12 @@ app = options.app()
 @app.command()
 def pipeline(
     chosen: options.ConfigOptions,
-    upsert: Annotated[bool, typer.Option("--upsert", help="Create the pipeline, or update it.")] = False,
-    start: Annotated[bool, typer.Option("--start", help="Do that, and start an execution.")] = False,
+    upsert: Annotated[
+        bool, typer.Option("--upsert", help="Create the pipeline, or update it.")
+    ] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Do that, and start an execution.")
+    ] = False,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The pipeline's name; default: the config's.")
     ] = None,
@@ -35,6 +39,8 @@ def pipeline(
     chosen.refuse_local("pipeline")
     loaded = load_config(chosen.config, set_=chosen.keys(), target=chosen.target_name)
     say_unpatched(loaded)
-    definition = made(loaded, name=name, upsert=upsert, start=start, check=not no_check, target=chosen.target_name)
+    definition = made(
+        loaded, name=name, upsert=upsert, start=start, check=not no_check, target=chosen.target_name
+    )
     if not (upsert or start):
         say(json.dumps(definition, indent=2), whole=True)

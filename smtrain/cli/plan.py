@@ -43,51 +43,58 @@ class Rank(str, Enum):
 def plan(
     configs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False)
+        typer.Argument(
+            metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False
+        ),
     ] = None,
     set_: options.Set = None,
     target: options.To = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"A folder that holds its config.json, or a known model: {', '.join(table('models')['models'])}."
-        )
+            help=(
+                "A folder that holds its config.json, or a known model:"
+                f" {', '.join(table('models')['models'])}."
+            )
+        ),
     ] = None,
     machines: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TYPE:COUNT", help="Choose among these, e.g. ml.trn1.32xlarge:4 or box:2; repeatable."
-        )
+            metavar="TYPE:COUNT",
+            help="Choose among these, e.g. ml.trn1.32xlarge:4 or box:2; repeatable.",
+        ),
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Dollars.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Hours.")] = None,
     rank: Annotated[Rank, typer.Option(help="Order of the choices.")] = Rank.time,
-    best: Annotated[bool, typer.Option("--best", help="Plan the best mesh, not the config's.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Plan the best mesh, not the config's.")
+    ] = False,
     prices: Annotated[
-        Path | None,
-        typer.Option(help="TOML file whose rows override the shipped prices.")
+        Path | None, typer.Option(help="TOML file whose rows override the shipped prices.")
     ] = None,
     machine_file: Annotated[
-        Path | None,
-        typer.Option(help="YAML file that describes machines of your own.")
+        Path | None, typer.Option(help="YAML file that describes machines of your own.")
     ] = None,
     measured: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Correct the plan by a run of this config: a job, its metrics.jsonl, or tokens/s."
-        )
+            metavar="RUN",
+            help="Correct the plan by a run of this config: a job, its metrics.jsonl, or tokens/s.",
+        ),
     ] = None,
     tokens: Annotated[
-        float | None,
-        typer.Option(help="Side by side: compare at this many tokens, e.g. 300e9.")
+        float | None, typer.Option(help="Side by side: compare at this many tokens, e.g. 300e9.")
     ] = None,
     probe: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Measure this machine; print its entry for machines.")
+        typer.Option(metavar="NAME", help="Measure this machine; print its entry for machines."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:  # fmt: skip
-    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit.
+) -> None:
+    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it
+    does not fit.
 
     $ smtrain plan run.yaml  # the config as it is, and the five fastest meshes
     $ smtrain plan run.yaml --best --machines ml.trn1.32xlarge:8 --machines ml.trn1.32xlarge:16 --budget 5000
@@ -107,7 +114,13 @@ def plan(
         return
     _refuse(configs or [], model, tokens, measured)
     assert configs  # `_refuse` has seen to it
-    typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
+    typed(
+        {
+            "budget": "--budget",
+            "deadline_hours": "--deadline",
+            **({"model.path": "--model"} if model else {}),
+        }
+    )
     rate = _rate(measured) if measured is not None else None
     every = [
         [*(set_ or ()), *(f"{key}={one.path}" for key, one in earlier.items())]
@@ -115,20 +128,33 @@ def plan(
     ]
     made = [
         make(
-            config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
-            budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
-            target=options.name_of(target), set_=settings,
+            config,
+            model=model,
+            machines=[_machine(text) for text in machines or ()],
+            rank_by=rank.value,
+            budget=budget,
+            deadline_hours=deadline,
+            best=best,
+            prices=prices,
+            machine_file=machine_file,
+            measured=rate,
+            target=options.name_of(target),
+            set_=settings,
         )
         for config, settings in zip(configs, every, strict=True)
-    ]  # fmt: skip
+    ]
     shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
     say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
     if not all(one.fits for one in made):
         raise typer.Exit(1)
 
 
-def _refuse(configs: list[str], model: str | None, tokens: float | None, measured: str | None) -> None:
-    """Raise `ConfigError` for a missing config, an invalid value, and options that do not fit the number of configs."""
+def _refuse(
+    configs: list[str], model: str | None, tokens: float | None, measured: str | None
+) -> None:
+    """Raise `ConfigError` for a missing config, an invalid value, and options that do not fit the
+    number of configs.
+    """
     if not configs and model and model.strip():
         known = table("models")["models"]
         names = "" if nearest(model, known, cutoff=1) else f"; --model: {hint(model, known)}"
@@ -139,7 +165,8 @@ def _refuse(configs: list[str], model: str | None, tokens: float | None, measure
         )
     if not configs:
         raise ConfigError(
-            "missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure this machine",
+            "missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure"
+            " this machine",
             code="config.missing_key",
         )
     if model is not None and not model.strip():
@@ -148,10 +175,13 @@ def _refuse(configs: list[str], model: str | None, tokens: float | None, measure
             code="config.wrong_value",
         )
     if tokens is not None and not 0 < tokens < inf:
-        raise ConfigError(f"--tokens: got {tokens}; a number above 0 is needed", code="config.wrong_value")
+        raise ConfigError(
+            f"--tokens: got {tokens}; a number above 0 is needed", code="config.wrong_value"
+        )
     if measured is not None and len(configs) > 1:
         raise ConfigError(
-            f"--measured is a run of one config, and {len(configs)} are given; plan them one by one",
+            f"--measured is a run of one config, and {len(configs)} are given; plan them one"
+            " by one",
             code="config.combination",
         )
     if tokens is not None and len(configs) == 1:
@@ -161,13 +191,17 @@ def _refuse(configs: list[str], model: str | None, tokens: float | None, measure
         )
 
 
-def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
+def _side_by_side(
+    configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]
+) -> Sides:
     """The plans by file name; without --tokens, for the tokens of the first config."""
     from smtrain.client.planner.compare_plans import compared
     from smtrain.client.planner.resolve import load_config, planned_for
 
     train = (
-        load_config(configs[0], set_=set_, target=planned_for(configs[0], set_=set_)).train if tokens is None else None
+        load_config(configs[0], set_=set_, target=planned_for(configs[0], set_=set_)).train
+        if tokens is None
+        else None
     )
     planned = train.samples * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
@@ -189,7 +223,11 @@ def _probed(name: str, as_json: bool) -> str:
     say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
     entry = named(name, measure())
     plain = {name: entry.model_dump(exclude_none=True)}
-    return json.dumps(plain, indent=2) if as_json else yaml.safe_dump({"machines": plain}, sort_keys=False).rstrip()
+    return (
+        json.dumps(plain, indent=2)
+        if as_json
+        else yaml.safe_dump({"machines": plain}, sort_keys=False).rstrip()
+    )
 
 
 def _rate(run: str) -> float:
@@ -202,7 +240,8 @@ def _rate(run: str) -> float:
     rate = read(run).tokens_per_s()
     if rate is None:
         raise ConfigError(
-            f"--measured {run}: nothing in it says how many tokens a second it trained; give the number itself",
+            f"--measured {run}: nothing in it says how many tokens a second it trained; give the"
+            " number itself",
             code="config.wrong_value",
         )
     return rate
@@ -211,5 +250,7 @@ def _rate(run: str) -> float:
 def _machine(text: str) -> tuple[str, int]:
     type_, _, count = text.rpartition(":")
     if not type_ or not count.isdecimal() or not 1 <= int(count) <= 10_000:
-        raise ConfigError(f"--machines {text}: must look like ml.trn1.32xlarge:4", code="config.wrong_value")
+        raise ConfigError(
+            f"--machines {text}: must look like ml.trn1.32xlarge:4", code="config.wrong_value"
+        )
     return type_, int(count)

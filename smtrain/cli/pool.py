@@ -9,12 +9,10 @@ import typer
 from smtrain.cli import options
 from smtrain.core.text import say
 
-app = options.app(
-    """Warm pools: machines that AWS keeps, and bills, for the next job.
+app = options.app("""Warm pools: machines that AWS keeps, and bills, for the next job.
 
     $ smtrain pool list --target aws  # what they cost while they wait
-    """
-)
+    """)
 
 
 @app.command("list")
@@ -32,17 +30,22 @@ def list_pools(target: options.At = options.TargetOption.local) -> None:
         say(f"no warm pools on target {target.value}")
     for pool in pools:
         rate, spent = pool.dollars_per_hour, pool.dollars
-        price = "no price known" if rate is None or spent is None else f"${spent:,.2f} so far at ${rate:,.2f} an hour"
+        price = (
+            "no price known"
+            if rate is None or spent is None
+            else f"${spent:,.2f} so far at ${rate:,.2f} an hour"
+        )
         say(
-            f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for {spell(pool.kept_s)}, "
-            f"until {pool.until.astimezone():%Y-%m-%d %H:%M:%S}  {price}"
+            f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for"
+            f" {spell(pool.kept_s)}, until {pool.until.astimezone():%Y-%m-%d %H:%M:%S}  {price}"
         )
 
 
 @app.command()
 def release(
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False)
+        str | None,
+        typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Release every pool.")] = False,
     target: options.At = options.TargetOption.local,

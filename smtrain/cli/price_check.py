@@ -1,4 +1,6 @@
-"""Show a job's plan before it is paid for, ask above the price limit, and tag the job with the plan."""
+"""Show a job's plan before it is paid for, ask above the price limit, and tag the job with the
+plan.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import say
 
 _OF_LIMITS = ("compute.max_run:", "a step of ")
-"""Prefixes of a plan's warnings about time limits (client/planner/warnings.py): of the job, and after a stop."""
+"""Prefixes of a plan's warnings about time limits (client/planner/warnings.py): of the job, and
+after a stop.
+"""
 
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
@@ -26,13 +30,19 @@ def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
 
 
 def planned(
-    config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True, warn: bool = False
+    config: JobConfig,
+    target: TargetName | None,
+    *,
+    ask: bool,
+    show: bool = True,
+    warn: bool = False,
 ) -> JobConfig:
-    """The config with its plan among the tags, for jobs that AWS would bill; any other config unchanged.
+    """The config with its plan among the tags, for jobs that AWS would bill; any other config
+    unchanged.
 
-    `show` prints the plan; `warn` prints its warnings about time limits on stderr, for a dry run, which shows no plan.
-    With `ask`, raises `JobError` if the plan exceeds `compute.price_limit`, or a limit is set and the price is
-    unknown, and the user does not agree on a terminal.
+    `show` prints the plan; `warn` prints its warnings about time limits on stderr, for a dry run,
+    which shows no plan. With `ask`, raises `JobError` if the plan exceeds `compute.price_limit`, or
+    a limit is set and the price is unknown, and the user does not agree on a terminal.
     """
     if not TARGETS[target or config.target].rented:
         return config
@@ -60,7 +70,10 @@ def planned(
                 "raise the limit",
             )
         else:
-            problem = f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be kept"
+            problem = (
+                f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f}"
+                " cannot be kept"
+            )
             remedy = (
                 "give its machines' price in $SMTRAIN_HOME/prices.toml"
                 if plan

@@ -15,10 +15,18 @@ app = options.app()
 @app.command()
 def push(
     model: Model,
-    repository: Annotated[str, typer.Argument(metavar="ORGANIZATION/NAME", help="The repository.", show_default=False)],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
-    update: Annotated[bool, typer.Option("--update", help="Add to a repository that holds another model.")] = False,
-    revision: Annotated[str | None, typer.Option(metavar="BRANCH", help="The branch; default: the main one.")] = None,
+    repository: Annotated[
+        str, typer.Argument(metavar="ORGANIZATION/NAME", help="The repository.", show_default=False)
+    ],
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository public, not private.")
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Add to a repository that holds another model.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="The branch; default: the main one.")
+    ] = None,
     message: Annotated[
         str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
     ] = None,
@@ -31,6 +39,11 @@ def push(
     from smtrain.tools.publish.push import push as pushed
 
     pushed(
-        model, repository, private=not public, update=update, revision=revision, message=message,
+        model,
+        repository,
+        private=not public,
+        update=update,
+        revision=revision,
+        message=message,
         target=options.name_of(target),
-    )  # fmt: skip
+    )

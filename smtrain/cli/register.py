@@ -13,20 +13,36 @@ app = options.app()
 
 @app.command()
 def register(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)],
-    instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)
+    ],
+    instance: Annotated[
+        str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")
+    ],
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model package group; default: the run's name.")
+        str | None,
+        typer.Option(metavar="NAME", help="Model package group; default: the run's name."),
     ] = None,
-    approve: Annotated[bool, typer.Option("--approve", help="Approve the version at once.")] = False,
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Approve the version at once.")
+    ] = False,
     role: options.ServingRole = None,
     image: options.ServingImage = None,
     target: options.To = None,
 ) -> None:
-    """Register a run's exported model as a version of a model package group, with its metrics and origin.
+    """Register a run's exported model as a version of a model package group, with its metrics and
+    origin.
 
     $ smtrain register my-run --instance ml.g6e.xlarge --group my-models  # a version to approve
     """
     from smtrain.tools.publish.register import register as registered
 
-    registered(run, instance, group=group, approve=approve, role=role, image=image, target=options.name_of(target))
+    registered(
+        run,
+        instance,
+        group=group,
+        approve=approve,
+        role=role,
+        image=image,
+        target=options.name_of(target),
+    )

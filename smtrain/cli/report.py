@@ -14,12 +14,19 @@ app = options.app()
 
 @app.command()
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or of one of its jobs.")],
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="The page to write; default: RUN.html.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run, or of one of its jobs.")
+    ],
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The page to write; default: RUN.html.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is no report.")
+    ] = False,
     target: options.Where = None,
 ) -> None:
-    """Write one HTML page on a run: curves, validation, cost and waste, environment, and how to run it again.
+    """Write one HTML page on a run: curves, validation, cost and waste, environment, and how to run
+    it again.
 
     The page needs no network and shows nothing that a job hid.
 

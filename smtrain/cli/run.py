@@ -35,18 +35,23 @@ def run(
     more: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG...]", help="Further runs, in this order; each may start from an earlier one.",
+            metavar="[CONFIG...]",
+            help="Further runs, in this order; each may start from an earlier one.",
             show_default=False,
         ),
     ] = None,
     download: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end."),
     ] = None,
     overwrite: options.Overwrite = False,
     wait: Annotated[
-        bool | None, typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone.")
+        bool | None,
+        typer.Option(
+            "--wait/--detach", help="Follow to the end; on Slurm a run can continue alone."
+        ),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice.
 
     $ smtrain run run.yaml  # all stages; what is done is skipped
@@ -57,7 +62,11 @@ def run(
     from smtrain.tools.run import run as run_all
 
     options.folder_of("--download", download)
-    if extra := [word for word in more or () if not word.endswith((".yaml", ".yml")) and not Path(word).is_file()]:
+    if extra := [
+        word
+        for word in more or ()
+        if not word.endswith((".yaml", ".yml")) and not Path(word).is_file()
+    ]:
         context.fail(f"Got unexpected extra argument ({' '.join(extra)})")
     if more:
         _series(start, more, download, overwrite=overwrite, wait=wait)
@@ -68,18 +77,35 @@ def run(
         start.show_dry(config, stages_of(config, target))
         return
     typed({"wait": "--detach"})
-    waits = wait if wait is not None else not backend_of(config, target).record.chains or bool(download)
-    done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
+    waits = (
+        wait if wait is not None else not backend_of(config, target).record.chains or bool(download)
+    )
+    done = run_all(
+        config,
+        target=target,
+        again=start.again,
+        check=not start.no_check,
+        view=start.view,
+        wait=waits,
+    )
     if not waits:
         last = done.results[-1].job.name
-        say(f"queued; the cluster continues by itself. Follow it:  smtrain run {start.config} --target slurm --wait")
+        say(
+            f"queued; the cluster continues by itself. Follow it:  smtrain run {start.config}"
+            " --target slurm --wait"
+        )
         say(f"one stage:  smtrain logs {last} --follow --target slurm")
         return
     _show(done, download, overwrite=overwrite)
 
 
 def _series(
-    start: options.StartOptions, more: list[str], download: str | None, *, overwrite: bool, wait: bool | None
+    start: options.StartOptions,
+    more: list[str],
+    download: str | None,
+    *,
+    overwrite: bool,
+    wait: bool | None,
 ) -> None:
     """Run several configs in order; `start` has the first one, and the options of all."""
     from smtrain.client.runs import series
@@ -90,10 +116,13 @@ def _series(
 
     if start.from_step is not None:
         raise ConfigError(
-            "--from-step is the step of one run; run the config that it is for by itself", code="config.combination"
+            "--from-step is the step of one run; run the config that it is for by itself",
+            code="config.combination",
         )
     if wait is False:
-        raise ConfigError("--detach goes with one config; leave it out for several", code="config.combination")
+        raise ConfigError(
+            "--detach goes with one config; leave it out for several", code="config.combination"
+        )
     target = start.target_name
     links = series.load_series([start.config, *more], set_=start.keys(), target=target)
     links = [replace(link, config=start.accepted(tagged(link.config))) for link in links]
@@ -103,7 +132,9 @@ def _series(
         for config in series.expected(links):
             start.show_dry(config, stages_of(config, target))
         return
-    one = partial(run_all, target=target, again=start.again, check=not start.no_check, view=start.view)
+    one = partial(
+        run_all, target=target, again=start.again, check=not start.no_check, view=start.view
+    )
     *earlier, last = series.run_series(links, one, say, None if start.no_check else look_first)
     for done in earlier:
         say(f"{done.summary()}\n")

@@ -26,13 +26,19 @@ class ServerOption(str, Enum):
 def serve(
     model: Model,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of this machine.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on; it asks for no password.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; it asks for no password.")
+    ] = "127.0.0.1",
     server: Annotated[
-        ServerOption | None, typer.Option(help="Default: vllm if it is installed, else transformers' own server.")
+        ServerOption | None,
+        typer.Option(help="Default: vllm if it is installed, else transformers' own server."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTION=VALUE", help="An option of the server, such as max-model-len=4096; repeatable."),
+        typer.Option(
+            metavar="OPTION=VALUE",
+            help="An option of the server, such as max-model-len=4096; repeatable.",
+        ),
     ] = None,
     chat_template_kwargs: TemplateOptions = None,
     target: options.Where = None,
@@ -49,11 +55,18 @@ def serve(
     for text in option or ():
         key, _, value = text.partition("=")
         if not key.strip("-"):
-            raise ConfigError(f"--option {text}: must look like max-model-len=4096", code="config.wrong_value")
+            raise ConfigError(
+                f"--option {text}: must look like max-model-len=4096", code="config.wrong_value"
+            )
         more += [f"--{key.lstrip('-')}", *([value] if value else [])]
     status = served(
-        model, port=port, host=host, server=server.value if server else None, more=tuple(more),
+        model,
+        port=port,
+        host=host,
+        server=server.value if server else None,
+        more=tuple(more),
         template_options=read_options("--chat-template-kwargs", chat_template_kwargs),
-        target=options.name_of(target), say=say,
-    )  # fmt: skip
+        target=options.name_of(target),
+        say=say,
+    )
     raise typer.Exit(status)

@@ -37,8 +37,14 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     if cost:
         say(f"machines:    {cost.machines}")
     for change in described.get("SecondaryStatusTransitions", []):
-        took = f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}" if change.get("EndTime") else "..."
-        say(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
+        took = (
+            f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}"
+            if change.get("EndTime")
+            else "..."
+        )
+        say(
+            f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}"
+        )
     changes = described.get("SecondaryStatusTransitions", [])
     if changes and not changes[-1].get("EndTime") and (message := changes[-1].get("StatusMessage")):
         say(f"             {message}")
@@ -70,7 +76,9 @@ def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
     ended, copy = described["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
     stage = (stage_of(job.name) or ("", ""))[1]
     saved = parts(job, "checkpoints", described)
-    lines = [f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}" for part in saved]
+    lines = [
+        f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}" for part in saved
+    ]
     if saved:
         lines.append(f"             {copy} --what checkpoints")
     elif stage == "train":
@@ -86,7 +94,11 @@ def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
             model = Job(export, job.target).output
             lines += [f"model:       {model}", f"             smtrain download {export} FOLDER"]
         elif described["TrainingJobStatus"] == "Completed":
-            lines.append("next:        `smtrain run CONFIG`, with the config of this job, exports the model")
+            lines.append(
+                "next:        `smtrain run CONFIG`, with the config of this job, exports the model"
+            )
         elif saved:
-            lines.append("next:        the command that started this job resumes from the last checkpoint")
+            lines.append(
+                "next:        the command that started this job resumes from the last checkpoint"
+            )
     return lines

@@ -17,7 +17,9 @@ app = options.app()
 def stop(
     job: options.JobName,
     target: options.Where = None,
-    wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")
+    ] = True,
 ) -> None:
     """Ask a job to save a checkpoint and stop, within 120 s or what its config gives.
 
@@ -31,7 +33,10 @@ def stop(
         return
     handle.stop()
     if wait:
-        say(f"{handle.name}: asked to save a checkpoint and stop, for which it has {handle.target.grace} s")
+        say(
+            f"{handle.name}: asked to save a checkpoint and stop, for which it has"
+            f" {handle.target.grace} s"
+        )
         state = handle.known_status or ""
         with doing(lambda: f"waiting for {handle.name} ({state})"):
             for event in handle.events():

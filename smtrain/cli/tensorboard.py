@@ -14,13 +14,19 @@ app = options.app()
 
 @app.command()
 def tensorboard(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or of its train job.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run, or of its train job.")
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine.")] = 6006,
     host: Annotated[str, typer.Option(help="Address that it listens on.")] = "127.0.0.1",
-    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write the event files there, and end.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write the event files there, and end.")
+    ] = None,
     target: options.Where = None,
 ) -> None:
-    """Open TensorBoard on a run; of one that trains, with every new step. The steps are those of its log.
+    """Open TensorBoard on a run; of one that trains, with every new step.
+
+    The steps are those of its log.
 
     $ smtrain tensorboard my-run  # on http://127.0.0.1:6006
     $ smtrain tensorboard my-run --out events  # only write the event files

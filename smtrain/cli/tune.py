@@ -27,26 +27,35 @@ def tune(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUES", help="What to change, as train.lr=log:1e-5..1e-3 or train.seed=1,2; repeatable."
-        )
+            metavar="KEY=VALUES",
+            help="What to change, as train.lr=log:1e-5..1e-3 or train.seed=1,2; repeatable.",
+        ),
     ] = None,
     max_jobs: Annotated[int, typer.Option("--max-jobs", help="How many trials at most.")] = 12,
     parallel: Annotated[int, typer.Option("--parallel", help="How many run at a time.")] = 1,
     budget: Annotated[
-        float | None,
-        typer.Option(help="Dollars that all may cost; default: compute.price_limit.")
+        float | None, typer.Option(help="Dollars that all may cost; default: compute.price_limit.")
     ] = None,
     early_stop: Annotated[
-        bool, typer.Option("--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the others'.")
+        bool,
+        typer.Option(
+            "--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the others'."
+        ),
     ] = True,
     out: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="For the best config, trials and picture; default: ./NAME-tuning.")
+        typer.Option(
+            metavar="FOLDER",
+            help="For the best config, trials and picture; default: ./NAME-tuning.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")
+    ] = False,
     no_check: options.NoCheck = False,
-) -> None:  # fmt: skip
-    """Train a config several times with other values; the table shows which are best, best.yaml has them.
+) -> None:
+    """Train a config several times with other values; the table shows which are best, best.yaml has
+    them.
 
     $ smtrain tune run.yaml --over train.lr=log:1e-5..1e-3 --max-jobs 8  # eight learning rates
     $ smtrain tune run.yaml --over train.seed=1,2,3 --to-the-end  # how much a seed changes
@@ -57,14 +66,19 @@ def tune(
     from smtrain.tools.tune import tune
 
     options.folder_of("--out", out)
-    typed({"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"})
+    typed(
+        {"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"}
+    )
     where = chosen.target_name
     search = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
     if dry_run:
         loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
         if not TARGETS[loaded.target].rented:
-            raise ConfigError("--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
-                               "--target aws", code="config.combination")  # fmt: skip
+            raise ConfigError(
+                "--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
+                "--target aws",
+                code="config.combination",
+            )
         say_unpatched(loaded, where)
         request = tune.tuning_job(loaded, **search, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
@@ -72,9 +86,13 @@ def tune(
     loaded = chosen.load()
     say_unpatched(loaded, where)
     tuning = tune.tune(
-        loaded, **search, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
+        loaded,
+        **search,  # type: ignore[arg-type]
+        early_stop=early_stop,
+        out=out or f"{loaded.name}-tuning",
+        target=where,
         check=not no_check,
-    )  # fmt: skip
+    )
     say(tuning)
     for path in tuning.files:
         say(path)

@@ -14,10 +14,13 @@ app = options.app()
 
 @app.command()
 def undeploy(
-    name: Annotated[str, typer.Argument(metavar="ENDPOINT", show_default=False, help="Name of the endpoint.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ENDPOINT", show_default=False, help="Name of the endpoint.")
+    ],
     target: options.To = None,
 ) -> None:
-    """Delete an endpoint with its configuration, model entries and schedule; the model's files stay.
+    """Delete an endpoint with its configuration, model entries and schedule; the model's files
+    stay.
 
     $ smtrain undeploy my-run  # endpoint, configuration and schedule
     """

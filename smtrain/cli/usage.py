@@ -22,7 +22,9 @@ def unknown_command(argv: list[str], commands: Iterable[str]) -> str:
     if word.lower().endswith((".yaml", ".yml")):
         return f"no command {word!r}; did you mean `smtrain run {word}`?"
     meant = nearest(word, commands, cutoff=1) or nearest(word, names, names, cutoff=1)
-    meant = meant or nearest(word, commands, cutoff=0.75) or nearest(word, names, names, cutoff=0.75)
+    meant = (
+        meant or nearest(word, commands, cutoff=0.75) or nearest(word, names, names, cutoff=0.75)
+    )
     meant = meant or nearest(word, commands)
     hint_ = f"did you mean `smtrain {meant}`?" if meant else "`smtrain --help` lists the commands"
     return f"no command {word!r}; {hint_}"
@@ -41,7 +43,10 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or name
     text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
-    text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
+    text = (
+        text.replace(": Input should", ": it should").replace("argument(s)", "argument")
+        or "a subcommand is missing"
+    )
     sentence = hide(_better(error, context, path, text, argv) or text)
     end = "" if sentence.endswith("?") else ";"
     return f"{path}: {sentence[0].lower()}{sentence[1:]}{end} `{path} --help` shows what it takes"
@@ -56,7 +61,10 @@ def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> 
         return f"no such command '{match[1]}'{_subcommand_meant(match[1], known, path)}"
     if match := re.match(r"(.*): '([^']*)' is not one of (.*)", text):
         choices = re.findall(r"'([^']*)'", match[3])
-        return f"{match[1]}: got {match[2]!r}; {hint(match[2], choices, table('word_names')['values'])}"
+        return (
+            f"{match[1]}: got {match[2]!r};"
+            f" {hint(match[2], choices, table('word_names')['values'])}"
+        )
     if match := re.match(r"Got unexpected extra argument \((.*)\)", text):
         return text + _extra_meant(match[1], context, argv)
     if (match := re.match(r"(Invalid value for '(-[\w-]+)'.*?): ", text)) and _NUMBERS.search(text):
@@ -66,7 +74,12 @@ def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> 
 
 def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
     params = context.command.get_params(context) if context else []
-    options = [one for param in params for one in (*param.opts, *param.secondary_opts) if one.startswith("-")]
+    options = [
+        one
+        for param in params
+        for one in (*param.opts, *param.secondary_opts)
+        if one.startswith("-")
+    ]
     arguments = [param for param in params if not param.opts[0].startswith("-")]
     named = {str(param.metavar or param.name).strip("[].").upper() for param in arguments}
     word = option.lstrip("-").partition("=")[0]
@@ -77,11 +90,15 @@ def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
         return f"; {wanted} is given without an option, `{path} {wanted}`"
     near = nearest(option, [one for one in options if len(one) > 2], cutoff=0.75)
     if near is None and "--set" in options and (key := _key_meant(word)):
-        return f"; a key of the config is set with --set {key}={_typed_value(option, argv) or 'VALUE'}"
+        return (
+            f"; a key of the config is set with --set {key}={_typed_value(option, argv) or 'VALUE'}"
+        )
     begun = [one for one in options if len(word) > 2 and one.startswith(f"--{word}")]
     begun = begun or [one for one in options if f"--{word}".startswith(f"{one}-") and len(one) > 4]
     near = " or ".join(begun) or near or _holding(word, options)
-    near = near or nearest(word, [one[2:] for one in options if one[:2] == "--" and one != "--help"], cutoff=0.7)
+    near = near or nearest(
+        word, [one[2:] for one in options if one[:2] == "--" and one != "--help"], cutoff=0.7
+    )
     return f"; did you mean --{near.removeprefix('--')}?" if near else ""
 
 
@@ -113,7 +130,11 @@ def _subcommand_meant(word: str, known: list[str], path: str) -> str:
 
 def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
     """The likely --set of an extra word: `train.lr=1e-4`, or the value after `--set train.lr`."""
-    options = [one for param in context.command.get_params(context) for one in param.opts] if context else []
+    options = (
+        [one for param in context.command.get_params(context) for one in param.opts]
+        if context
+        else []
+    )
     first = extra.split()[0] if extra.split() else ""
     for param in context.command.get_params(context) if context and first else ():
         if first in _choices_of(param) and param.opts[0].startswith("--"):

@@ -21,7 +21,9 @@ class Finding:
     check: str
     """The check's name: quotas, role, buckets..."""
     level: Level
-    """`fault`: the job would fail or do something else; `warning`: it may, or the check failed; else `ok`."""
+    """`fault`: the job would fail or do something else; `warning`: it may, or the check failed;
+    else `ok`.
+    """
     text: str
     remedy: str = ""
     """The remedy; empty if there is nothing to do."""
@@ -87,5 +89,6 @@ class Report:
         counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
         many = {level: "" if count == 1 else "s" for level, count in counts.items()}
         return (
-            f"{counts['fault']} fault{many['fault']}, {counts['warning']} warning{many['warning']}, {counts['ok']} ok"
+            f"{counts['fault']} fault{many['fault']}, {counts['warning']} warning{many['warning']},"
+            f" {counts['ok']} ok"
         )

@@ -35,14 +35,16 @@ class Price:
 
     def __str__(self) -> str:
         return (
-            f"{self.dollars_per_hour:.2f} $/h {self.type} {self.option.replace('_', ' ')} {self.region} "
-            f"({'a guess, ' if self.guess else ''}{self.date}, {self.source})"
+            f"{self.dollars_per_hour:.2f} $/h {self.type} {self.option.replace('_', ' ')}"
+            f" {self.region} ({'a guess, ' if self.guess else ''}{self.date}, {self.source})"
         )
 
 
 def option_of(compute: Compute) -> str:
     """The kind of price that the train stage's machines are paid at."""
-    return compute.price if isinstance(compute.price, str) else "spot" if compute.spot else "on_demand"
+    return (
+        compute.price if isinstance(compute.price, str) else "spot" if compute.spot else "on_demand"
+    )
 
 
 def price_given(compute: Compute) -> list[Price]:
@@ -50,20 +52,39 @@ def price_given(compute: Compute) -> list[Price]:
     if compute.price is None or isinstance(compute.price, str):
         return []
     region = compute.region or "every region"
-    return [Price(compute.instance_type, option_of(compute), region, compute.price, "today", "compute.price")]
+    return [
+        Price(
+            compute.instance_type,
+            option_of(compute),
+            region,
+            compute.price,
+            "today",
+            "compute.price",
+        )
+    ]
 
 
 class Prices:
-    """The shipped prices, and the user's, which win. Raises `ConfigError` for a file in another format.
+    """The shipped prices, and the user's, which win.
+
+    Raises `ConfigError` for a file in another format.
 
     For targets slurm and pai-dlc only the user's rows count: the shipped ones are SageMaker's.
     """
 
-    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
+    def __init__(
+        self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None
+    ) -> None:
         shipped = table("prices")
         own = _own(Path(file)) if file else {}
-        self._rows = [*(shipped["rows"] if target is None or TARGETS[target].sagemaker else ()), *own.get("rows", [])]
-        self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
+        self._rows = [
+            *(shipped["rows"] if target is None or TARGETS[target].sagemaker else ()),
+            *own.get("rows", []),
+        ]
+        self.assumptions: dict[str, float] = {
+            **shipped["assumptions"],
+            **own.get("assumptions", {}),
+        }
         self._prices = [Price(**row) for row in self._rows]
         self._prices += mine
 
@@ -81,26 +102,37 @@ class Prices:
 
 
 def _own(file: Path) -> dict[str, Any]:
-    """The user's rows and assumptions. Raises `ConfigError` for unknown keys and values of the wrong type."""
+    """The user's rows and assumptions.
+
+    Raises `ConfigError` for unknown keys and values of the wrong type.
+    """
     found = read_toml(file, "prices", "name a TOML file of prices")
     assumptions = table("prices")["assumptions"]
-    faults = [f"{key}: {_unknown(key, ('rows', 'assumptions'))}" for key in found.keys() - {"rows", "assumptions"}]
+    faults = [
+        f"{key}: {_unknown(key, ('rows', 'assumptions'))}"
+        for key in found.keys() - {"rows", "assumptions"}
+    ]
     given, rows = found.get("assumptions", {}), found.get("rows", [])
     if not isinstance(given, dict):
         faults.append("assumptions: must be a table, `[assumptions]`")
     elif wrong := [key for key in given if key not in assumptions]:
         faults += [f"assumptions.{key}: {_unknown(key, assumptions)}" for key in wrong]
     else:
-        faults += [f"assumptions.{key}: got {value!r}; a number above 0 is needed"
-                   for key, value in given.items()
-                   if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))]  # fmt: skip
+        faults += [
+            f"assumptions.{key}: got {value!r}; a number above 0 is needed"
+            for key, value in given.items()
+            if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))
+        ]
     if not isinstance(rows, list):
         faults.append("rows: must be a list, `[[rows]]`")
     else:
-        faults += [f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))]
+        faults += [
+            f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))
+        ]
     if faults:
         raise ConfigError(
-            [f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults], code="config.wrong_value"
+            [f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults],
+            code="config.wrong_value",
         )
     return found
 

@@ -1,4 +1,6 @@
-"""Errors of AWS, and of the connection to it, in one sentence; botocore is imported by the functions."""
+"""Errors of AWS, and of the connection to it, in one sentence; botocore is imported by the
+functions.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,24 @@ EXPIRED = "the AWS credentials have expired, or are not accepted"
 REFRESH = "refresh them (`aws sso login`, or however you log in)"
 _EXPIRED = frozenset(
     {
-        "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidClientTokenId",
-        "UnrecognizedClientException", "InvalidToken",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "RequestExpired",
+        "TokenRefreshRequired",
+        "InvalidClientTokenId",
+        "UnrecognizedClientException",
+        "InvalidToken",
     }
-)  # fmt: skip
+)
 # Exceptions of botocore about credentials that exist; LoginError is missing in older versions.
 _STALE = (
-    "TokenRetrievalError", "NoAuthTokenError", "SSOError", "CredentialRetrievalError", "RefreshWithMFAUnsupportedError",
+    "TokenRetrievalError",
+    "NoAuthTokenError",
+    "SSOError",
+    "CredentialRetrievalError",
+    "RefreshWithMFAUnsupportedError",
     "LoginError",
-)  # fmt: skip
+)
 
 
 def spell(error: Exception) -> str | None:
@@ -43,10 +54,16 @@ def spell(error: Exception) -> str | None:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
-        none = "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+        none = (
+            "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use"
+            " --target local"
+        )
         return Sentence(none, "aws.no_credentials")
     if isinstance(error, PartialCredentialsError):
-        text = f"the AWS credentials lack a part ({str(error).rstrip('.')}); set it, or log in (`aws configure`)"
+        text = (
+            f"the AWS credentials lack a part ({str(error).rstrip('.')}); set it, or log in (`aws"
+            " configure`)"
+        )
         return Sentence(text, "aws.no_credentials")
     if isinstance(error, ProfileNotFound):
         return Sentence(_no_profile(error), "aws.no_credentials")
@@ -56,22 +73,37 @@ def spell(error: Exception) -> str | None:
         return Sentence(full, "disk.full")
     if isinstance(error, ClientError):
         details = error.response.get("Error", {})
-        if str(details.get("Code")).isdigit() and not details.get("Message"):  # AWS explains a refusal in the body
+        if str(details.get("Code")).isdigit() and not details.get(
+            "Message"
+        ):  # AWS explains a refusal in the body
             return (
-                f"the answer to {error.operation_name} ({details['Code']}, without a message) is not from AWS; {_WHOSE}"
+                f"the answer to {error.operation_name} ({details['Code']}, without a message) is"
+                f" not from AWS; {_WHOSE}"
             )
         code: Code = "aws.quota" if details.get("Code") in _QUOTA else "aws.refused"
-        return Sentence(f"AWS refused {error.operation_name} ({details.get('Code')}): {details.get('Message')}", code)
+        return Sentence(
+            f"AWS refused {error.operation_name} ({details.get('Code')}): {details.get('Message')}",
+            code,
+        )
     if isinstance(error, HTTPClientError | NoConnection):
-        text = f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+        text = (
+            f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the"
+            " region"
+        )
         return Sentence(text, "aws.unreachable")
     if isinstance(error, ResponseParserError):
         return f"the answer is a web page and not from AWS; {_WHOSE}"
-    return f"the request to AWS failed: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+    return (
+        f"the request to AWS failed: {_trouble(error)}"
+        if isinstance(error, BotoCoreError)
+        else None
+    )
 
 
 def why_refused(error: Exception, remedy: str) -> Sentence:
-    """`spell`, with `remedy` if AWS refused; credentials and connections have remedies of their own."""
+    """`spell`, with `remedy` if AWS refused; credentials and connections have remedies of their
+    own.
+    """
     text = spell(error)
     if isinstance(text, Sentence) and text.code not in ("aws.refused", "aws.quota"):
         return text
@@ -79,7 +111,9 @@ def why_refused(error: Exception, remedy: str) -> Sentence:
 
 
 def _full(error: BaseException | None) -> str | None:
-    """The local control plane's sentence about its full disk; transfers wrap it in an error of their own."""
+    """The local control plane's sentence about its full disk; transfers wrap it in an error of
+    their own.
+    """
     while error is not None:
         response = getattr(error, "response", None) or {}
         if response.get("Error", {}).get("Code") == FULL:
@@ -102,7 +136,9 @@ def _trouble(error: Exception) -> str:
 
 
 def unasked(error: BaseException | None) -> bool:
-    """True if AWS was not reached or refused to look, so that nothing is known; a ValidationException is an answer."""
+    """True if AWS was not reached or refused to look, so that nothing is known; a
+    ValidationException is an answer.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     if isinstance(error, JobError):  # `public` raised it from the error that matters
@@ -123,4 +159,6 @@ def expired(error: Exception) -> bool:
 
     if isinstance(error, exceptions.ClientError):
         return error.response.get("Error", {}).get("Code") in _EXPIRED
-    return isinstance(error, tuple(getattr(exceptions, name) for name in _STALE if hasattr(exceptions, name)))
+    return isinstance(
+        error, tuple(getattr(exceptions, name) for name in _STALE if hasattr(exceptions, name))
+    )

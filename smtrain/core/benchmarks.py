@@ -16,27 +16,65 @@ from smtrain.core.files import parse_json
 Parts = dict[str, dict[str, list[Path]]]
 """The files of each split of each part (a subject or a task) of a benchmark."""
 _DEPTH = 4
-"""Folders below the named one that are searched: a folder for each benchmark, with the benchmark's own below it."""
+"""Folders below the named one that are searched: a folder for each benchmark, with the benchmark's
+own below it.
+"""
 
 BBH_TASKS = (
-    "boolean_expressions", "causal_judgement", "date_understanding", "disambiguation_qa", "dyck_languages",
-    "formal_fallacies", "geometric_shapes", "hyperbaton", "logical_deduction_five_objects",
-    "logical_deduction_seven_objects", "logical_deduction_three_objects", "movie_recommendation",
-    "multistep_arithmetic_two", "navigate", "object_counting", "penguins_in_a_table",
-    "reasoning_about_colored_objects", "ruin_names", "salient_translation_error_detection", "snarks",
-    "sports_understanding", "temporal_sequences", "tracking_shuffled_objects_five_objects",
-    "tracking_shuffled_objects_seven_objects", "tracking_shuffled_objects_three_objects", "web_of_lies",
+    "boolean_expressions",
+    "causal_judgement",
+    "date_understanding",
+    "disambiguation_qa",
+    "dyck_languages",
+    "formal_fallacies",
+    "geometric_shapes",
+    "hyperbaton",
+    "logical_deduction_five_objects",
+    "logical_deduction_seven_objects",
+    "logical_deduction_three_objects",
+    "movie_recommendation",
+    "multistep_arithmetic_two",
+    "navigate",
+    "object_counting",
+    "penguins_in_a_table",
+    "reasoning_about_colored_objects",
+    "ruin_names",
+    "salient_translation_error_detection",
+    "snarks",
+    "sports_understanding",
+    "temporal_sequences",
+    "tracking_shuffled_objects_five_objects",
+    "tracking_shuffled_objects_seven_objects",
+    "tracking_shuffled_objects_three_objects",
+    "web_of_lies",
     "word_sorting",
-)  # fmt: skip
+)
 """Files of suzgunmirac/BIG-Bench-Hard (9ee07bd)."""
 AGIEVAL_CHINESE = (
-    "gaokao-biology", "gaokao-chemistry", "gaokao-chinese", "gaokao-geography", "gaokao-history", "gaokao-mathcloze",
-    "gaokao-mathqa", "gaokao-physics", "jec-qa-ca", "jec-qa-kd", "logiqa-zh",
-)  # fmt: skip
+    "gaokao-biology",
+    "gaokao-chemistry",
+    "gaokao-chinese",
+    "gaokao-geography",
+    "gaokao-history",
+    "gaokao-mathcloze",
+    "gaokao-mathqa",
+    "gaokao-physics",
+    "jec-qa-ca",
+    "jec-qa-kd",
+    "logiqa-zh",
+)
 AGIEVAL_ENGLISH = (
-    "aqua-rat", "gaokao-english", "logiqa-en", "lsat-ar", "lsat-lr", "lsat-rc", "math", "sat-en",
-    "sat-en-without-passage", "sat-math",
-)  # fmt: skip
+    "aqua-rat",
+    "gaokao-english",
+    "logiqa-en",
+    "lsat-ar",
+    "lsat-lr",
+    "lsat-rc",
+    "math",
+    "sat-en",
+    "sat-en-without-passage",
+    "sat-math",
+)
 """Files of ruixiangcui/AGIEval (5c77d07), with those whose prompts are Chinese."""
 AGIEVAL_CLOZE = ("math", "gaokao-mathcloze")
 """The tasks of AGIEval whose answers are generated."""
@@ -57,30 +95,49 @@ class Benchmark:
 
 BENCHMARKS = {
     "mmlu": Benchmark(
-        "MMLU", "SUBJECT/test-*.parquet, or test/SUBJECT_test.csv", "test",
+        "MMLU",
+        "SUBJECT/test-*.parquet, or test/SUBJECT_test.csv",
+        "test",
         ("mmlu", "mmlu_stem", "mmlu_humanities", "mmlu_social_sciences", "mmlu_other", "mmlu_PART"),
     ),
     "boolq": Benchmark(
-        "BoolQ", "dev.jsonl or val.jsonl, or validation-*.parquet", "validation",
+        "BoolQ",
+        "dev.jsonl or val.jsonl, or validation-*.parquet",
+        "validation",
         ("boolq", "boolq-seq2seq", "super_glue-boolq-t5-prompt"),
     ),
     "bbh": Benchmark(
-        "BBH", "TASK.json, or TASK/test-*.parquet", "test",
-        ("bbh", *(f"bbh_{way}{part}" for way in ("cot_fewshot", "cot_zeroshot", "fewshot", "zeroshot")
-                  for part in ("", "_PART"))),
+        "BBH",
+        "TASK.json, or TASK/test-*.parquet",
+        "test",
+        (
+            "bbh",
+            *(
+                f"bbh_{way}{part}"
+                for way in ("cot_fewshot", "cot_zeroshot", "fewshot", "zeroshot")
+                for part in ("", "_PART")
+            ),
+        ),
     ),
     "agieval": Benchmark(
-        "AGIEval", "TASK.jsonl, or agieval-TASK/data/test-*.parquet", "test",
+        "AGIEval",
+        "TASK.jsonl, or agieval-TASK/data/test-*.parquet",
+        "test",
         ("agieval", "agieval_cn", "agieval_en", "agieval_nous", "agieval_PART"),
     ),
     "ceval": Benchmark(
-        "C-Eval", "val/SUBJECT_val.csv, or SUBJECT/val-*.parquet", "val", ("ceval-valid", "ceval-valid_PART"),
+        "C-Eval",
+        "val/SUBJECT_val.csv, or SUBJECT/val-*.parquet",
+        "val",
+        ("ceval-valid", "ceval-valid_PART"),
     ),
     "humaneval": Benchmark(
-        "HumanEval", "HumanEval.jsonl or .jsonl.gz, or openai_humaneval/test-*.parquet", "test",
+        "HumanEval",
+        "HumanEval.jsonl or .jsonl.gz, or openai_humaneval/test-*.parquet",
+        "test",
         ("humaneval", "humaneval_instruct", "humaneval_64", "humaneval_64_instruct"),
     ),
-}  # fmt: skip
+}
 ALL = "all"
 """MMLU's file with the questions of every subject."""
 _EXAMPLES = {"agieval": 0, "bbh": 3}
@@ -89,7 +146,9 @@ _RUN_CODE = re.compile(r"(humaneval|mbpp)(_.*)?")
 
 
 def runs_code(task: str) -> bool:
-    """Whether a task of the harness runs the code that the model writes, by the metric that smtrain runs confined."""
+    """Whether a task of the harness runs the code that the model writes, by the metric that smtrain
+    runs confined.
+    """
     return _RUN_CODE.fullmatch(task) is not None
 
 
@@ -99,25 +158,29 @@ def code_fault(tasks: Iterable[str], allowed: bool) -> str | None:
     if not named:
         return None
     return (
-        f"{', '.join(named)} run code that the model writes; turn evaluate.run_generated_code on to run it in confined "
-        "processes, or leave out such tasks"
+        f"{', '.join(named)} run code that the model writes; turn evaluate.run_generated_code on to"
+        " run it in confined processes, or leave out such tasks"
     )
 
 
 def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
-    """A sentence if the harness has fewer worked examples for one of these tasks; it fails in the middle otherwise."""
+    """A sentence if the harness has fewer worked examples for one of these tasks; it fails in the
+    middle otherwise.
+    """
     for task in tasks:
         most = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
         if (shots or 0) > most:
             return (
-                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it out, or evaluate "
-                "such tasks separately"
+                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it"
+                " out, or evaluate such tasks separately"
             )
     return None
 
 
 def benchmarks_in(folder: Path) -> dict[str, Parts]:
-    """The files of each benchmark in a folder; one without a file of the split with its questions is left out."""
+    """The files of each benchmark in a folder; one without a file of the split with its questions
+    is left out.
+    """
     placed: dict[str, Parts] = {}
     for path in _files_in(folder):
         if place := _place(path, folder):
@@ -125,7 +188,9 @@ def benchmarks_in(folder: Path) -> dict[str, Parts]:
             placed.setdefault(name, {}).setdefault(part, {}).setdefault(split, []).append(path)
     made = {}
     for name, parts in placed.items():
-        scored = {part: splits for part, splits in parts.items() if BENCHMARKS[name].scored in splits}
+        scored = {
+            part: splits for part, splits in parts.items() if BENCHMARKS[name].scored in splits
+        }
         if len(scored) > 1:
             scored.pop(ALL, None)  # its questions are in the subjects' own files
         elif ALL in scored:
@@ -136,7 +201,9 @@ def benchmarks_in(folder: Path) -> dict[str, Parts]:
 
 
 def tasks_of(found: dict[str, Parts]) -> dict[str, str]:
-    """The harness's tasks and groups that these files have questions for, each with its benchmark."""
+    """The harness's tasks and groups that these files have questions for, each with its
+    benchmark.
+    """
     return {
         task.replace("PART", part.replace("-", "_")): name
         for name, parts in found.items()
@@ -146,7 +213,9 @@ def tasks_of(found: dict[str, Parts]) -> dict[str, str]:
 
 
 def benchmark_of(task: str) -> str | None:
-    """The benchmark that a task's or group's name belongs to, whether or not there is such a part."""
+    """The benchmark that a task's or group's name belongs to, whether or not there is such a
+    part.
+    """
     for name, benchmark in BENCHMARKS.items():
         for pattern in benchmark.tasks:
             if re.fullmatch(re.escape(pattern).replace("PART", r"\w+"), task):
@@ -186,7 +255,12 @@ def _place(path: Path, folder: Path) -> tuple[str, str, str] | None:
     if name.endswith(".jsonl"):
         if path.stem in (*AGIEVAL_CHINESE, *AGIEVAL_ENGLISH):
             return "agieval", path.stem, "test"
-        split = {"train": "train", "dev": "validation", "val": "validation", "validation": "validation"}.get(path.stem)
+        split = {
+            "train": "train",
+            "dev": "validation",
+            "val": "validation",
+            "validation": "validation",
+        }.get(path.stem)
         keys = _first_keys(path) if split else set()
         if split and {"question", "passage"} <= keys and keys & {"answer", "label"}:
             return "boolq", "boolq", split

@@ -1,4 +1,6 @@
-"""Share botocore's models of AWS services between sessions, which each read their own (0.1 s for SageMaker or EC2)."""
+"""Share botocore's models of AWS services between sessions, which each read their own (0.1 s for
+SageMaker or EC2).
+"""
 
 from __future__ import annotations
 

@@ -48,10 +48,11 @@ _watching = False
 
 @contextmanager
 def doing(what: str | Callable[[], str], *, once: bool = False) -> Iterator[None]:
-    """Show `what` after half a second of silence in the block, until the next output or the end of the block.
+    """Show `what` after half a second of silence in the block, until the next output or the end of
+    the block.
 
-    `what` may be a function, for a line that changes. `once`: one line that stays, only if nothing was said before; it
-    may enclose output that does not go through `say`, such as a live panel.
+    `what` may be a function, for a line that changes. `once`: one line that stays, only if nothing
+    was said before; it may enclose output that does not go through `say`, such as a live panel.
     """
     if not _person():
         yield
@@ -80,7 +81,11 @@ def word() -> None:
 
 def _person() -> bool:
     """Whether a person reads standard error."""
-    return sys.stderr is not None and sys.stderr.isatty() and threading.current_thread() is threading.main_thread()
+    return (
+        sys.stderr is not None
+        and sys.stderr.isatty()
+        and threading.current_thread() is threading.main_thread()
+    )
 
 
 def _watch() -> None:

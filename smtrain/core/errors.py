@@ -1,7 +1,9 @@
-"""Errors that a user can fix: one sentence that names the key or file and the remedy, and a code for scripts.
+"""Errors that a user can fix: one sentence that names the key or file and the remedy, and a code
+for scripts.
 
-The command line prints the sentence without a traceback and exits with status 2. Any other exception is a defect of
-smtrain. Sentences may be reworded; a code, once released, keeps its meaning (docs/api/errors.md explains each).
+The command line prints the sentence without a traceback and exits with status 2. Any other
+exception is a defect of smtrain. Sentences may be reworded; a code, once released, keeps its
+meaning (docs/api/errors.md explains each).
 
     SmtrainError          code `error`
     ├── ConfigError       `config`: a config that cannot run; holds every fault, each with a code of its own
@@ -10,9 +12,9 @@ smtrain. Sentences may be reworded; a code, once released, keeps its meaning (do
     ├── JobError          `job`: a job that cannot be submitted, found or followed, or that failed
     └── LocalError        `local`: the local control plane cannot start or cannot do what a request asks
 
-The code of an error is, in this order: the keyword `code`, the code of the `Sentence` that it was raised with, the
-default of its class. Causes that any class may have (`aws.*`, `disk.*`, `package.missing`, `model.not_found`,
-`data.not_found`) have codes that do not depend on the class.
+The code of an error is, in this order: the keyword `code`, the code of the `Sentence` that it was
+raised with, the default of its class. Causes that any class may have (`aws.*`, `disk.*`,
+`package.missing`, `model.not_found`, `data.not_found`) have codes that do not depend on the class.
 """
 
 from __future__ import annotations
@@ -24,18 +26,37 @@ from typing import Literal
 from smtrain.core.text import clean
 
 Code = Literal[
-    "error", "call.invalid",
-    "config", "config.unknown_key", "config.missing_key", "config.wrong_value", "config.combination", "config.secret",
+    "error",
+    "call.invalid",
+    "config",
+    "config.unknown_key",
+    "config.missing_key",
+    "config.wrong_value",
+    "config.combination",
+    "config.secret",
     "config.unreadable",
     "model.not_found",
-    "data", "data.not_found",
-    "checkpoint", "checkpoint.missing", "checkpoint.damaged", "checkpoint.other_model",
-    "job", "job.not_found", "job.failed", "job.stopped",
-    "local", "local.unreachable",
-    "aws.no_credentials", "aws.quota", "aws.capacity", "aws.refused", "aws.unreachable",
-    "disk.full", "disk.unwritable",
+    "data",
+    "data.not_found",
+    "checkpoint",
+    "checkpoint.missing",
+    "checkpoint.damaged",
+    "checkpoint.other_model",
+    "job",
+    "job.not_found",
+    "job.failed",
+    "job.stopped",
+    "local",
+    "local.unreachable",
+    "aws.no_credentials",
+    "aws.quota",
+    "aws.capacity",
+    "aws.refused",
+    "aws.unreachable",
+    "disk.full",
+    "disk.unwritable",
     "package.missing",
-]  # fmt: skip
+]
 
 
 class Sentence(str):
@@ -61,12 +82,17 @@ _ENDLESS = re.compile(r"(\S{80})\S{1920,}")
 
 
 def _readable(text: str) -> str:
-    """Clean text, in which a word of 2,000 characters or more, such as a value of a config, is cut to 80."""
+    """Clean text, in which a word of 2,000 characters or more, such as a value of a config, is cut
+    to 80.
+    """
     return _ENDLESS.sub(r"\1...", clean(text))
 
 
 class SmtrainError(Exception):
-    """Base of every error that a user can fix. Its text is clean: it may repeat what a job or AWS said."""
+    """Base of every error that a user can fix.
+
+    Its text is clean: it may repeat what a job or AWS said.
+    """
 
     code: Code = "error"
     """The kind of error, for scripts (docs/api/errors.md)."""
@@ -77,7 +103,9 @@ class SmtrainError(Exception):
         super().__init__(*(_readable(arg) if isinstance(arg, str) else arg for arg in args))
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's hook: a notebook shows the sentence instead of a traceback; `%debug` still has the traceback."""
+        """IPython's hook: a notebook shows the sentence instead of a traceback; `%debug` still has
+        the traceback.
+        """
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -93,7 +121,9 @@ class ConfigError(SmtrainError):
 
     def __init__(self, faults: str | Iterable[str], *, code: Code | None = None) -> None:
         default = code or type(self).code
-        every = [faults] if isinstance(faults, str) else dict.fromkeys(faults)  # two rules may say the same
+        every = (
+            [faults] if isinstance(faults, str) else dict.fromkeys(faults)
+        )  # two rules may say the same
         coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in every]
         self.codes = [one for _, one in coded]
         self.faults: list[str] = [Sentence(_readable(fault), one) for fault, one in coded]
@@ -135,7 +165,9 @@ def first_line(error: BaseException) -> str:
 
 
 def read_remedy(error: BaseException, otherwise: str) -> str:
-    """The remedy for a file that cannot be read: that of the system's error, or `otherwise` if its content is bad."""
+    """The remedy for a file that cannot be read: that of the system's error, or `otherwise` if its
+    content is bad.
+    """
     if isinstance(error, PermissionError):
         return "give this user the right to read it"
     if isinstance(error, FileNotFoundError):

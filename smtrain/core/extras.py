@@ -1,6 +1,7 @@
 """The command that installs a missing package.
 
-It names the packages of an extra, not smtrain itself, which may come from a checkout, a wheel or a git repository.
+It names the packages of an extra, not smtrain itself, which may come from a checkout, a wheel or a
+git repository.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from smtrain.core.errors import Sentence
 MODULES = {
     "local": ("moto", "mfusepy", "werkzeug", "flask"),
     "train": (
-        "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "awkward", "huggingface_hub",
-        "jinja2", "tensorboard",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "pyarrow",
+        "gigatoken",
+        "awkward",
+        "huggingface_hub",
+        "jinja2",
+        "tensorboard",
     ),
     "docker": ("docker",),
     "convert": ("numpy", "zlib_ng"),
@@ -41,7 +50,7 @@ MODULES = {
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),
     "aws": ("sagemaker",),
     "pai": ("alibabacloud_pai_dlc20201203", "oss2"),
-}  # fmt: skip
+}
 
 
 def present(module: str) -> bool:
@@ -57,12 +66,17 @@ def missing(module: str) -> Sentence:
     package = module.partition(".")[0]
     extra = next((name for name, modules in MODULES.items() if package in modules), None)
     of = f" (smtrain's extra {extra})" if extra else ""
-    sentence = f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
+    sentence = (
+        f"this needs the package {package}, which is not installed; run"
+        f" `{install(extra, package)}`{of}"
+    )
     return Sentence(sentence, "package.missing")
 
 
 def install(extra: str | None, package: str = "") -> str:
-    """The command that installs the packages of an extra, or only `package` if those are unknown."""
+    """The command that installs the packages of an extra, or only `package` if those are
+    unknown.
+    """
     return f"pip install {' '.join(_packages(extra)) or package}"
 
 
@@ -76,7 +90,9 @@ def _packages(extra: str | None) -> list[str]:
     packages = []
     for requirement in declared:
         name, _, marker = requirement.partition(";")
-        if f"'{extra}'" not in marker.replace('"', "'") or ("sys_platform" in marker and sys.platform not in marker):
+        if f"'{extra}'" not in marker.replace('"', "'") or (
+            "sys_platform" in marker and sys.platform not in marker
+        ):
             continue
         packages.append(f"'{name.strip()}'")
     return packages
@@ -86,8 +102,9 @@ def _packages(extra: str | None) -> list[str]:
 def collector_paused() -> Iterator[None]:
     """Pause the garbage collector, for imports of large packages and the model of an AWS service.
 
-    They make up to a million objects without garbage, and collections would take a fifth to a third of the time.
-    All objects count as old afterwards, so that the next young collection does not visit them.
+    They make up to a million objects without garbage, and collections would take a fifth to a third
+    of the time. All objects count as old afterwards, so that the next young collection does not
+    visit them.
     """
     running = gc.isenabled()
     gc.disable()
@@ -95,8 +112,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if running:
-            # Freezing and unfreezing moves objects to the oldest generation without visiting them. Skipped if a program
-            # has frozen objects for its children, which it would unfreeze.
+            # Freezing and unfreezing moves objects to the oldest generation without visiting them.
+            # Skipped if a program has frozen objects for its children, which it would unfreeze.
             if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()

@@ -19,20 +19,29 @@ from smtrain.core.text import with_article
 
 _SAYS = {
     errno.ENOSPC: "no space left on {place}: free some, then run the same command again",
-    errno.EDQUOT: "the disk quota is used up at {place}: free some, then run the same command again",
+    errno.EDQUOT: (
+        "the disk quota is used up at {place}: free some, then run the same command again"
+    ),
     errno.EROFS: "{place} is read-only: make it writable, then run the same command again",
-    errno.EIO: "input/output error on {place}: look at the disk (`dmesg`), then run the same command again",
+    errno.EIO: (
+        "input/output error on {place}: look at the disk (`dmesg`), then run the same command again"
+    ),
 }
 # The same errors in the words of libraries that do not raise OSError (SQLite, Rust, C++).
 _SPELLED = (
     (re.compile(r"no space left|os error 28\b|database or disk is full", re.I), errno.ENOSPC),
     (re.compile(r"disk quota exceeded|os error 122\b", re.I), errno.EDQUOT),
     (re.compile(r"read-?only (file system|database)|os error 30\b", re.I), errno.EROFS),
-    (re.compile(r"input/output error|disk i/o error|unable to open database|os error 5\b", re.I), errno.EIO),
+    (
+        re.compile(r"input/output error|disk i/o error|unable to open database|os error 5\b", re.I),
+        errno.EIO,
+    ),
 )
 _PROBE_BYTES = 1 << 16
 MOST_JSON = 256 << 20
-"""Bytes of the largest JSON file that is read whole: a tokenizer.json has 30 MB, a manifest 200 bytes a file."""
+"""Bytes of the largest JSON file that is read whole: a tokenizer.json has 30 MB, a manifest 200
+bytes a file.
+"""
 
 
 def home_path() -> Path:
@@ -47,7 +56,8 @@ def home() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise SmtrainError(
-            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can write",
+            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can"
+            " write",
             code="disk.unwritable",
         ) from None
     return folder
@@ -55,7 +65,8 @@ def home() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[IO[Any]]:
-    """Open a binary file that replaces `path` when the block ends: readers see either the old bytes or the new ones.
+    """Open a binary file that replaces `path` when the block ends: readers see either the old
+    bytes or the new ones.
 
     It is written under another name in the same folder and removed if the block raises.
 
@@ -80,7 +91,8 @@ def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[I
 
 
 def hold(path: Path) -> int | None:
-    """Make a file if needed, and hold it for this process until its descriptor, which is returned, is closed.
+    """Make a file if needed, and hold it for this process until its descriptor, which is returned,
+    is closed.
 
     None if another process holds it, or removed it a moment before.
     """
@@ -96,8 +108,11 @@ def hold(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def only_writer(output: Path | str, error: type[SmtrainError], lock: Path | None = None) -> Iterator[None]:
-    """Hold an output for this process until the block ends, by the file `lock`; default: a hidden file next to it.
+def only_writer(
+    output: Path | str, error: type[SmtrainError], lock: Path | None = None
+) -> Iterator[None]:
+    """Hold an output for this process until the block ends, by the file `lock`; default: a hidden
+    file next to it.
 
     Makes the folder of that file if needed. Raises `error` if another process holds it.
     """
@@ -114,10 +129,11 @@ def only_writer(output: Path | str, error: type[SmtrainError], lock: Path | None
 
 @contextlib.contextmanager
 def replacing_files(folder: Path, name: str, *others: str) -> Iterator[Path]:
-    """Yield a new folder, whose files replace what has this name, or matches the `others`, in `folder` at the end.
+    """Yield a new folder, whose files replace what has this name, or matches the `others`, in
+    `folder` at the end.
 
-    The old files go before the first new one, `name`, comes, so a kill leaves no mixture. Nothing is replaced if the
-    block raises. The caller is the only writer.
+    The old files go before the first new one, `name`, comes, so a kill leaves no mixture. Nothing
+    is replaced if the block raises. The caller is the only writer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{name}.part"
@@ -133,14 +149,19 @@ def replacing_files(folder: Path, name: str, *others: str) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = True) -> None:
+def write_atomically(
+    path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = True
+) -> None:
     """Replace a file's content as `replacing` does; text is written as UTF-8."""
     with replacing(path, mode=mode, sync=sync) as handle:
         handle.write(content.encode() if isinstance(content, str) else content)
 
 
 def opened(path: Path, *, links: bool = True) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else, without waiting for a named pipe."""
+    """Open a regular file for reading.
+
+    Raises OSError for anything else, without waiting for a named pipe.
+    """
     follow = 0 if links else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -153,7 +174,10 @@ _OF_SHELL = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def open_named(path: Path) -> BinaryIO:
-    """Open a file that a person named: a regular one, or a shell's <(command) or < file. Raises OSError otherwise."""
+    """Open a file that a person named: a regular one, or a shell's <(command) or < file.
+
+    Raises OSError otherwise.
+    """
     return path.open("rb") if str(path).startswith(_OF_SHELL) else opened(path)
 
 
@@ -170,9 +194,11 @@ def read_whole(path: Path, most: int = MOST_JSON) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; raises ValueError for any other text, and for values that are nested too deeply.
+    """The value of a JSON text; raises ValueError for any other text, and for values that are
+    nested too deeply.
 
-    Text that a person or another program may have changed is parsed by this: json.loads raises RecursionError too.
+    Text that a person or another program may have changed is parsed by this: json.loads raises
+    RecursionError too.
     """
     try:
         return json.loads(text)
@@ -220,7 +246,9 @@ def probe(folder: Path) -> None:
 
 
 def disk_number(error: BaseException) -> int | None:
-    """The errno of a full, read-only or failing disk anywhere in an error's chain of causes; None for other errors."""
+    """The errno of a full, read-only or failing disk anywhere in an error's chain of causes; None
+    for other errors.
+    """
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in _SAYS:
             return cause.errno
@@ -232,11 +260,17 @@ def disk_number(error: BaseException) -> int | None:
 
 
 def disk_sentence(error: BaseException, place: str | Path | None = None) -> str | None:
-    """A sentence about a full, read-only or failing disk, else None; `place` is used if the error names no file."""
+    """A sentence about a full, read-only or failing disk, else None; `place` is used if the error
+    names no file.
+    """
     number = disk_number(error)
     if number is None:
         return None
-    named = (str(e.filename) for e in _causes(error) if isinstance(e, OSError) and isinstance(e.filename, str))
+    named = (
+        str(e.filename)
+        for e in _causes(error)
+        if isinstance(e, OSError) and isinstance(e.filename, str)
+    )
     code: Code = "disk.full" if number in (errno.ENOSPC, errno.EDQUOT) else "disk.unwritable"
     return Sentence(_SAYS[number].format(place=next(named, None) or place or "the disk"), code)
 
@@ -250,7 +284,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, as `rglob` but for any depth: links to files too, and no folder behind a link."""
+    """All files below a folder, as `rglob` but for any depth: links to files too, and no folder
+    behind a link.
+    """
     folders = [folder]
     while folders:
         for path in folders.pop().iterdir():

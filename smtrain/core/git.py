@@ -14,7 +14,8 @@ _LONGEST_S = 5.0
 
 
 def committed(folder: Path | None = None) -> str | None:
-    """The commit checked out in a folder (default: the working directory), with "with changes" if tracked files differ.
+    """The commit checked out in a folder (default: the working directory), with "with changes" if
+    tracked files differ.
 
     None without git, a repository or a commit.
     """
@@ -36,7 +37,12 @@ def _git(folder: Path | None, *words: str) -> str | None:
     command = ["git", "--no-optional-locks", *words]
     try:
         done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_S
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None

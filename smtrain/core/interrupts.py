@@ -1,8 +1,10 @@
-"""Ctrl-C while a job is followed: raise at once if nothing can be lost, else after the current line is shown.
+"""Ctrl-C while a job is followed: raise at once if nothing can be lost, else after the current line
+is shown.
 
-Python's handler raises between any two instructions: a line that was read and not yet shown would be lost, also for a
-later follow, which resumes behind it. So this handler raises only within `interruptible()`, which encloses calls to AWS
-and pauses; elsewhere it sets a flag, which is checked between two events.
+Python's handler raises between any two instructions: a line that was read and not yet shown would
+be lost, also for a later follow, which resumes behind it. So this handler raises only within
+`interruptible()`, which encloses calls to AWS and pauses; elsewhere it sets a flag, which is
+checked between two events.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any, TypeVar
 _Answer = TypeVar("_Answer")
 
 _STUCK_SECONDS = 2.0
-"""A second Ctrl-C after this time, if the first had no effect, raises anywhere: the output may be blocked."""
+"""A second Ctrl-C after this time, if the first had no effect, raises anywhere: the output may be
+blocked.
+"""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -80,7 +84,9 @@ _current: Interrupts | None = None
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Let Ctrl-C raise only in `interruptible()` and from `heed`, once; only the main thread gets signals."""
+    """Let Ctrl-C raise only in `interruptible()` and from `heed`, once; only the main thread gets
+    signals.
+    """
     global _current
     state = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -112,7 +118,8 @@ def pause(seconds: float) -> None:
 
 
 def poll(until: Callable[[], _Answer], every: float, limit: float = inf) -> _Answer:
-    """Call `until` every so many seconds until its answer is true, or until `limit` seconds have passed.
+    """Call `until` every so many seconds until its answer is true, or until `limit` seconds have
+    passed.
 
     Returns the last answer: a false one if the time was over. The last pause ends with the time.
     """

@@ -27,7 +27,9 @@ def processor_here() -> str:
     """Model name of the processor, if the system has it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration, ValueError):
         return platform.processor() or platform.machine()
 
@@ -38,7 +40,9 @@ def gpu_here() -> bool:
 
 
 def gpus_here() -> int:
-    """Number of GPUs by their device files; AMD and WSL have one file for all, which counts as one."""
+    """Number of GPUs by their device files; AMD and WSL have one file for all, which counts as
+    one.
+    """
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(
         any(Path("/dev", name).exists() for name in ("kfd", "dxg"))
     )
@@ -48,7 +52,9 @@ def memory_here() -> float | None:
     """Bytes of free memory on this machine, or in this container; None if unknown."""
     try:
         lines = MEMORY.read_text("utf-8").splitlines()
-        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(
+            float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration, ValueError):
         return None
     held = _cgroup()
@@ -62,7 +68,9 @@ def memory_limit_here() -> float | None:
 
 
 def _cgroup() -> tuple[float, float] | None:
-    """(limit, bytes in use without files that can be dropped) of this container, by either version of cgroups."""
+    """(limit, bytes in use without files that can be dropped) of this container, by either version
+    of cgroups.
+    """
     old = CGROUP / "memory"
     for folder, limit, used, dropped in (
         (CGROUP, "memory.max", "memory.current", "inactive_file "),
@@ -71,7 +79,9 @@ def _cgroup() -> tuple[float, float] | None:
         try:
             most, now = (float((folder / name).read_text("utf-8")) for name in (limit, used))
             statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
-            cached = next((float(line.split()[1]) for line in statistics if line.startswith(dropped)), 0.0)
+            cached = next(
+                (float(line.split()[1]) for line in statistics if line.startswith(dropped)), 0.0
+            )
         except (OSError, ValueError):  # a limit of `max` is no number
             continue
         if most < UNLIMITED:

@@ -12,7 +12,10 @@ MOST_SHOWN = 12
 
 
 def nearest(
-    word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | None = None, cutoff: float = 0.6
+    word: str,
+    known: Iterable[str],
+    others: Mapping[str, Iterable[str]] | None = None,
+    cutoff: float = 0.6,
 ) -> str | None:
     """The known word most similar to another; None if none is similar enough.
 
@@ -47,14 +50,19 @@ def listed(known: Iterable[str]) -> str:
 
 
 def hint(word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | None = None) -> str:
-    """End of a sentence about an unknown word: `did you mean X? known: X, Y`, or only the known words."""
+    """End of a sentence about an unknown word: `did you mean X? known: X, Y`, or only the known
+    words.
+    """
     words = list(known)
     near = nearest(word, words, others)
     return f"did you mean {near}? known: {listed(words)}" if near else f"known: {listed(words)}"
 
 
 def near_path(path: str | Path) -> str:
-    """`did you mean X? ` for a path that does not exist, if its folder holds a similar name; else empty."""
+    """`did you mean X?
+
+    ` for a path that does not exist, if its folder holds a similar name; else empty.
+    """
     wrong = Path(path)
     if os.path.lexists(wrong):  # it exists, but as another kind of file than the caller needs
         return ""

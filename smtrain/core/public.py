@@ -1,7 +1,8 @@
-"""The edge of the public API: check a call against its signature, and turn errors of the machine, a missing package or
-AWS into `SmtrainError`, keeping the cause.
+"""The edge of the public API: check a call against its signature, and turn errors of the machine, a
+missing package or AWS into `SmtrainError`, keeping the cause.
 
-The command line and the Python API both pass through here, so no function in between translates such errors.
+The command line and the Python API both pass through here, so no function in between translates
+such errors.
 """
 
 from __future__ import annotations
@@ -35,16 +36,33 @@ _REMEDIES = {
     errno.EPERM: "choose one that you may read and write",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-_PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
+_PLAIN = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    NoneType: "None",
+}
 
 
 def sentence(error: Exception) -> str | None:
-    """A sentence about an error that a user can fix: the disk, a missing package, AWS. None for a defect of smtrain."""
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("smtrain"):
+    """A sentence about an error that a user can fix: the disk, a missing package, AWS.
+
+    None for a defect of smtrain.
+    """
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and not error.name.startswith("smtrain")
+    ):
         return missing(error.name)
     if isinstance(error, re.error):
         return f"{error.pattern!r} is not a regular expression ({error.msg})"
-    if isinstance(error, OSError) and error.strerror and not type(error).__module__.startswith(("botocore", "urllib")):
+    if (
+        isinstance(error, OSError)
+        and error.strerror
+        and not type(error).__module__.startswith(("botocore", "urllib"))
+    ):
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -57,13 +75,19 @@ def sentence(error: Exception) -> str | None:
 
 
 def _of_aws(error: Exception) -> str | None:
-    """The sentence for an error of AWS; None if botocore, which is not imported for this, is not in the process."""
+    """The sentence for an error of AWS; None if botocore, which is not imported for this, is not in
+    the process.
+    """
     return spell(error) if "botocore" in sys.modules else None
 
 
 def translated(error: Exception) -> SmtrainError | None:
-    """The `SmtrainError` for an error; None for one that is a `SmtrainError` already, and for a defect of smtrain."""
-    if isinstance(error, SmtrainError | BrokenPipeError):  # the printer handles a reader that has gone
+    """The `SmtrainError` for an error; None for one that is a `SmtrainError` already, and for a
+    defect of smtrain.
+    """
+    if isinstance(
+        error, SmtrainError | BrokenPipeError
+    ):  # the printer handles a reader that has gone
         return None
     if (of_aws := _of_aws(error)) is not None:
         return JobError(of_aws)
@@ -72,7 +96,9 @@ def translated(error: Exception) -> SmtrainError | None:
 
 
 @contextlib.contextmanager
-def _translating(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[None]:
+def _translating(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Iterator[None]:
     if wrong := misuse(function, args, keywords):
         raise SmtrainError(wrong, code="call.invalid")
     try:
@@ -84,8 +110,9 @@ def _translating(function: Callable[..., Any], args: tuple[Any, ...], keywords: 
 
 
 def public(function: F) -> F:
-    """Decorate a function of the Python API: raise `SmtrainError` for a wrong call and for what the machine or AWS
-    refuses."""
+    """Decorate a function of the Python API: raise `SmtrainError` for a wrong call and for what the
+    machine or AWS refuses.
+    """
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
@@ -110,23 +137,30 @@ def public_class(cls: type[T]) -> type[T]:
             continue
         if isinstance(member, property):
             assert member.fget is not None
-            setattr(cls, name, property(public(member.fget), member.fset, member.fdel, member.__doc__))
+            setattr(
+                cls, name, property(public(member.fget), member.fset, member.fdel, member.__doc__)
+            )
         elif inspect.isfunction(member):
             setattr(cls, name, public(member))
     return cls
 
 
-def misuse(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> str | None:
+def misuse(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> str | None:
     """A sentence about a call that the signature does not allow; None if it does.
 
-    Types are checked as far as the annotations are plain or smtrain's own. pydantic's `validate_call` cannot take over:
-    it fails on the 8 of 48 public callables whose annotations name types that are imported for type checkers only,
-    takes 0.85 s instead of 0.03 s to read the others, reports one fault per member of a union, has no near word for a
-    keyword, and replaces the lists and iterators that it is given.
+    Types are checked as far as the annotations are plain or smtrain's own. pydantic's
+    `validate_call` cannot take over: it fails on the 8 of 48 public callables whose annotations
+    name types that are imported for type checkers only, takes 0.85 s instead of 0.03 s to read the
+    others, reports one fault per member of a union, has no near word for a keyword, and replaces
+    the lists and iterators that it is given.
     """
     signature, annotations = _described(function)
     name = function.__qualname__
-    if args and "self" in signature.parameters:  # an inherited method is called by the name of the caller's class
+    if (
+        args and "self" in signature.parameters
+    ):  # an inherited method is called by the name of the caller's class
         name = f"{type(args[0]).__name__}.{function.__name__}"
     name = name.removesuffix(".__init__")
     try:
@@ -153,10 +187,15 @@ def _described(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
     annotations: dict[str, Any] = {}
     names = vars(sys.modules[function.__module__])
     for key, parameter in signature.parameters.items():
-        if parameter.annotation is inspect.Parameter.empty or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        if (
+            parameter.annotation is inspect.Parameter.empty
+            or parameter.kind is inspect.Parameter.VAR_KEYWORD
+        ):
             continue
         try:
-            annotations |= get_type_hints(SimpleNamespace(__annotations__={key: parameter.annotation}), names)
+            annotations |= get_type_hints(
+                SimpleNamespace(__annotations__={key: parameter.annotation}), names
+            )
         except NameError:
             continue
     return signature, annotations
@@ -178,7 +217,11 @@ def _fits(value: Any, wanted: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if kind is tuple and inner and inner[-1] is not Ellipsis:
-        return isinstance(value, (tuple, list)) and len(value) == len(inner) and all(map(_fits, value, inner))
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) == len(inner)
+            and all(map(_fits, value, inner))
+        )
     if issubclass(kind, os.PathLike):
         return isinstance(value, os.PathLike)
     if kind in _PLAIN or issubclass(kind, Mapping) or kind.__module__.startswith("smtrain"):
@@ -187,7 +230,11 @@ def _fits(value: Any, wanted: Any) -> bool:
         return (
             not isinstance(value, (str, bytes, Mapping))
             and isinstance(value, Iterable)
-            and (not inner or not isinstance(value, (list, tuple)) or all(_fits(item, inner[0]) for item in value))
+            and (
+                not inner
+                or not isinstance(value, (list, tuple))
+                or all(_fits(item, inner[0]) for item in value)
+            )
         )
     return True
 

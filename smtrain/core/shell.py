@@ -11,12 +11,17 @@ _SECONDS = 10
 
 
 def syntax_error(script: str) -> str:
-    """The first syntax error that bash finds in a script, without running it; empty without one, or without bash."""
+    """The first syntax error that bash finds in a script, without running it; empty without one, or
+    without bash.
+    """
     try:
         done = subprocess.run(
-            ["bash", "-n"], input=os.fsencode(script), capture_output=True, timeout=_SECONDS,
+            ["bash", "-n"],
+            input=os.fsencode(script),
+            capture_output=True,
+            timeout=_SECONDS,
             env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = done.stderr.decode("utf-8", "replace").splitlines()

@@ -1,7 +1,7 @@
 """Targets of runs: one record each, with the facts that callers ask instead of comparing names.
 
-A new target is a record here, a section of the config, a folder of `smtrain.client.backends` and its checks
-(CONTRIBUTING.md, "A target").
+A new target is a record here, a section of the config, a folder of `smtrain.client.backends` and
+its checks (CONTRIBUTING.md, "A target").
 """
 
 from __future__ import annotations
@@ -41,17 +41,23 @@ class TargetRecord:
     paths: bool = False
     """Jobs read absolute paths of their machines, which the config writes as file:// URIs."""
     rented: bool = False
-    """AWS rents the machines: its instance types, images, roles, quotas and bills are what counts."""
+    """AWS rents the machines: its instance types, images, roles, quotas and bills are what counts.
+    """
     here: bool = False
-    """Jobs run on the machine of the user, which costs nothing and takes the place of any instance type."""
+    """Jobs run on the machine of the user, which costs nothing and takes the place of any instance
+    type.
+    """
     queues: bool = False
     """The backend keeps a job until it has machines."""
     chains: bool = False
     """The backend takes a whole chain, and starts each stage after the previous one succeeds."""
     repeats: bool = False
-    """A job ends at a time limit of its own and is submitted again, so a run is several attempts."""
+    """A job ends at a time limit of its own and is submitted again, so a run is several attempts.
+    """
     own_machines: bool = False
-    """The machines belong to the user or the organisation of the user: they have any type, and need no price."""
+    """The machines belong to the user or the organisation of the user: they have any type, and need
+    no price.
+    """
     described: bool = False
     """Its machines have no types: an entry of `machines` must describe them."""
     images: bool = False
@@ -59,7 +65,8 @@ class TargetRecord:
     log: str | None = None
     """The name of the backend's own log, next to those of the hosts."""
     secrets: str = (
-        "keep it in Secrets Manager and let the job read it with its role (model.token is for a Hugging Face one)"
+        "keep it in Secrets Manager and let the job read it with its role (model.token is for a"
+        " Hugging Face one)"
     )
     """The remedy for a secret in the clear."""
     unpriced: str = ""
@@ -67,7 +74,10 @@ class TargetRecord:
 
     @property
     def sagemaker(self) -> bool:
-        """Whether SageMaker's API is used: AWS, and the control plane of this machine. Its prices are shipped."""
+        """Whether SageMaker's API is used: AWS, and the control plane of this machine.
+
+        Its prices are shipped.
+        """
         return self.arn is None
 
 
@@ -75,9 +85,22 @@ TARGETS: dict[str, TargetRecord] = {
     record.name: record
     for record in (
         TargetRecord(
-            "local", "this machine", "on this machine", "SageMaker", file_systems=("fsx://", "efs://"), here=True
+            "local",
+            "this machine",
+            "on this machine",
+            "SageMaker",
+            file_systems=("fsx://", "efs://"),
+            here=True,
         ),
-        TargetRecord("aws", "AWS", "on AWS", "SageMaker", file_systems=("fsx://", "efs://"), rented=True, images=True),
+        TargetRecord(
+            "aws",
+            "AWS",
+            "on AWS",
+            "SageMaker",
+            file_systems=("fsx://", "efs://"),
+            rented=True,
+            images=True,
+        ),
         TargetRecord(
             "slurm",
             "a Slurm cluster",
@@ -117,4 +140,6 @@ TARGETS: dict[str, TargetRecord] = {
 
 def target_of_arn(arn: str) -> TargetRecord | None:
     """Return the target whose jobs get such ARNs from smtrain; None for SageMaker's own."""
-    return next((record for record in TARGETS.values() if record.arn and arn.startswith(record.arn)), None)
+    return next(
+        (record for record in TARGETS.values() if record.arn and arn.startswith(record.arn)), None
+    )

@@ -1,7 +1,9 @@
-"""Make text of others safe to show: a job, a log or a service may contain sequences that control a terminal.
+"""Make text of others safe to show: a job, a log or a service may contain sequences that control a
+terminal.
 
-`clean` removes them from text that comes in (every answer of AWS, `client/backends/sagemaker/backend.py`; every message
-of our errors, `errors.py`) and again from text that goes out (`say`, with which every command prints).
+`clean` removes them from text that comes in (every answer of AWS,
+`client/backends/sagemaker/backend.py`; every message of our errors, `errors.py`) and again from
+text that goes out (`say`, with which every command prints).
 """
 
 from __future__ import annotations
@@ -13,32 +15,45 @@ from typing import Any
 
 from smtrain.core import doing
 
-_ASCII = {**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "…": "~", "━": "-", "╸": "-", "╺": "-", "─": "-", "±": "~"}
+_ASCII = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)),
+    "…": "~",
+    "━": "-",
+    "╸": "-",
+    "╺": "-",
+    "─": "-",
+    "±": "~",
+}
 _PLAINLY = "smtrain.plainly"
 Say = Callable[[str], None]
 """A function that shows a sentence to the user."""
 
-# A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with its content; if it does not end in its
-# line, only its beginning is removed, so that it cannot hide text. Then CSI, and any other escape. Both encodings.
+# A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with its content; if it
+# does not end in its line, only its beginning is removed, so that it cannot hide text. Then CSI,
+# and any other escape. Both encodings.
 _SEQUENCE = re.compile(
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]?"
 )
-# Control characters except tab and line feed; changes of the writing direction; lone surrogates, which have no UTF-8.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and line feed; changes of the writing direction; lone surrogates,
+# which have no UTF-8.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _UNSHOWN = re.compile(rf"{_CONTROL.pattern}|[\u2028\u2029]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
-# The column below which the rest of a wrapped line is indented: its last column if that is far enough to the left, or
-# its second, else the text behind a mark.
+# The column below which the rest of a wrapped line is indented: its last column if that is far
+# enough to the left, or its second, else the text behind a mark.
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
 _NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
 # A command to copy: the terminal wraps it, and copies it without a line break.
 _TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
 
-# Names of types, models and packages that are pronounced with a vowel first: `Nxd` and `SFT` letter by letter.
+# Names of types, models and packages that are pronounced with a vowel first: `Nxd` and `SFT` letter
+# by letter.
 _VOWEL = re.compile(
     r"(?i:(?!eu|one\b|once)[aeio]|u(?=[bdfgklmnprst]{2})|hf|h(?=our)|[mn](?=[bcdfghjklmnpqrstvwxz])|x(?![aeiouy]))"
     r"|[FHLMNRSX](?=[A-Z0-9])"
@@ -51,7 +66,8 @@ def with_article(word: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Remove terminal sequences, control characters and changes of the writing direction; tabs and line ends stay.
+    """Remove terminal sequences, control characters and changes of the writing direction; tabs and
+    line ends stay.
 
     Of a line that was drawn repeatedly (`\\r`) the last state stays.
     """
@@ -64,7 +80,9 @@ def clean(text: str) -> str:
 
 
 def clean_values(value: object) -> object:
-    """Apply `clean` to every text in the mappings and lists of an answer, in place; returns the value."""
+    """Apply `clean` to every text in the mappings and lists of an answer, in place; returns the
+    value.
+    """
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -77,7 +95,9 @@ def clean_values(value: object) -> object:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON with its letters as they are, which `clean` leaves unchanged: what it would remove is escaped."""
+    """JSON with its letters as they are, which `clean` leaves unchanged: what it would remove is
+    escaped.
+    """
     import json
 
     made = json.dumps(value, indent=indent, ensure_ascii=False)
@@ -85,12 +105,16 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 def shell_word(text: str) -> str:
-    """A word that bash reads as this text, and that `clean` leaves unchanged (line ends excepted)."""
+    """A word that bash reads as this text, and that `clean` leaves unchanged (line ends
+    excepted).
+    """
     import shlex
 
     if not _UNSHOWN.search(text):
         return shlex.quote(text)
-    letters = (_UNSHOWN.sub(lambda match: _bytes_of(match[0]), part) for part in re.split(r"([\\'])", text))
+    letters = (
+        _UNSHOWN.sub(lambda match: _bytes_of(match[0]), part) for part in re.split(r"([\\'])", text)
+    )
     return "$'" + "".join(f"\\{part}" if part in ("\\", "'") else part for part in letters) + "'"
 
 
@@ -104,14 +128,18 @@ def span(low: str, high: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table with left-aligned columns, not wrapped, so that a pipe gets whole rows (rich folds at 80)."""
+    """Lines of a table with left-aligned columns, not wrapped, so that a pipe gets whole rows (rich
+    folds at 80).
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def wrapped(text: str, columns: int) -> str:
     """Wrap long lines between words; a command, also in backticks, stays in one piece."""
-    return "\n".join(_broken(line, columns) if len(line) > columns else line for line in text.split("\n"))
+    return "\n".join(
+        _broken(line, columns) if len(line) > columns else line for line in text.split("\n")
+    )
 
 
 def _broken(line: str, columns: int) -> str:
@@ -144,7 +172,8 @@ def _indented(text: str, indent: int, columns: int) -> str:
 
 
 def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:
-    """Print cleaned text, on standard error if `error`; characters that the encoding lacks become ASCII marks.
+    """Print cleaned text, on standard error if `error`; characters that the encoding lacks become
+    ASCII marks.
 
     Lines are wrapped for a terminal, unless `whole`, for output that programs read, such as JSON.
     """
@@ -167,7 +196,9 @@ def room() -> int:
 
 
 def plainly(stream: Any) -> None:
-    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) write ASCII marks instead."""
+    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) write ASCII marks
+    instead.
+    """
     if stream is None or not hasattr(stream, "reconfigure") or stream.errors == _PLAINLY:
         return
     try:
@@ -179,4 +210,7 @@ def plainly(stream: Any) -> None:
 
 def _marks(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+    return (
+        "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]),
+        error.end,
+    )

@@ -1,7 +1,9 @@
-"""Parse YAML of users into plain values, bounded in size, depth and time; each fault has its line and key.
+"""Parse YAML of users into plain values, bounded in size, depth and time; each fault has its line
+and key.
 
-YAML allows more than settings need: tags that name classes, lists as keys, aliases that expand to gigabytes. Values are
-built from the parser's events, so no constructor of the yaml library runs, and no error of it can escape.
+YAML allows more than settings need: tags that name classes, lists as keys, aliases that expand to
+gigabytes. Values are built from the parser's events, so no constructor of the yaml library runs,
+and no error of it can escape.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from yaml.constructor import SafeConstructor
 MOST_BYTES = 1 << 20
 """Size limit of a text, in bytes."""
 MOST_VALUES = 10_000
-"""Limit of keys and values, including those that aliases repeat; more would take over a second to check."""
+"""Limit of keys and values, including those that aliases repeat; more would take over a second to
+check.
+"""
 MOST_DEPTH = 50
 _LONGEST_NUMBER = 100
 _LONGEST_KEY = 200
@@ -25,19 +29,34 @@ _CORE = "tag:yaml.org,2002:"
 _TEXTS = {f"{_CORE}{name}" for name in ("str", "value", "merge")}
 _MERGE = f"{_CORE}merge"
 _PLACEHOLDER = re.compile(r"\{\{.{0,80}?\}\}|\{%.{0,80}?%\}")
-_FORBIDDEN = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null", "timestamp": "a date"}
+_FORBIDDEN = re.compile(
+    "[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+)
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+    "timestamp": "a date",
+}
 # Remedies for syntax errors by a part of the parser's message (libyaml's and Python's wording).
 _REMEDIES = (
-    (r"character '\\?t'|character that cannot start any token", "indent with spaces; put text that begins with a "
-     "special character in quotes"),
-    ("mapping values are not allowed", "put a value that holds `: ` in quotes, and indent the keys of a section alike"),
+    (
+        r"character '\\?t'|character that cannot start any token",
+        "indent with spaces; put text that begins with a special character in quotes",
+    ),
+    (
+        "mapping values are not allowed",
+        "put a value that holds `: ` in quotes, and indent the keys of a section alike",
+    ),
     ("expected ':'", "write `key: value`"),
     ("expected ',' or|unexpected end of stream|quoted scalar", "close the bracket or the quote"),
     ("escape", r"in double quotes write \\ for a backslash, or use single quotes"),
-    ("expected <block end>|did not find expected key", "indent the keys of a section alike, and close the quotes "
-     "before a value's end"),
-)  # fmt: skip
+    (
+        "expected <block end>|did not find expected key",
+        "indent the keys of a section alike, and close the quotes before a value's end",
+    ),
+)
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -62,14 +81,19 @@ class YamlError(ValueError):
 
 
 def parse(text: str, *, unknown_tags: bool = False) -> Any:
-    """The value of a YAML text: dicts with text keys, lists, texts, numbers, booleans and None. Raises `YamlError`.
+    """The value of a YAML text: dicts with text keys, lists, texts, numbers, booleans and None.
 
-    Each alias becomes a copy. Keys and dates stay as written. With `unknown_tags` a value with a tag of another program
-    (`!function`) is None; otherwise it is a fault.
+    Raises `YamlError`.
+
+    Each alias becomes a copy. Keys and dates stay as written. With `unknown_tags` a value with a
+    tag of another program (`!function`) is None; otherwise it is a fault.
     """
     text = text.removeprefix("\ufeff")
     if len(text) > MOST_BYTES:
-        raise YamlError(f"the text is longer than {MOST_BYTES:,} characters; settings need less, so name another file")
+        raise YamlError(
+            f"the text is longer than {MOST_BYTES:,} characters; settings need less, so name"
+            " another file"
+        )
     if wrong := _FORBIDDEN.search(text):
         _forbidden(text, wrong)
     reader = _Values(text, unknown_tags)
@@ -120,7 +144,9 @@ class _Values:
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
                 self.way = ""
-                self.fault(event, "a second document begins (`---`); keep one, in a file of its own")
+                self.fault(
+                    event, "a second document begins (`---`); keep one, in a file of its own"
+                )
         return value
 
     def fault(self, event: Any, message: str) -> NoReturn:
@@ -152,20 +178,34 @@ class _Values:
         self._values += more
         self._deepest = max(self._deepest, depth)
         if depth > MOST_DEPTH:
-            self.fault(event, f"its values are nested too deeply, over {MOST_DEPTH} levels; close the brackets earlier")
+            self.fault(
+                event,
+                f"its values are nested too deeply, over {MOST_DEPTH} levels; close the brackets"
+                " earlier",
+            )
         if self._values > MOST_VALUES:
             alias = isinstance(event, yaml.AliasEvent)
             why = f"with the alias *{event.anchor} there are" if alias else "there are"
-            self.fault(event, f"{why} more than {MOST_VALUES:,} values; settings need fewer, so leave some out")
+            self.fault(
+                event,
+                f"{why} more than {MOST_VALUES:,} values; settings need fewer, so leave some out",
+            )
 
     def _alias(self, event: Any, depth: int) -> Any:
         anchored = self._anchors.get(event.anchor)
         if anchored is None:
-            self.fault(event, f"*{event.anchor} is an alias of nothing; write &{event.anchor} before the value that it "
-                       f'repeats, or "*{event.anchor}" in quotes for text')  # fmt: skip
+            self.fault(
+                event,
+                f"*{event.anchor} is an alias of nothing; write &{event.anchor} before the value"
+                " that it "
+                f'repeats, or "*{event.anchor}" in quotes for text',
+            )
         if not anchored.whole:
-            self.fault(event, f"*{event.anchor} stands within its own value: an anchor holds an alias to itself; write "
-                       "the value out")  # fmt: skip
+            self.fault(
+                event,
+                f"*{event.anchor} stands within its own value: an anchor holds an alias to itself;"
+                " write the value out",
+            )
         self._count(event, anchored.values, depth + anchored.depth)
         return copy.deepcopy(anchored.value)
 
@@ -190,11 +230,16 @@ class _Values:
             name, merge = self._key(event, key, depth)
             if merge:
                 if below:
-                    self.fault(key, "`<<` is written twice; put both into a list, `<<: [*one, *other]`")
+                    self.fault(
+                        key, "`<<` is written twice; put both into a list, `<<: [*one, *other]`"
+                    )
                 below += self._merged(key, self._value(next(self._events), depth + 1))
                 continue
             if name in lines:
-                self.fault(key, f"{name!r} is written twice (first at line {lines[name]}); put both into one")
+                self.fault(
+                    key,
+                    f"{name!r} is written twice (first at line {lines[name]}); put both into one",
+                )
             lines[name] = _line(key)
             self.way = f"{way}.{name}" if way else name
             mapping[name] = self._value(next(self._events), depth + 1)
@@ -207,7 +252,11 @@ class _Values:
         """The mappings that `<<` merges."""
         many = value if isinstance(value, list) else [value]
         if not all(isinstance(one, dict) for one in many):
-            self.fault(key, "`<<` takes the keys of an anchored section; write `<<: *name`, or put << in quotes")
+            self.fault(
+                key,
+                "`<<` takes the keys of an anchored section; write `<<: *name`, or put << in"
+                " quotes",
+            )
         return many
 
     def _key(self, mapping: Any, event: Any, depth: int) -> tuple[str, bool]:
@@ -215,12 +264,21 @@ class _Values:
         if isinstance(event, yaml.AliasEvent):
             value = self._value(event, depth + 1)
             if not isinstance(value, str):
-                self.fault(event, f"the alias *{event.anchor} is no text, so it cannot be a key; write the key out")
+                self.fault(
+                    event,
+                    f"the alias *{event.anchor} is no text, so it cannot be a key; write the"
+                    " key out",
+                )
             return value, False
         if not isinstance(event, yaml.ScalarEvent):
             what = "a list" if isinstance(event, yaml.SequenceStartEvent) else "a mapping"
-            self.fault(event, self._unfilled(event) or self._unfilled(mapping) or f"{what} cannot be a key; write text "
-                       "before the colon, and put a value that begins with a bracket in quotes")  # fmt: skip
+            self.fault(
+                event,
+                self._unfilled(event)
+                or self._unfilled(mapping)
+                or f"{what} cannot be a key; write text before the colon,"
+                " and put a value that begins with a bracket in quotes",
+            )
         self._count(event, 1, depth)
         if event.anchor:
             self._anchors[event.anchor] = _Anchored(event.value, 1, 0, whole=True)
@@ -228,7 +286,10 @@ class _Values:
         if not event.value.strip():
             self.fault(event, "a key is empty; write its name before the colon")
         if len(event.value) > _LONGEST_KEY:
-            self.fault(event, f"a key has {len(event.value):,} characters; at most {_LONGEST_KEY} are taken")
+            self.fault(
+                event,
+                f"a key has {len(event.value):,} characters; at most {_LONGEST_KEY} are taken",
+            )
         if not tag.startswith(_CORE):
             self._foreign(event)
         return event.value, tag == _MERGE
@@ -247,15 +308,21 @@ class _Values:
         if name not in _WORDS:
             self._foreign(event)
         if name in ("int", "float") and len(event.value) > _LONGEST_NUMBER:
-            self.fault(event, f"a number has {len(event.value):,} characters, at most {_LONGEST_NUMBER} are taken; put "
-                       "it in quotes if text is meant")  # fmt: skip
+            self.fault(
+                event,
+                f"a number has {len(event.value):,} characters, at most {_LONGEST_NUMBER} are"
+                " taken; put it in quotes if text is meant",
+            )
         node = yaml.ScalarNode(tag, event.value)
         try:
             value = getattr(self._constructor, f"construct_yaml_{name}")(node)
         except (ValueError, KeyError, AttributeError, OverflowError, IndexError, TypeError):
             text = event.value if len(event.value) <= 60 else f"{event.value[:60]}..."
-            self.fault(event, f"{text} is not {_WORDS[name]}{' of the calendar' if name == 'timestamp' else ''}; "
-                       "correct it, or put it in quotes if text is meant")  # fmt: skip
+            self.fault(
+                event,
+                f"{text} is not {_WORDS[name]}{' of the calendar' if name == 'timestamp' else ''}; "
+                "correct it, or put it in quotes if text is meant",
+            )
         return event.value if name == "timestamp" else value
 
     def _tag(self, event: Any) -> str:
@@ -269,13 +336,19 @@ class _Values:
     def _plain_tag(self, event: Any, name: str) -> None:
         """Refuse a list or mapping with any tag but its standard one."""
         own = (None, "!", f"{_CORE}{name}")
-        if event.tag not in own and not (self._unknown_tags and not str(event.tag).startswith(_CORE)):
+        if event.tag not in own and not (
+            self._unknown_tags and not str(event.tag).startswith(_CORE)
+        ):
             self._foreign(event)
 
     def _foreign(self, event: Any) -> NoReturn:
         tag = str(event.tag)
         tag = f"!!{tag.removeprefix(_CORE)}" if tag.startswith(_CORE) else tag
-        self.fault(event, f"the tag {tag} is not for settings; leave it out, and put text that begins with ! in quotes")
+        self.fault(
+            event,
+            f"the tag {tag} is not for settings; leave it out, and put text that begins with ! in"
+            " quotes",
+        )
 
 
 def _line(event: Any) -> int:
@@ -287,7 +360,9 @@ def unfilled(lines: list[str]) -> str:
     """The fault of a template placeholder in these lines, else empty."""
     placeholder = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
     return (
-        f"{placeholder[0]} is a placeholder that no template has filled in; put its value there" if placeholder else ""
+        f"{placeholder[0]} is a placeholder that no template has filled in; put its value there"
+        if placeholder
+        else ""
     )
 
 
@@ -297,7 +372,9 @@ def _forbidden(text: str, wrong: re.Match[str]) -> NoReturn:
     if 0xD800 <= code <= 0xDFFF:
         raise YamlError(r"it holds a byte that is not UTF-8; save the text as UTF-8", line)
     escaped = f', or write "\\x{code:02x}" in double quotes' if 0 < code < 0x100 else ""
-    message = f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"
+    message = (
+        f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"
+    )
     raise YamlError(message, line, syntax=code != 0)
 
 
@@ -307,10 +384,14 @@ def _not_yaml(error: yaml.YAMLError, reader: _Values) -> NoReturn:
     line = mark.line + 1 if mark else 0
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
     if "nesting" in problem:
-        raise YamlError("its values are nested too deeply; close the brackets earlier", line, reader.way) from None
+        raise YamlError(
+            "its values are nested too deeply; close the brackets earlier", line, reader.way
+        ) from None
     lines = reader.text.split("\n")
     if message := unfilled(lines[max(0, line - 2) : line]):
         raise YamlError(message, line, reader.way, syntax=False) from None
-    remedy = next((words for part, words in _REMEDIES if re.search(part, problem)), "put text with special characters "
-                  "in quotes")  # fmt: skip
+    remedy = next(
+        (words for part, words in _REMEDIES if re.search(part, problem)),
+        "put text with special characters in quotes",
+    )
     raise YamlError(f"{problem}; {remedy}", line, reader.way, syntax=True) from None

@@ -51,7 +51,10 @@ SILENT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running control plane. Its keys are made per home; the server answers only requests signed with them."""
+    """A running control plane.
+
+    Its keys are made per home; the server answers only requests signed with them.
+    """
 
     url: str
     region: str
@@ -64,7 +67,9 @@ class Endpoint:
     secret_key: str = field(repr=False)
 
     def environment(self) -> dict[str, str]:
-        """Variables that point boto3, the SageMaker SDKs and s3fs here, whatever AWS_* variables the process had."""
+        """Variables that point boto3, the SageMaker SDKs and s3fs here, whatever AWS_* variables
+        the process had.
+        """
         users = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
         direct = ",".join(filter(None, ["127.0.0.1,localhost", users]))
         defaults = state_folder(self.home) / SDK_DEFAULTS
@@ -77,7 +82,8 @@ class Endpoint:
             "AWS_SECURITY_TOKEN": "",
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
-            # A profile of ours, since an empty AWS_PROFILE is an error to botocore and a user's must not win.
+            # A profile of ours, since an empty AWS_PROFILE is an error to botocore and a user's
+            # must not win.
             "AWS_PROFILE": "smtrain",
             "AWS_DEFAULT_PROFILE": "smtrain",
             "AWS_CONFIG_FILE": str(state_folder(self.home) / "aws_config"),
@@ -85,7 +91,8 @@ class Endpoint:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": direct,
             "no_proxy": direct,
-            # Both SDKs would ask the real STS for the account, in spite of AWS_ENDPOINT_URL, to name a bucket.
+            # Both SDKs would ask the real STS for the account, in spite of AWS_ENDPOINT_URL, to
+            # name a bucket.
             **({"SAGEMAKER_USER_CONFIG_OVERRIDE": str(defaults)} if defaults.is_file() else {}),
         }
 
@@ -133,7 +140,11 @@ def _read_endpoint(folder: Path) -> Endpoint | None:
     """The endpoint in endpoint.json; None if a field is missing or damaged."""
     fields = endpoint_fields(state_folder(folder))
     names = {f.name for f in dataclasses.fields(Endpoint)} - {"home"}
-    return Endpoint(**{name: fields[name] for name in names}, home=folder) if names <= fields.keys() else None
+    return (
+        Endpoint(**{name: fields[name] for name in names}, home=folder)
+        if names <= fields.keys()
+        else None
+    )
 
 
 def _answers(endpoint: Endpoint) -> bool:
@@ -142,7 +153,12 @@ def _answers(endpoint: Endpoint) -> bool:
     try:
         with opener.open(endpoint.url + READY_PATH, timeout=ANSWER_SECONDS) as reply:
             answer = json.loads(reply.read(_ANSWER_BYTES))
-    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # another program has the port
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        http.client.HTTPException,
+    ):  # another program has the port
         return False
     return isinstance(answer, dict) and answer.get("pid") == endpoint.pid
 
@@ -179,8 +195,8 @@ def _wait_for_busy(folder: Path) -> Endpoint | None:
             return endpoint
         if time.monotonic() > deadline:
             raise LocalError(
-                f"the local control plane (process {pid}) does not answer; if it was suspended, `kill -CONT {pid}` "
-                "resumes it, and `smtrain local stop` ends it",
+                f"the local control plane (process {pid}) does not answer; if it was suspended,"
+                f" `kill -CONT {pid}` resumes it, and `smtrain local stop` ends it",
                 code="local.unreachable",
             )
         time.sleep(0.1)
@@ -190,13 +206,15 @@ def _wait_for_busy(folder: Path) -> Endpoint | None:
 def revive(before: Endpoint) -> None:
     """Restart a control plane that died while it was used; do nothing if it answers.
 
-    Raises LocalError if it was stopped on purpose, cannot be started, or comes back at another address.
+    Raises LocalError if it was stopped on purpose, cannot be started, or comes back at another
+    address.
     """
     if _answers(before):
         return
     if endpoint_fields(state_folder(before.home)).get("stopped"):
         raise LocalError(
-            "the local control plane was stopped, and its jobs with it; the same command starts it and resumes",
+            "the local control plane was stopped, and its jobs with it; the same command starts it"
+            " and resumes",
             code="local.unreachable",
         )
     again = ensure_running(before.home)
@@ -204,13 +222,16 @@ def revive(before: Endpoint) -> None:
         return
     if again.url != before.url:
         raise LocalError(
-            f"the local control plane died and was started again at {again.url}, as another program has taken its old "
-            "address; the same command resumes",
+            f"the local control plane died and was started again at {again.url}, as another program"
+            " has taken its old address; the same command resumes",
             code="local.unreachable",
         )
     if again.pid not in _revived:
         _revived.add(again.pid)
-        say("smtrain: the local control plane had died; it was started again, its jobs have failed", error=True)
+        say(
+            "smtrain: the local control plane had died; it was started again, its jobs have failed",
+            error=True,
+        )
 
 
 _revived: set[int] = set()
@@ -234,16 +255,24 @@ def _start(home: Path) -> Endpoint:
         time.sleep(0.05)
     fallback = f"no answer within {START_SECONDS:.0f} s"
     if server.ended:
-        fallback = f"it ended with status {server.status} and could not say why; look whether its disk takes writes"
+        fallback = (
+            f"it ended with status {server.status} and could not say why; look whether its disk"
+            " takes writes"
+        )
     server.kill()
     probe(state)  # says what is wrong with the disk, if that is why
     lines = server.lines()
     last = lines[-1] if lines else fallback
-    raise LocalError(f"the local control plane did not start (see {server.log}): {last}", code="local.unreachable")
+    raise LocalError(
+        f"the local control plane did not start (see {server.log}): {last}",
+        code="local.unreachable",
+    )
 
 
 def shut_down(home: Path | None = None) -> None:
-    """Stop the server of this home, if one runs, and wait for it; its running jobs fail at the next start."""
+    """Stop the server of this home, if one runs, and wait for it; its running jobs fail at the next
+    start.
+    """
     folder = home_folder(home)
     pid = server_pid(folder)
     if pid is None:
@@ -321,7 +350,9 @@ class ServerProcess:
             return [line.strip() for line in log if line.strip()]
 
     def detach(self) -> None:
-        self._process.returncode = 0  # else Popen warns, when it is collected, that the process still runs
+        self._process.returncode = (
+            0  # else Popen warns, when it is collected, that the process still runs
+        )
 
     def kill(self) -> None:
         self._process.kill()

@@ -17,7 +17,9 @@ from smtrain.core.extras import missing, present
 HOME, JOB, HOST = "smtrain.home", "smtrain.job", "smtrain.host"
 """Labels of what we make in Docker: the home folder, the job, the host's folder."""
 BORROWS = "smtrain.borrows"
-"""Label of an image: folders of this machine, separated by colons, that its containers get read-only."""
+"""Label of an image: folders of this machine, separated by colons, that its containers get
+read-only.
+"""
 LENT = sorted({"/usr", sys.prefix, sys.base_prefix})
 """Folders that an image may borrow: the programs of this machine and the control plane's Python."""
 ASK_SECONDS = 60
@@ -27,8 +29,10 @@ _START = {
 }
 _ALLOWED = {
     "Docker": "join its group (`sudo usermod -aG docker $USER`, then log in again)",
-    "podman": "set DOCKER_HOST to a service of your own, unix://$XDG_RUNTIME_DIR/podman/podman.sock after "
-    "`systemctl --user start podman.socket`",
+    "podman": (
+        "set DOCKER_HOST to a service of your own, unix://$XDG_RUNTIME_DIR/podman/podman.sock after"
+        " `systemctl --user start podman.socket`"
+    ),
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -56,7 +60,9 @@ def connect(instead: str = "leave out local.run_in") -> Any:
         if address().startswith("unix://"):
             # The SDK leaves a socket open that cannot connect.
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(ASK_SECONDS)  # connecting blocks if a daemon that hangs has a full queue
+                probe.settimeout(
+                    ASK_SECONDS
+                )  # connecting blocks if a daemon that hangs has a full queue
                 probe.connect(address().removeprefix("unix://"))
         client = docker.from_env(timeout=ASK_SECONDS)
         client.ping()
@@ -86,7 +92,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             continue
         seen.add(id(one))
         yield one
-        waiting += [one.__cause__, one.__context__, *(a for a in one.args if isinstance(a, BaseException))]
+        waiting += [
+            one.__cause__,
+            one.__context__,
+            *(a for a in one.args if isinstance(a, BaseException)),
+        ]
 
 
 @contextlib.contextmanager
@@ -107,27 +117,40 @@ def sentence(error: BaseException, what: str) -> str:
     lines = str(getattr(error, "explanation", None) or error).strip().splitlines()
     text = lines[-1] if lines else type(error).__name__
     if "no space left on device" in text.lower():
-        return f"{what} failed, as {name}'s disk is full; free some with `{tool} system prune` ({text})"
+        return (
+            f"{what} failed, as {name}'s disk is full; free some with `{tool} system prune`"
+            f" ({text})"
+        )
     if "predefined address pools" in text or "non-overlapping" in text:
-        return f"{what} failed, as {name} has no addresses left; remove networks with `{tool} network prune` ({text})"
+        return (
+            f"{what} failed, as {name} has no addresses left; remove networks with `{tool} network"
+            f" prune` ({text})"
+        )
     if any(isinstance(cause, (ConnectionError, FileNotFoundError)) for cause in _causes(error)):
         return f"{what} failed: {_unreachable(error)}"
     return f"{what} failed: {name} said: {text}"
 
 
 def local_image(client: Any, name: str) -> Any:
-    """An image of this machine. Raises `LocalError` if it is not here, or is for another processor."""
+    """An image of this machine.
+
+    Raises `LocalError` if it is not here, or is for another processor.
+    """
     image = present_image(client, name)
     if image is None:
         raise LocalError(
-            f"image {name} is not on this machine, and a job pulls none, as it may be large: fetch it with "
-            f"`smtrain image pull {name}`, or name another one in local.image (`smtrain image tiny` makes a small one)"
+            f"image {name} is not on this machine, and a job pulls none, as it may be large: fetch"
+            f" it with `smtrain image pull {name}`, or name another one in local.image (`smtrain"
+            " image tiny` makes a small one)"
         )
     return image
 
 
 def present_image(client: Any, name: str) -> Any:
-    """An image of this machine, None if it is not here. Raises `LocalError` if it is for another processor."""
+    """An image of this machine, None if it is not here.
+
+    Raises `LocalError` if it is for another processor.
+    """
     import docker.errors
 
     try:
@@ -138,7 +161,10 @@ def present_image(client: Any, name: str) -> Any:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
     needed, here = image.attrs.get("Architecture") or "", architecture(client)
     if needed and needed != here:
-        raise LocalError(f"image {name} is for {needed}, and this machine is {here}: pull or build it for linux/{here}")
+        raise LocalError(
+            f"image {name} is for {needed}, and this machine is {here}: pull or build it for"
+            f" linux/{here}"
+        )
     return image
 
 
@@ -149,13 +175,17 @@ def architecture(client: Any) -> str:
 
 
 def borrowed(image: Any, allowed: list[str]) -> list[str]:
-    """Folders of this machine that an image borrows. Raises `LocalError` for one that is not allowed."""
+    """Folders of this machine that an image borrows.
+
+    Raises `LocalError` for one that is not allowed.
+    """
     folders = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
     for folder in folders:
         if folder not in allowed:
             raise LocalError(
-                f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the control plane "
-                f"lends only {', '.join(allowed)}: make it again with `smtrain image tiny`"
+                f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the"
+                f" control plane lends only {', '.join(allowed)}: make it again with `smtrain image"
+                " tiny`"
             )
     return folders
 

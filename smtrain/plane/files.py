@@ -1,4 +1,6 @@
-"""Files of the control plane's folder, read so that damage to one cannot stop a start or mislead a client."""
+"""Files of the control plane's folder, read so that damage to one cannot stop a start or mislead a
+client.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def remove(path: Path) -> None:
     if not os.path.lexists(path):
         return
     # rmtree fails for trees that are deeper than its stack, have too long paths, or forbid it.
-    for command in (["chmod", "-R", "u+rwX"], ["chattr", "-R", "-f", "-i", "-a"], ["rm", "-rf", "--"]):
+    for command in (
+        ["chmod", "-R", "u+rwX"],
+        ["chattr", "-R", "-f", "-i", "-a"],
+        ["rm", "-rf", "--"],
+    ):
         with contextlib.suppress(OSError):
             subprocess.run([*command, str(path)], capture_output=True, check=False)
     if os.path.lexists(path):
@@ -77,7 +83,9 @@ def make_folder(path: Path) -> Path:
 def endpoint_fields(state: Path) -> dict[str, Any]:
     """The well-formed fields of endpoint.json, which the last server of this folder wrote."""
     fields = read_json(state / ENDPOINT) or {}
-    return {name: fields[name] for name, good in _GOOD.items() if name in fields and good(fields[name])}
+    return {
+        name: fields[name] for name, good in _GOOD.items() if name in fields and good(fields[name])
+    }
 
 
 def pid_in(lock: Path) -> int | None:

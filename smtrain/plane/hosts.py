@@ -11,7 +11,9 @@ from pathlib import Path
 from smtrain.core.files import home
 
 TAG = "smtrain:local"
-"""Its value is `run_in=docker memory=8g cpus=2`; a request without it gets the control plane's settings."""
+"""Its value is `run_in=docker memory=8g cpus=2`; a request without it gets the control plane's
+settings.
+"""
 RUN_IN = ("sandbox", "docker", "auto")
 
 
@@ -19,8 +21,8 @@ RUN_IN = ("sandbox", "docker", "auto")
 class LocalHosts:
     """The kind and limits of a host; by default a sandbox without limits.
 
-    `memory` is bytes as Docker writes them (`512m`, `8g`) or `instance`, `cpus` a number of cores, `image` replaces a
-    request's.
+    `memory` is bytes as Docker writes them (`512m`, `8g`) or `instance`, `cpus` a number of cores,
+    `image` replaces a request's.
     """
 
     run_in: str = ""
@@ -37,11 +39,19 @@ def read(tags: Iterable[Mapping[str, str]]) -> LocalHosts:
     """The hosts that a request's tags ask for; unknown words are ignored."""
     value = next((tag.get("Value", "") for tag in tags if tag["Key"] == TAG), "")
     pairs = (part.partition("=") for part in value.split())
-    return LocalHosts(**{key: text for key, equals, text in pairs if equals and key in ("run_in", "memory", "cpus")})
+    return LocalHosts(
+        **{
+            key: text
+            for key, equals, text in pairs
+            if equals and key in ("run_in", "memory", "cpus")
+        }
+    )
 
 
 def note(origins: Mapping[str, str]) -> None:
-    """Record the path or demo:// URI that each s3:// prefix was uploaded from; the last record counts."""
+    """Record the path or demo:// URI that each s3:// prefix was uploaded from; the last record
+    counts.
+    """
     before = known()
     lines = [json.dumps({uri: path}) for uri, path in origins.items() if before.get(uri) != path]
     if lines:

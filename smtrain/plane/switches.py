@@ -1,4 +1,5 @@
-"""Switches of a running control plane: failing calls, late logs, missing machines, quotas, interruptions, hosts.
+"""Switches of a running control plane: failing calls, late logs, missing machines, quotas,
+interruptions, hosts.
 
     plane = smtrain.plane.switches.plane()
     plane.faults(throttle=0.3, seed=1)
@@ -23,78 +24,132 @@ from smtrain.plane.client import CONTROL, CONTROL_PATH, Endpoint, control_token,
 
 @dataclass(frozen=True)
 class Plane:
-    """A running control plane and its switches. Every method raises `LocalError` for an invalid setting."""
+    """A running control plane and its switches.
+
+    Every method raises `LocalError` for an invalid setting.
+    """
 
     endpoint: Endpoint
 
     def faults(
-        self, *, operations: str | Sequence[str] = "*", throttle: float = 0.0, errors: float = 0.0, drops: float = 0.0,
-        after: float = 0.0, rate: float | None = None, times: int | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        operations: str | Sequence[str] = "*",
+        throttle: float = 0.0,
+        errors: float = 0.0,
+        drops: float = 0.0,
+        after: float = 0.0,
+        rate: float | None = None,
+        times: int | None = None,
+        seed: int = 0,
+    ) -> None:
         """Let calls of these operations (`logs:*`, `sagemaker:CreateTrainingJob`) fail from now on.
 
-        `throttle`, `errors` (5xx) and `drops` (no answer) are fractions of all calls; of the failed and dropped ones
-        the fraction `after` takes effect all the same. More than `rate` calls a second are throttled. `times` ends the
-        rule after so many faults. Rules add up; the newest one that fits an operation decides.
+        `throttle`, `errors` (5xx) and `drops` (no answer) are fractions of all calls; of the failed
+        and dropped ones the fraction `after` takes effect all the same. More than `rate` calls a
+        second are throttled. `times` ends the rule after so many faults. Rules add up; the newest
+        one that fits an operation decides.
         """
         patterns = [operations] if isinstance(operations, str) else list(operations)
         self.call(
-            "faults", operations=patterns, throttle=throttle, errors=errors, drops=drops, after=after, rate=rate,
-            times=times, seed=seed,
-        )  # fmt: skip
+            "faults",
+            operations=patterns,
+            throttle=throttle,
+            errors=errors,
+            drops=drops,
+            after=after,
+            rate=rate,
+            times=times,
+            seed=seed,
+        )
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By operation: calls, and how many of them were throttled, failed and dropped; since the last `calm`."""
+        """By operation: calls, and how many of them were throttled, failed and dropped; since the
+        last `calm`.
+        """
         counts: dict[str, dict[str, int]] = self.call("faults")["counts"]
         return counts
 
     def delivery(
-        self, *, late: float = 0.0, reorder: float = 0.0, late_streams: float = 0.0, empty_pages: float = 0.0,
+        self,
+        *,
+        late: float = 0.0,
+        reorder: float = 0.0,
+        late_streams: float = 0.0,
+        empty_pages: float = 0.0,
         seed: int = 0,
-    ) -> None:  # fmt: skip
-        """Set how log events written from now on arrive; `smtrain.plane.server.logs_api.Delivery` says what each is."""
-        self.call("delivery", late=late, reorder=reorder, late_streams=late_streams, empty_pages=empty_pages, seed=seed)
+    ) -> None:
+        """Set how log events written from now on arrive; `smtrain.plane.server.logs_api.Delivery`
+        says what each is.
+        """
+        self.call(
+            "delivery",
+            late=late,
+            reorder=reorder,
+            late_streams=late_streams,
+            empty_pages=empty_pages,
+            seed=seed,
+        )
 
     def grace(self, seconds: float) -> None:
         """Set the seconds between SIGTERM and SIGKILL, 120 on AWS."""
         self.call("grace", seconds=seconds)
 
     def no_capacity(
-        self, instance_type: str, *, seconds: float | None = None, attempts: int | None = None, pending: float = 0.2,
+        self,
+        instance_type: str,
+        *,
+        seconds: float | None = None,
+        attempts: int | None = None,
+        pending: float = 0.2,
         spot_only: bool = False,
-    ) -> None:  # fmt: skip
-        """Have no machines of this type for `seconds` from now or for `attempts` jobs; with neither, until `calm`.
+    ) -> None:
+        """Have no machines of this type for `seconds` from now or for `attempts` jobs; with
+        neither, until `calm`.
 
-        A job waits in Pending for `pending` seconds and fails with SageMaker's CapacityError; a spot job waits until
-        its MaxWaitTimeInSeconds. With InstancePreferences the first type that is available gets the job.
+        A job waits in Pending for `pending` seconds and fails with SageMaker's CapacityError; a
+        spot job waits until its MaxWaitTimeInSeconds. With InstancePreferences the first type that
+        is available gets the job.
         """
         self.call(
-            "capacity", instance_type=instance_type, seconds=seconds, attempts=attempts, pending=pending,
+            "capacity",
+            instance_type=instance_type,
+            seconds=seconds,
+            attempts=attempts,
+            pending=pending,
             spot_only=spot_only,
-        )  # fmt: skip
+        )
 
     def quota(self, name: str, value: float) -> None:
-        """Set a quota by its name (`ml.trn1.32xlarge for training job usage`); the default is 1000."""
+        """Set a quota by its name (`ml.trn1.32xlarge for training job usage`); the default is
+        1000.
+        """
         self.call("quotas", values={name: value})
 
     def spot(self, *, after: Sequence[float] = (), away: float = 0.2, saving: float = 0.65) -> None:
         """Set the interruptions of spot jobs that start from now on.
 
-        The n-th attempt is interrupted `after[n]` seconds into training, machines are back `away` seconds later, and
-        billable seconds are smaller than training seconds by the fraction `saving`.
+        The n-th attempt is interrupted `after[n]` seconds into training, machines are back `away`
+        seconds later, and billable seconds are smaller than training seconds by the fraction
+        `saving`.
         """
         self.call("spot", after=list(after), away=away, saving=saving)
 
     def interrupt(self, job: str) -> None:
-        """Take a running spot job's machines back: SIGTERM, the grace, then Interrupted, Restarting and once more."""
+        """Take a running spot job's machines back: SIGTERM, the grace, then Interrupted, Restarting
+        and once more.
+        """
         self.call("interrupt", job=job, kind="spot")
 
     def break_down(self, job: str) -> None:
-        """Let a running job's machines fail without notice: InternalServerError, or RetryStrategy's next try."""
+        """Let a running job's machines fail without notice: InternalServerError, or RetryStrategy's
+        next try.
+        """
         self.call("interrupt", job=job, kind="fault")
 
     def hosts(self, *, run_in: str = "", image: str = "", memory: str = "", cpus: str = "") -> None:
-        """Set the kind of hosts (`sandbox`, `docker`, `auto`) and the image for requests that do not say it.
+        """Set the kind of hosts (`sandbox`, `docker`, `auto`) and the image for requests that do
+        not say it.
 
         Kept over restarts; without arguments it is the sandbox again.
         """

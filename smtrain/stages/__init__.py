@@ -14,7 +14,9 @@ from smtrain.stages.base import JobStage
 
 
 def _in_order() -> dict[str, JobStage]:
-    """Stages by name in the order of a run: each behind the one that it names as `after`, else by name."""
+    """Stages by name in the order of a run: each behind the one that it names as `after`, else by
+    name.
+    """
     modules = sorted(module.name for module in iter_modules(__path__) if module.name != "base")
     waiting: list[JobStage] = [import_module(f"{__name__}.{name}").STAGE for name in modules]
     ordered: dict[str, JobStage] = {}
@@ -34,7 +36,8 @@ def stage_named(name: str) -> JobStage:
     """The stage of this name. Raises `ConfigError` for another word."""
     if name not in _STAGES:
         raise ConfigError(
-            f"stage: got {name!r}; {hint(name, STAGES, table('word_names')['values'])}", code="config.wrong_value"
+            f"stage: got {name!r}; {hint(name, STAGES, table('word_names')['values'])}",
+            code="config.wrong_value",
         )
     return _STAGES[name]
 
@@ -43,11 +46,15 @@ def stages_of(config: JobConfig, target: str | None = None) -> list[str]:
     """The stages that a run of this config has on `target` (default: the config's), in order."""
     if config.own_command:
         return ["train"]
-    return [name for name, stage in _STAGES.items() if stage.needed(config, target or config.target)]
+    return [
+        name for name, stage in _STAGES.items() if stage.needed(config, target or config.target)
+    ]
 
 
 def keys_of(config: JobConfig, stage: str) -> dict[str, Any]:
-    """The config keys that decide what a stage does: its config file in the container, and its identity."""
+    """The config keys that decide what a stage does: its config file in the container, and its
+    identity.
+    """
     return stage_named(stage).keys(config)
 
 

@@ -18,13 +18,18 @@ START_S = 300.0
 
 
 class Inputs(Protocol):
-    """The chain that a stage belongs to (`client.launch.stages.Chain`): its config and the other stages' outputs."""
+    """The chain that a stage belongs to (`client.launch.stages.Chain`): its config and the other
+    stages' outputs.
+    """
 
     config: JobConfig
 
     @property
     def graphs(self) -> str:
-        """s3:// URI of the cache that stage compile fills. Raises `ConfigError` if there is nothing to compile."""
+        """s3:// URI of the cache that stage compile fills.
+
+        Raises `ConfigError` if there is nothing to compile.
+        """
         ...
 
     def output(self, stage: str) -> str | None:
@@ -40,7 +45,9 @@ class Inputs(Protocol):
         ...
 
     def model(self, stage: str) -> str:
-        """s3:// prefix of the model's folder, which stage fetch may have written; it ends in "/"."""
+        """s3:// prefix of the model's folder, which stage fetch may have written; it ends in
+        "/".
+        """
         ...
 
 
@@ -61,7 +68,10 @@ class StageNeed:
 
 
 class JobStage:
-    """One stage of a run: a job of its own. A module of this package makes one and calls it STAGE."""
+    """One stage of a run: a job of its own.
+
+    A module of this package makes one and calls it STAGE.
+    """
 
     name: ClassVar[str]
     """The module's name; entrypoints/NAME.py runs in the job."""
@@ -72,7 +82,9 @@ class JobStage:
     accelerated: ClassVar[bool] = False
     """It runs on compute.instance_type; other stages run on CPU machines."""
     resumable: ClassVar[bool] = False
-    """A further attempt resumes the last one; it is retried, and resubmitted at a cluster's time limit."""
+    """A further attempt resumes the last one; it is retried, and resubmitted at a cluster's time
+    limit.
+    """
     shared: ClassVar[bool] = True
     """One job serves all trials of a tuning; False if trained keys change what it does."""
 
@@ -83,8 +95,8 @@ class JobStage:
     def keys(self, config: JobConfig) -> dict[str, Any]:
         """The config keys that decide what the stage does: its config file and its identity.
 
-        A stage whose keys are unchanged is not run again, so no other key may be in it: another `train.lr` must not
-        tokenize the text again.
+        A stage whose keys are unchanged is not run again, so no other key may be in it: another
+        `train.lr` must not tokenize the text again.
         """
         raise NotImplementedError
 
@@ -93,14 +105,20 @@ class JobStage:
         return None
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
-        """s3:// prefix of each input channel. Raises `JobError` if a stage that it reads from has not been done."""
+        """s3:// prefix of each input channel.
+
+        Raises `JobError` if a stage that it reads from has not been done.
+        """
         raise NotImplementedError
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed | None:
-        """Memory, disk and time on one machine; None if there is no estimate, as of train, which the planner times.
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed | None:
+        """Memory, disk and time on one machine; None if there is no estimate, as of train, which
+        the planner times.
 
-        Weights are converted tensor by tensor, so a conversion holds a few of the largest at a time. `assumed` is the
-        table of assumptions in core/facts/prices.toml.
+        Weights are converted tensor by tensor, so a conversion holds a few of the largest at a
+        time. `assumed` is the table of assumptions in core/facts/prices.toml.
         """
         return None
 
@@ -124,7 +142,9 @@ class JobStage:
         return ()
 
     def shown(self, config: JobConfig) -> dict[str, Any]:
-        """Hyperparameters for the console's job page; the container reads the config file instead."""
+        """Hyperparameters for the console's job page; the container reads the config file
+        instead.
+        """
         return {}
 
     def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
@@ -134,7 +154,8 @@ class JobStage:
 def selected(config: JobConfig, *keys: str) -> dict[str, Any]:
     """The config's values of `section` and `section.field` keys, as plain values by section.
 
-    A key that was added later (`AddedLater`) is not among them at its default, which has no part in a job's name.
+    A key that was added later (`AddedLater`) is not among them at its default, which has no part in
+    a job's name.
     """
     full = identity_of(config)
     kept: dict[str, Any] = {}
@@ -174,14 +195,22 @@ def weights_bytes(config: JobConfig, shape: ModelShape) -> float:
 
 
 def moving_seconds(weights: float, assumed: Mapping[str, float], times: int) -> float:
-    """Seconds of a stage that copies `weights` bytes from or to S3 so many times, with the start of its machine."""
+    """Seconds of a stage that copies `weights` bytes from or to S3 so many times, with the start of
+    its machine.
+    """
     return START_S + times * weights / (assumed["s3_gb_per_s"] * 1e9)
 
 
-def conversion_need(config: JobConfig, shape: ModelShape, assumed: Mapping[str, float], times: int) -> StageNeed:
-    """Resources of a stage that copies all weights `times` times and holds a few of the largest tensors in fp32."""
+def conversion_need(
+    config: JobConfig, shape: ModelShape, assumed: Mapping[str, float], times: int
+) -> StageNeed:
+    """Resources of a stage that copies all weights `times` times and holds a few of the largest
+    tensors in fp32.
+    """
     weights = weights_bytes(config, shape)
-    return StageNeed(PROCESS + 4 * 4.0 * shape.largest, weights, moving_seconds(weights, assumed, times))
+    return StageNeed(
+        PROCESS + 4 * 4.0 * shape.largest, weights, moving_seconds(weights, assumed, times)
+    )
 
 
 def run_uri(config: JobConfig) -> str:
@@ -195,8 +224,15 @@ def jobs_uri(config: JobConfig) -> str:
 
 
 def checkpoint_uri(config: JobConfig) -> str:
-    """The run's checkpoint prefix. It ends in "/", or a sibling whose name begins alike would be synced too."""
-    return f"{config.checkpoint.s3_uri.rstrip('/')}/" if config.checkpoint.s3_uri else f"{run_uri(config)}checkpoints/"
+    """The run's checkpoint prefix.
+
+    It ends in "/", or a sibling whose name begins alike would be synced too.
+    """
+    return (
+        f"{config.checkpoint.s3_uri.rstrip('/')}/"
+        if config.checkpoint.s3_uri
+        else f"{run_uri(config)}checkpoints/"
+    )
 
 
 def parts_uri(config: JobConfig, job_name: str) -> str:

@@ -1,4 +1,6 @@
-"""Stage compile: the graphs of a training run, compiled before the cluster is paid for (engine nxd)."""
+"""Stage compile: the graphs of a training run, compiled before the cluster is paid for (engine
+nxd).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from smtrain.stages.train import data_of, train_keys
 
 
 class CompileStage(JobStage):
-    """Reads data and model; leaves Neuron graphs in `<output>/neuron-cache/<key>` and compilation.json."""
+    """Reads data and model; leaves Neuron graphs in `<output>/neuron-cache/<key>` and
+    compilation.json.
+    """
 
     name = "compile"
     after = "convert"
@@ -22,7 +26,9 @@ class CompileStage(JobStage):
     shared = False
 
     def needed(self, config: JobConfig, target: str) -> bool:
-        return config.compute.compile_ahead and not TARGETS[target].here  # this machine has no compiler
+        return (
+            config.compute.compile_ahead and not TARGETS[target].here
+        )  # this machine has no compiler
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         kept = train_keys(config, "name", "model.path", "data.sources", "data.document_mask")
@@ -38,7 +44,9 @@ class CompileStage(JobStage):
         model = chain.model(self.name)
         return {"data": data_of(chain, self.name), "model": model}
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         return StageNeed(0.0, 0.0, 60 * assumed["compile_minutes"])
 
     def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from smtrain.stages.base import (
 
 
 class ConvertStage(JobStage):
-    """Reads the model; leaves weights to train from: NxD shards for (tp, pp) and manifest.json, or one plain copy."""
+    """Reads the model; leaves weights to train from: NxD shards for (tp, pp) and manifest.json, or
+    one plain copy.
+    """
 
     name = "convert"
     after = "prepare"
@@ -32,7 +34,9 @@ class ConvertStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         return {"model": chain.model(self.name)} | weights_of(chain.config)
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         return conversion_need(config, shape, assumed, times=2)
 
 

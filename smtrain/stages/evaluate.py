@@ -51,12 +51,19 @@ class EvaluateStage(JobStage):
             channels["text"] = f"{config.evaluate.text.rstrip('/')}/"
         return channels
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         weights = weights_bytes(config, shape)
         # One model after the other.
         seconds = moving_seconds(weights, assumed, 2 if config.evaluate.base else 1)
         merged = weights if config.train.adapter is not None else 0.0
-        return StageNeed(loaded_memory(config, shape), merged, seconds, left_out="the questions of evaluate.tasks")
+        return StageNeed(
+            loaded_memory(config, shape),
+            merged,
+            seconds,
+            left_out="the questions of evaluate.tasks",
+        )
 
     def metrics(self, config: JobConfig, described: Mapping[str, Any] | None) -> tuple[str, ...]:
         return tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))

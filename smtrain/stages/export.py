@@ -39,10 +39,13 @@ class ExportStage(JobStage):
         group, source = config.output.model_package_group, config.output.source_model_package
         if group:
             request["ModelPackageConfig"] = {
-                "ModelPackageGroupArn": group, **({"SourceModelPackageArn": source} if source else {})
-            }  # fmt: skip
+                "ModelPackageGroupArn": group,
+                **({"SourceModelPackageArn": source} if source else {}),
+            }
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         return conversion_need(config, shape, assumed, times=2)
 
 

@@ -27,11 +27,14 @@ class FetchStage(JobStage):
         path = chain.config.model.path
         if not path.startswith(HUBS):
             raise ConfigError(
-                f"model.path: {path} is not on a hub; there is nothing to fetch", code="config.wrong_value"
+                f"model.path: {path} is not on a hub; there is nothing to fetch",
+                code="config.wrong_value",
             )
         return {}
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         return conversion_need(config, shape, assumed, times=1)
 
 

@@ -36,18 +36,24 @@ class GenerateStage(JobStage):
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
-        return with_export(config, selected(config, "model.path", *template, "generate", "train.objective"))
+        return with_export(
+            config, selected(config, "model.path", *template, "generate", "train.objective")
+        )
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         base = chain.model(self.name)
         channels = {"model": chain.need(self.name, "export")}
         return channels | ({"base": base} if keeps_adapter(chain.config) else {})
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         weights = weights_bytes(config, shape)
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         # Every token reads all weights once.
-        seconds = moving_seconds(weights, assumed, 1) + tokens * weights / (assumed["generate_gb_per_s"] * 1e9)
+        seconds = moving_seconds(weights, assumed, 1) + tokens * weights / (
+            assumed["generate_gb_per_s"] * 1e9
+        )
         merged = weights if config.train.adapter is not None else 0.0
         return StageNeed(loaded_memory(config, shape), merged, seconds)
 

@@ -36,10 +36,18 @@ class PrepareStage(JobStage):
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         template = ("model.chat_template_kwargs",) if config.train.objective != "pretrain" else ()
-        kept = selected(config, "model.path", "model.token", *template, "data", "train.seq_len", "train.objective")
+        kept = selected(
+            config,
+            "model.path",
+            "model.token",
+            *template,
+            "data",
+            "train.seq_len",
+            "train.objective",
+        )
         data = kept["data"]
-        # Weights are the loader's, another mixture of the same tokens, and so is the mask. The bytes are the same for
-        # any number of machines.
+        # Weights are the loader's, another mixture of the same tokens, and so is the mask. The
+        # bytes are the same for any number of machines.
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
         for key in ("document_mask", "machines", "ray_address", "spot"):
             del data[key]
@@ -51,12 +59,20 @@ class PrepareStage(JobStage):
         config, model = chain.config, chain.model(self.name)
         sources = config.data.all_sources
         if not sources:
-            raise ConfigError("data.path: is missing; the prepare stage needs text", code="config.missing_key")
-        channels = {name: source.path for name, source in zip(text_channels(config), sources, strict=True)}
+            raise ConfigError(
+                "data.path: is missing; the prepare stage needs text", code="config.missing_key"
+            )
+        channels = {
+            name: source.path for name, source in zip(text_channels(config), sources, strict=True)
+        }
         channels |= {channel: path for _, channel, path in other_inputs(config)}
-        return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
+        return {"model": model} | {
+            name: path for name, path in channels.items() if not path.startswith("hf://")
+        }
 
-    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+    def resources(
+        self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]
+    ) -> StageNeed:
         return StageNeed(PROCESS + 4 * GIB, 0.0, START_S, reads_text=True)
 
     def machines(self, config: JobConfig) -> int:

@@ -27,13 +27,17 @@ TENSORBOARD_PATH = "/opt/ml/output/tensorboard"
 
 
 def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
-    """The keys of a stage that builds the model on the training mesh: `keys`, section train, and the machines."""
+    """The keys of a stage that builds the model on the training mesh: `keys`, section train, and
+    the machines.
+    """
     kept = selected(config, *keys, "parallel", "train")
     train = kept["train"]
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
     if config.model.rope is not None:
-        kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(mode="json", exclude_none=True)
+        kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(
+            mode="json", exclude_none=True
+        )
     kept["parallel"]["dp"] = config.dp
     kept["compute"] = {
         "instance_count": config.compute.instance_count,
@@ -53,13 +57,20 @@ def _is_mixture(config: JobConfig, described: Mapping[str, Any] | None) -> bool:
     """Whether the model has experts; without its config.json, whether the config says so."""
     if described is None:
         parallel, loss = config.parallel, config.train.aux_loss
-        return parallel.ep > 1 or parallel.expert_capacity is not None or loss is not None or config.train.aux_by_layer
+        return (
+            parallel.ep > 1
+            or parallel.expert_capacity is not None
+            or loss is not None
+            or config.train.aux_by_layer
+        )
     family = FAMILIES.get(text_part(described).get("model_type", ""))
     return family is not None and family.experts is not None
 
 
 class TrainStage(JobStage):
-    """Reads data, model and shards; leaves checkpoints in the run's prefix, metrics.jsonl and TensorBoard files."""
+    """Reads data, model and shards; leaves checkpoints in the run's prefix, metrics.jsonl and
+    TensorBoard files.
+    """
 
     name = "train"
     after = "compile"
@@ -70,18 +81,28 @@ class TrainStage(JobStage):
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
         if config.own_command:
-            machines = selected(config, "compute.instance_count", "compute.image", "compute.environment")
+            machines = selected(
+                config, "compute.instance_count", "compute.image", "compute.environment"
+            )
             return selected(config, "name", "pai.command", "pai.code") | machines
         model = ("model.path", "model.init", "model.weights")
-        return train_keys(config, "name", *model, "data.sources", "data.document_mask", "checkpoint")
+        return train_keys(
+            config, "name", *model, "data.sources", "data.document_mask", "checkpoint"
+        )
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         if chain.config.own_command:
             named = {"model": chain.config.model.path, "data": chain.config.data.prepared}
-            return {name: f"{uri.rstrip('/')}/" for name, uri in named.items() if uri and not uri.startswith(HUBS)}
+            return {
+                name: f"{uri.rstrip('/')}/"
+                for name, uri in named.items()
+                if uri and not uri.startswith(HUBS)
+            }
         model, data = chain.model(self.name), data_of(chain, self.name)
         shards = chain.output("convert") if chain.has("convert") else None
-        channels = {"data": data, "model": model} | ({"shards": shards} if shards else weights_of(chain.config))
+        channels = {"data": data, "model": model} | (
+            {"shards": shards} if shards else weights_of(chain.config)
+        )
         reference = chain.config.train.preference.folder if chain.config.train.preference else None
         return channels | ({"reference": f"{reference.rstrip('/')}/"} if reference else {})
 
@@ -104,27 +125,44 @@ class TrainStage(JobStage):
         if config.train.validation and pairs:
             names += ("val_loss", "val_accuracy", "val_margins")
         elif config.train.validation:
-            names += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+            names += (
+                "val_loss",
+                "val_ppl",
+                *(("val_accuracy",) if config.train.objective == "sft" else ()),
+            )
         return names + (MACHINE_NUMBERS if config.track.machines else ())
 
     def shown(self, config: JobConfig) -> dict[str, Any]:
         parallel, train = config.parallel, config.train
         return {
-            "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
+            "tp": parallel.tp,
+            "pp": parallel.pp,
+            "dp": config.dp,
             **({"cp": parallel.cp} if parallel.cp > 1 else {}),
             **({"ep": parallel.ep} if parallel.ep > 1 else {}),
             "processes_per_instance": config.processes_per_instance,
-            "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
-            "lr": train.lr, "precision": train.precision,
+            "steps": train.steps,
+            "global_batch_size": train.global_batch_size,
+            "seq_len": train.seq_len,
+            "lr": train.lr,
+            "precision": train.precision,
             **({"objective": train.objective} if train.objective != "pretrain" else {}),
-            **({"batch_ramp": " ".join(str(n) for n in vars(train.batch_ramp).values())} if train.batch_ramp else {}),
-        }  # fmt: skip
+            **(
+                {"batch_ramp": " ".join(str(n) for n in vars(train.batch_ramp).values())}
+                if train.batch_ramp
+                else {}
+            ),
+        }
 
     def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
         compute, resources = config.compute, request["ResourceConfig"]
-        request["CheckpointConfig"] = {"S3Uri": checkpoint_uri(config), "LocalPath": CHECKPOINT_PATH}
+        request["CheckpointConfig"] = {
+            "S3Uri": checkpoint_uri(config),
+            "LocalPath": CHECKPOINT_PATH,
+        }
         if not config.network.isolation:
-            # SageMaker does not tell a container its checkpoint prefix, which it needs to see what has arrived there.
+            # SageMaker does not tell a container its checkpoint prefix, which it needs to see what
+            # has arrived there.
             request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
         if compute.instance_group:
             group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}

@@ -26,24 +26,34 @@ MORE: Mapping[str, Check] = {"documents": documents, "pairs": pairs, "conversati
 
 @public
 def check(
-    source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
-    group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
+    source: Source | None = None,
+    *,
+    stage: Stage | None = None,
+    tune: bool = False,
+    endpoint: str | None = None,
+    group: str | None = None,
+    pipeline: str | None = None,
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
     **sections: Any,
-) -> Report:  # fmt: skip
-    """Find everything that can stop a run, or make it a waste of money, before it starts; changes nothing.
+) -> Report:
+    """Find everything that can stop a run, or make it a waste of money, before it starts;
+    changes nothing.
 
-    Things that may not be read are warnings. If the config cannot be loaded, the report has all of its faults.
+    Things that may not be read are warnings. If the config cannot be loaded, the report has all of
+    its faults.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it. For a
-            model's folder, whether smtrain trains it, and what is missing.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
+            all of it. For a model's folder, whether smtrain trains it, and what is missing.
         stage: The only stage to check. Default: all stages of the config.
         tune: Also check what `smtrain tune` needs on AWS.
         endpoint: Also check what an endpoint of this name needs on AWS.
         group: Also check what registering a version in this model package group needs.
         pipeline: Also check what a SageMaker pipeline of this name needs.
         target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
-        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and `sections`.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and
+            `sections`.
         **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
@@ -60,9 +70,13 @@ def check(
         []
     """
     others = OtherCommands(tune, endpoint, group, pipeline)
-    return report_on(source, sections, stage=stage, others=others, target=target, set_=set_, more=MORE)
+    return report_on(
+        source, sections, stage=stage, others=others, target=target, set_=set_, more=MORE
+    )
 
 
 def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """Check a run before anything of it is started: show warnings, and raise `JobError` with all faults."""
+    """Check a run before anything of it is started: show warnings, and raise `JobError` with all
+    faults.
+    """
     before(chain, stages, say, MORE)

@@ -1,4 +1,6 @@
-"""Checks that read the first records of text, instruction and preference data as stage prepare reads them."""
+"""Checks that read the first records of text, instruction and preference data as stage prepare
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     from smtrain.worker.data.read.sources import SourceFile
 
 HIGH = {False: 5e-5, True: 5e-4}
-"""Learning rates above which a preference training is known to fall apart, without and with an adapter: TRL 1.16 has
-1e-6 and 1e-5 as defaults, and the papers' runs lie between 5e-7 and 1e-5."""
+"""Learning rates above which a preference training is known to fall apart, without and with an
+adapter: TRL 1.16 has 1e-6 and 1e-5 as defaults, and the papers' runs lie between 5e-7 and 1e-5.
+"""
 _KEEPS = re.compile("think|reason|history")
 """Names of options that keep thoughts, such as preserve_thinking or truncate_history_thinking."""
 Kind = Literal["documents", "pairs", "conversations"]
@@ -44,7 +47,9 @@ def documents(context: Context) -> Iterator[Finding]:
 
 
 def pairs(context: Context) -> Iterator[Finding]:
-    """Objective dpo: the learning rate, and the first pairs: equal, empty, cut, repeated or lost text."""
+    """Objective dpo: the learning rate, and the first pairs: equal, empty, cut, repeated or lost
+    text.
+    """
     if context.chain.given.train.objective == "dpo":
         yield from _rate(context.chain.given)
         yield from _records(context, "pairs")
@@ -57,14 +62,20 @@ def conversations(context: Context) -> Iterator[Finding]:
 
 
 def _records(context: Context, kind: Kind) -> Iterator[Finding]:
-    sources = [source.path for source in context.chain.given.data.all_sources if _is_read(context, source.path)]
+    sources = [
+        source.path
+        for source in context.chain.given.data.all_sources
+        if _is_read(context, source.path)
+    ]
     if "prepare" not in context.stages or not sources or context.model_path.startswith("hf://"):
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield from _first(context, sources, _tokenizer(context, Path(folder)), kind)
     except ModuleNotFoundError as error:
-        yield Finding(kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}")
+        yield Finding(
+            kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}"
+        )
     except JobError as error:  # the place of the jobs could not be read
         yield Finding(kind, "warning", f"the first {kind} could not be read here: {error}")
     except SmtrainError as error:
@@ -72,10 +83,16 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
 
 
 def _is_read(context: Context, path: str) -> bool:
-    """Whether the checks read this source: not those of the hub, nor folders that only a cluster has."""
+    """Whether the checks read this source: not those of the hub, nor folders that only a cluster
+    has.
+    """
     if path.startswith("s3://"):
         return not context.chain.target.record.queues
-    return path.startswith("demo://") or ("://" not in path and Path(path).exists()) or any(c in path for c in "*?[")
+    return (
+        path.startswith("demo://")
+        or ("://" not in path and Path(path).exists())
+        or any(c in path for c in "*?[")
+    )
 
 
 def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Iterator[Finding]:
@@ -96,7 +113,9 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
         every, validation = False, None
     cleaning, holdout = Cleaning.of(config.data).unrefined, HoldOut.of(validation)
     options = replace(PrepareOptions.of(config), cleaning=cleaning, holdout=holdout)
-    found = options.sources([str(materialise(one)) if one.startswith("demo://") else one for one in named])
+    found = options.sources(
+        [str(materialise(one)) if one.startswith("demo://") else one for one in named]
+    )
     listed = {uri: _objects(context, uri) for uri in found if uri.startswith("s3://")}
     make = text_preparation if kind == "documents" else record_preparation
     preparation = make(found, model, options, None, {}, lambda _: None, listed)
@@ -110,24 +129,33 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
         check_whole(preparation, first)
 
 
-def _of_source(config: JobConfig, preparation: Preparation, first: FirstRecords, kind: Kind) -> Iterator[Finding]:
+def _of_source(
+    config: JobConfig, preparation: Preparation, first: FirstRecords, kind: Kind
+) -> Iterator[Finding]:
     """Findings about the first records of one source."""
     named, read, noted = f"{config.data.text_key}: {first.name}", first.count, first.findings.noted
     if kind == "pairs":
         yield from _repeated(config, first, named)
-    samples = sum(len(piece.lengths) for piece in first.pieces) // max(1, preparation.corpus.sequences)
+    samples = sum(len(piece.lengths) for piece in first.pieces) // max(
+        1, preparation.corpus.sequences
+    )
     kept = (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
     if first.bad.count and (first.bad.count > config.data.max_bad or not kept):
         lines = first.bad.listed()
         lines = lines.replace(f"{first.name}, line ", "line ")
         yield Finding(
-            kind, "fault", f"{named}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
+            kind,
+            "fault",
+            f"{named}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
             f"correct them, or allow them with data.max_bad (docs/{_PAGE[kind]}.md)",
-        )  # fmt: skip
+        )
     elif not kept and kind != "documents":
         why = "; ".join(noted) or "the file is empty"
         yield Finding(
-            kind, "fault", f"{named}: no {kind[:-1]} of the first {read} records is left: {why}", _longer(kind)
+            kind,
+            "fault",
+            f"{named}: no {kind[:-1]} of the first {read} records is left: {why}",
+            _longer(kind),
         )
     elif kept:
         yield Finding(kind, "ok", f"{named}: {kept} of the first {read} records are {kind}")
@@ -135,7 +163,9 @@ def _of_source(config: JobConfig, preparation: Preparation, first: FirstRecords,
         yield from _slips(preparation, first, kind, named, warn=kept > 0)
 
 
-def _slips(preparation: Any, first: FirstRecords, kind: Kind, named: str, *, warn: bool) -> Iterator[Finding]:
+def _slips(
+    preparation: Any, first: FirstRecords, kind: Kind, named: str, *, warn: bool
+) -> Iterator[Finding]:
     """Warnings about records that are learned otherwise than their writer meant."""
     from smtrain.worker.data.tokenize.samples import SPLIT
     from smtrain.worker.data.tokenize.template_options import ignored_options
@@ -143,12 +173,21 @@ def _slips(preparation: Any, first: FirstRecords, kind: Kind, named: str, *, war
     make, findings, of = preparation.make, first.findings, f"of the first {first.count} records"
     for reason, count in findings.noted.items() if warn else ():
         if reason != SPLIT:
-            yield Finding(kind, "warning", f"{named}: {count} {of}: {reason}", _remedy(reason, kind))
+            yield Finding(
+                kind, "warning", f"{named}: {count} {of}: {reason}", _remedy(reason, kind)
+            )
     template = make.__dict__.get("template")  # pairs of text use none
     if template and (ignored := ignored_options(template.options, template.variables)):
-        yield Finding(kind, "warning", f"model.chat_template_kwargs: {ignored}", "leave it out, or correct its name")
+        yield Finding(
+            kind,
+            "warning",
+            f"model.chat_template_kwargs: {ignored}",
+            "leave it out, or correct its name",
+        )
     if first.blocks:
-        yield from _unread(kind, f"{named}: {{}} {of} have {{}}", findings.unread, make, first.blocks[0])
+        yield from _unread(
+            kind, f"{named}: {{}} {of} have {{}}", findings.unread, make, first.blocks[0]
+        )
 
 
 def _objects(context: Context, uri: str) -> list[SourceFile]:
@@ -193,7 +232,9 @@ class _StoredBytes:
     def read_at(self, count: int, start: int) -> Any:
         """Read `count` bytes from byte `start`. Raises Unread if it is not allowed."""
         stretch = f"bytes={start}-{start + count - 1}"
-        answer = self.context.ask("s3", "get_object", Bucket=self.bucket, Key=self.key, Range=stretch)
+        answer = self.context.ask(
+            "s3", "get_object", Bucket=self.bucket, Key=self.key, Range=stretch
+        )
         return answer["Body"].read()
 
 
@@ -201,10 +242,12 @@ def _rate(config: JobConfig) -> Iterator[Finding]:
     most, rate = HIGH[config.train.adapter is not None], config.train.lr
     if rate > most:
         yield Finding(
-            "pairs", "warning", f"train.lr: {rate:g} is above what preference training stands (up to {most:g}"
+            "pairs",
+            "warning",
+            f"train.lr: {rate:g} is above what preference training stands (up to {most:g}"
             f"{' with an adapter' if config.train.adapter else ''}): both answers become unlikely",
             f"set train.lr to {most / 50:g} to {most / 5:g}",
-        )  # fmt: skip
+        )
 
 
 def _tokenizer(context: Context, folder: Path) -> Path:
@@ -228,7 +271,11 @@ def _tokenizer(context: Context, folder: Path) -> Path:
 
 def _keys(context: Context, uri: str) -> list[str]:
     place = context.chain.target
-    return [one["Key"] for one in place.listing(uri)] if place.record.queues else [*sizes_by_name(context, uri)]
+    return (
+        [one["Key"] for one in place.listing(uri)]
+        if place.record.queues
+        else [*sizes_by_name(context, uri)]
+    )
 
 
 def _copy(context: Context, bucket: str, key: str, path: Path) -> None:
@@ -238,7 +285,9 @@ def _copy(context: Context, bucket: str, key: str, path: Path) -> None:
         path.write_bytes(context.ask("s3", "get_object", Bucket=bucket, Key=key)["Body"].read())
 
 
-def _unread(kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any) -> Iterator[Finding]:
+def _unread(
+    kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any
+) -> Iterator[Finding]:
     """Warnings about text that is not learned or not seen, each with the remedy for its cause."""
     from smtrain.worker.data.tokenize.unread_causes import cause_of
 
@@ -246,19 +295,27 @@ def _unread(kind: Kind, words: str, unread: Mapping[str, int], make: Any, block:
     dropped = {name for name, cause in causes.items() if cause.by_template}
     options = _options_for(dropped, make, block) if dropped else {}
     for name, cause in causes.items():
-        remedy = f"set model.chat_template_kwargs: {options[name]}" if name in options else cause.remedy
-        yield Finding(kind, "warning", f"{words.format(f'{unread[name]:,}', name)}{cause.fate}", remedy)
+        remedy = (
+            f"set model.chat_template_kwargs: {options[name]}" if name in options else cause.remedy
+        )
+        yield Finding(
+            kind, "warning", f"{words.format(f'{unread[name]:,}', name)}{cause.fate}", remedy
+        )
 
 
 def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
-    """Options with which the template writes what it drops: {name of what is not read: "{option: value}"}."""
+    """Options with which the template writes what it drops: {name of what is not read: "{option:
+    value}"}.
+    """
     from smtrain.worker.data.tokenize.pairs import record_maker
 
     names = sorted(name for name in make.template.variables if _KEEPS.search(name))
     helpful: dict[str, str] = {}
     for name, value in product(names, (True, False)):
         more = {**make.options.chat_template_kwargs, name: value}
-        piece = record_maker(make.folder, replace(make.options, chat_template_kwargs=more)).piece(block)
+        piece = record_maker(make.folder, replace(make.options, chat_template_kwargs=more)).piece(
+            block
+        )
         for one in dropped - set(piece.findings.unread) if not piece.bad else ():
             helpful.setdefault(one, f"{{{name}: {str(value).lower()}}}")
     return helpful
@@ -269,19 +326,34 @@ def _repeated(config: JobConfig, first: FirstRecords, named: str) -> Iterator[Fi
     from smtrain.worker.data.read.records import read_records
 
     names = [config.data.columns.get(name, name) for name in ("prompt", "chosen", "rejected")]  # type: ignore[call-overload]
-    texts = [[row.get(name) for name in names] for block in first.blocks for _, row in read_records(block).rows]
-    told = [[str(text) for text in row] for row in texts if row[0] and all(isinstance(text, str) for text in row)]
-    twice = sum(chosen.startswith(prompt) and rejected.startswith(prompt) for prompt, chosen, rejected in told)
+    texts = [
+        [row.get(name) for name in names]
+        for block in first.blocks
+        for _, row in read_records(block).rows
+    ]
+    told = [
+        [str(text) for text in row]
+        for row in texts
+        if row[0] and all(isinstance(text, str) for text in row)
+    ]
+    twice = sum(
+        chosen.startswith(prompt) and rejected.startswith(prompt)
+        for prompt, chosen, rejected in told
+    )
     if twice:
         yield Finding(
-            "pairs", "warning", f"{named}: in {twice} of the first {len(texts)} records both answers begin with the "
-            "prompt, so the model would see it twice", "leave the column prompt out: it is read from what both answers "
-            "have in common",
-        )  # fmt: skip
+            "pairs",
+            "warning",
+            f"{named}: in {twice} of the first {len(texts)} records both answers begin with the "
+            "prompt, so the model would see it twice",
+            "leave the column prompt out: it is read from what both answers have in common",
+        )
 
 
 def _longer(kind: Kind) -> str:
-    return "raise train.seq_len" + (", which two answers share, each with its prompt" if kind == "pairs" else "")
+    return "raise train.seq_len" + (
+        ", which two answers share, each with its prompt" if kind == "pairs" else ""
+    )
 
 
 def _remedy(reason: str, kind: Kind) -> str:

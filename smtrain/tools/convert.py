@@ -45,20 +45,22 @@ def convert(
 ) -> Changed | None:
     """Write the weights of `source` into `output`, which appears whole or stays as it was.
 
-    The source's kind and topology are read from it. From native to native the optimizer's state goes along, and
-    training resumes from the result. Run again after an interruption, it resumes; run again after it has ended, it
-    leaves what it made.
+    The source's kind and topology are read from it. From native to native the optimizer's state
+    goes along, and training resumes from the result. Run again after an interruption, it resumes;
+    run again after it has ended, it leaves what it made.
 
     Args:
-        source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
+        source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint or one
+            of Megatron's.
         output: The folder, s3:// or oss:// URI to write.
-        to: The kind to write, with its options: `HuggingFace`, `Nxd`, `Native`, `Megatron`, `NemoMegatron`
-            (neuronx-nemo-megatron); for a run's checkpoints with a LoRA adapter, `Peft`.
-        config: The model's folder, or its config.json, if the source has none, as NxD's and Megatron's own saves. Its
-            tokenizer, licence and other files go along. For `Peft` too.
+        to: The kind to write, with its options: `HuggingFace`, `Nxd`, `Native`, `Megatron`,
+            `NemoMegatron` (neuronx-nemo-megatron); for a run's checkpoints with a LoRA adapter,
+            `Peft`.
+        config: The model's folder, or its config.json, if the source has none, as NxD's and
+            Megatron's own saves. Its tokenizer, licence and other files go along. For `Peft` too.
         read: How to read a source whose files do not tell.
-        merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
-            source's weights on the way, with constant memory.
+        merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one)
+            to add to the source's weights on the way, with constant memory.
         overwrite: Replace other files of the output.
         say: Called with a line for each reason why files next to the weights were left out.
 
@@ -66,8 +68,9 @@ def convert(
         With `merge_adapter`, how many tensors it changed and by how much at most; else None.
 
     Raises:
-        CheckpointError: The source cannot be read, the adapter is no plain LoRA or one of another model, the two
-            overlap or, unless `overwrite`, other files of the output would be replaced.
+        CheckpointError: The source cannot be read, the adapter is no plain LoRA or one of another
+            model, the two overlap or, unless `overwrite`, other files of the output would be
+            replaced.
         JobError: OSS refuses, or does not answer.
         ConfigError: A path is empty, or the model cannot be cut for (tp, pp).
 
@@ -80,17 +83,30 @@ def convert(
     given = {"source": source, "config": config, "merge_adapter": merge_adapter}
     here = {key: _copied(str(path), say) if _is_far(path) else path for key, path in given.items()}
     made = _made_in(str(output)) if is_uri(output) else Path(output)
-    # A folder has a lock next to it. A store has no locks, so two machines that write to one prefix do not notice it.
-    lock = only_writer(str(output), CheckpointError, made.with_suffix(".lock")) if is_uri(output) else nullcontext()
+    # A folder has a lock next to it. A store has no locks, so two machines that write to one prefix
+    # do not notice it.
+    lock = (
+        only_writer(str(output), CheckpointError, made.with_suffix(".lock"))
+        if is_uri(output)
+        else nullcontext()
+    )
     with lock:
         changed = worker.convert(
-            here["source"] or "", made if _is_far(output) else output, to=to, config=here["config"], read=read,
-            merge_adapter=here["merge_adapter"], overwrite=overwrite, say=say,
-        )  # fmt: skip
+            here["source"] or "",
+            made if _is_far(output) else output,
+            to=to,
+            config=here["config"],
+            read=read,
+            merge_adapter=here["merge_adapter"],
+            overwrite=overwrite,
+            say=say,
+        )
         if _is_far(output):
             try:
                 _sent(made, str(output), overwrite, say)
-            except CheckpointError:  # refused; after an interruption it stays, and the same call resumes
+            except (
+                CheckpointError
+            ):  # refused; after an interruption it stays, and the same call resumes
                 shutil.rmtree(made)
                 raise
             shutil.rmtree(made)
@@ -102,7 +118,9 @@ def _is_far(path: Path | str | None) -> bool:
 
 
 def _made_in(uri: str) -> Path:
-    """The folder that is written before it is sent to a URI; an interrupted conversion resumes in it."""
+    """The folder that is written before it is sent to a URI; an interrupted conversion resumes in
+    it.
+    """
     return home() / "conversions" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
 
 
@@ -117,11 +135,19 @@ def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
     """Write the files of a folder below an oss:// URI, the manifest last."""
     cloud, prefix = PaiBackend(REGISTRY.section_of()).cloud, f"{uri.rstrip('/')}/"
     bucket, key = split_uri(prefix)
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     there = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}
-    other = [name for name, item in there.items() if name not in files or not _is_same(files[name], item)]
+    other = [
+        name for name, item in there.items() if name not in files or not _is_same(files[name], item)
+    ]
     if other and not overwrite:
-        raise CheckpointError(f"{uri} has other files, such as {other[0]}; name another prefix, or use --overwrite")
+        raise CheckpointError(
+            f"{uri} has other files, such as {other[0]}; name another prefix, or use --overwrite"
+        )
     for name in other:
         cloud.remove(f"{OSS}{bucket}/{key}{name}")
     last = [name for name in files if name.rpartition("/")[2] == _MANIFEST]
@@ -130,6 +156,8 @@ def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
 
 
 def _is_same(path: Path, item: dict[str, Any]) -> bool:
-    """Whether an object has a file's content, as far as OSS says: one that was sent in parts has no MD5."""
+    """Whether an object has a file's content, as far as OSS says: one that was sent in parts has no
+    MD5.
+    """
     etag = str(item.get("ETag", "")).strip('"')
     return bool(item["Size"] == path.stat().st_size) and (len(etag) != 32 or etag == md5_of(path))

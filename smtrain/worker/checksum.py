@@ -1,4 +1,6 @@
-"""crc32 at memory speed: zlib-ng's if it is installed, many times as fast as zlib's on most machines."""
+"""crc32 at memory speed: zlib-ng's if it is installed, many times as fast as zlib's on most
+machines.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _POLYNOMIAL = 0xEDB88320  # of ISO 3309, its lowest power in the highest bit
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """The crc32 of two byte strings joined, from the crc32 of each and the second's `size` in bytes.
+    """The crc32 of two byte strings joined, from the crc32 of each and the second's `size` in
+    bytes.
 
-    A crc is a remainder of polynomials: `first` times x^(8 size), plus `second` (zlib's crc32_combine).
+    A crc is a remainder of polynomials: `first` times x^(8 size), plus `second` (zlib's
+    crc32_combine).
     """
     return _product(_shift(size), first) ^ second
 

@@ -18,9 +18,11 @@ from smtrain.worker.train.out_of_memory import memory_sentence
 
 
 def main(stage: Callable[[JobConfig, Container], None]) -> None:
-    """Run one stage; a failure goes to stderr and, with host and rank, to output/failure, and ends with status 1.
+    """Run one stage; a failure goes to stderr and, with host and rank, to output/failure, and ends
+    with status 1.
 
-    Stages import what they need inside: a library that cannot be loaded is a failure like any other.
+    Stages import what they need inside: a library that cannot be loaded is a failure like any
+    other.
     """
     container = Container.from_files()
     threading.excepthook = _of_thread
@@ -43,7 +45,9 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
 
 
 def _of_thread(what: threading.ExceptHookArgs) -> None:
-    """Report in one line that a full disk ended a library's thread, such as TensorBoard's writer."""
+    """Report in one line that a full disk ended a library's thread, such as TensorBoard's
+    writer.
+    """
     if what.exc_value and (sentence := disk_sentence(what.exc_value)):
         say(f"{sentence}\n")
     else:

@@ -1,7 +1,9 @@
-"""Reads and calls that outlast errors of an object store, of the network and of mounted file systems.
+"""Reads and calls that outlast errors of an object store, of the network and of mounted file
+systems.
 
-pyarrow repeats a request for some six seconds, and never if the answer is smaller than the error's text. So each call
-here is repeated with a growing pause, and reading resumes at the byte that it has reached.
+pyarrow repeats a request for some six seconds, and never if the answer is smaller than the error's
+text. So each call here is repeated with a growing pause, and reading resumes at the byte that it
+has reached.
 """
 
 from __future__ import annotations
@@ -18,35 +20,57 @@ from smtrain.core.errors import DataError, SmtrainError, first_line, read_remedy
 
 T = TypeVar("T")
 WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds before each further try: about a minute in all, as long as S3 takes to scale a busy prefix."""
+"""Seconds before each further try: about a minute in all, as long as S3 takes to scale a busy
+prefix.
+"""
 AWAY = "S3 could not be reached; check the network, the proxy and the region"
 _REFUSED = (
-    "S3 refuses it to these credentials, which may have expired; log in (`aws configure` or `aws sso login`), and see "
-    "that they allow s3:ListBucket and s3:GetObject there"
+    "S3 refuses it to these credentials, which may have expired; log in (`aws configure` or `aws"
+    " sso login`), and see that they allow s3:ListBucket and s3:GetObject there"
 )
 _ABSENT = "there is no such bucket or prefix; check its name and the region"
 _CLOCK = "S3 refuses it because the clock of this machine is wrong; set it"
 _NOT_THERE = {"NO_SUCH_BUCKET": _ABSENT, "RESOURCE_NOT_FOUND": _ABSENT, "NO_SUCH_KEY": _ABSENT}
 _FINAL = _NOT_THERE | {
-    "ACCESS_DENIED": _REFUSED, "INVALID_ACCESS_KEY_ID": _REFUSED, "INVALID_CLIENT_TOKEN_ID": _REFUSED,
-    "SIGNATURE_DOES_NOT_MATCH": _REFUSED, "MISSING_AUTHENTICATION_TOKEN": _REFUSED, "ExpiredToken": _REFUSED,
-    "InvalidToken": _REFUSED, "HTTP 400": _REFUSED, "REQUEST_TIME_TOO_SKEWED": _CLOCK,
-}  # fmt: skip
+    "ACCESS_DENIED": _REFUSED,
+    "INVALID_ACCESS_KEY_ID": _REFUSED,
+    "INVALID_CLIENT_TOKEN_ID": _REFUSED,
+    "SIGNATURE_DOES_NOT_MATCH": _REFUSED,
+    "MISSING_AUTHENTICATION_TOKEN": _REFUSED,
+    "ExpiredToken": _REFUSED,
+    "InvalidToken": _REFUSED,
+    "HTTP 400": _REFUSED,
+    "REQUEST_TIME_TOO_SKEWED": _CLOCK,
+}
 """Answers that are the same at each try."""
 _LATER = {
-    "NETWORK_CONNECTION": AWAY, "REQUEST_TIMEOUT": AWAY, "SLOW_DOWN": "S3 asks to wait; try again in a minute",
-}  # fmt: skip
-_ANSWER = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))? during (\w+) operation(.*)", re.DOTALL)
+    "NETWORK_CONNECTION": AWAY,
+    "REQUEST_TIMEOUT": AWAY,
+    "SLOW_DOWN": "S3 asks to wait; try again in a minute",
+}
+_ANSWER = re.compile(
+    r"AWS Error (\w+)(?: \(HTTP status (\d+)\))? during (\w+) operation(.*)", re.DOTALL
+)
 _NAMED = re.compile(r"Unable to parse ExceptionName: (\w+)")
 _MOUNTED = ("fuse", "nfs", "lustre", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p")
-_OF_MACHINE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN}
+_OF_MACHINE = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+}
 
 
 class StorageError(SmtrainError):
-    """A store, the network or a disk fails, not the text: finished work is kept, and another attempt may succeed."""
+    """A store, the network or a disk fails, not the text: finished work is kept, and another
+    attempt may succeed.
+    """
 
     damaged = False
-    """The same attempt would fail again: a file is not what was written, and has to be made again."""
+    """The same attempt would fail again: a file is not what was written, and has to be made again.
+    """
 
 
 def _answer(error: BaseException) -> str:
@@ -56,7 +80,8 @@ def _answer(error: BaseException) -> str:
         return match[1] if match else ""
     if named := _NAMED.search(match[4]):
         return named[1]
-    # S3 answers HEAD without a name, and a small read has no room for it; a read's 400 is of expired credentials
+    # S3 answers HEAD without a name, and a small read has no room for it; a read's 400 is of
+    # expired credentials
     return "HTTP 400" if match[2] == "400" and match[3] in ("GetObject", "HeadObject") else match[1]
 
 
@@ -76,12 +101,15 @@ def is_absent(error: BaseException) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether another try would fail in the same way: the object does not exist, or the store refuses the call."""
+    """Whether another try would fail in the same way: the object does not exist, or the store
+    refuses the call.
+    """
     return isinstance(error, (FileNotFoundError, PermissionError)) or _answer(error) in _FINAL
 
 
 def may_pass(error: Exception) -> float | None:
-    """Return the least seconds before another try of a read or call; None if it would fail in the same way.
+    """Return the least seconds before another try of a read or call; None if it would fail in the
+    same way.
 
     Errors of a machine have a number, those of pyarrow's clients do not.
     """
@@ -93,7 +121,10 @@ def may_pass(error: Exception) -> float | None:
 def explain(error: BaseException) -> str:
     """An error of the store or the network with a remedy, without its full stop."""
     if is_of_machine(error):
-        return f"{first_line(error)}; see that its disk or channel works, and run the same command again"
+        return (
+            f"{first_line(error)}; see that its disk or channel works, and run the same command"
+            " again"
+        )
     match = _ANSWER.search(str(error))
     if match is None:
         return f"{first_line(error)}; check the URI and your permissions"
@@ -107,9 +138,12 @@ def explain(error: BaseException) -> str:
 
 
 def retry(
-    call: Callable[[], T], waits: Sequence[float] = WAITS, least: Callable[[Exception], float | None] = may_pass
+    call: Callable[[], T],
+    waits: Sequence[float] = WAITS,
+    least: Callable[[Exception], float | None] = may_pass,
 ) -> T:
-    """Call until it succeeds, again after each of `waits`, or after `least(error)` seconds if that is longer.
+    """Call until it succeeds, again after each of `waits`, or after `least(error)` seconds if that
+    is longer.
 
     Raises the error of the last try, or one for which `least` returns None.
     """
@@ -124,10 +158,12 @@ def retry(
 
 
 class SteadyFile:
-    """A seekable file whose failed reads are tried again from their start, for Python and for pyarrow's readers.
+    """A seekable file whose failed reads are tried again from their start, for Python and for
+    pyarrow's readers.
 
-    `open_input` opens a file of pyarrow, which has `size` and `read_at`. Raises StorageError if the store or the
-    machine fails for good, so that no reader takes it for a fault of the content, and OSError if there is no such file.
+    `open_input` opens a file of pyarrow, which has `size` and `read_at`. Raises StorageError if the
+    store or the machine fails for good, so that no reader takes it for a fault of the content, and
+    OSError if there is no such file.
     """
 
     def __init__(self, open_input: Callable[[], Any], name: str) -> None:
@@ -200,13 +236,19 @@ def open_file(filesystem: Any, path: str, name: str) -> SteadyFile:
 
 
 def kind_of_mount(path: Path) -> str:
-    """The type of the file system that a path lies on, as `fuse.mount-s3` or `nfs4`; "" if it is unknown."""
+    """The type of the file system that a path lies on, as `fuse.mount-s3` or `nfs4`; "" if it is
+    unknown.
+    """
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return ""
     whole = str(path.resolve())
-    over = [(len(point), kind) for point, kind in mounts if whole == point or whole.startswith(point.rstrip("/") + "/")]
+    over = [
+        (len(point), kind)
+        for point, kind in mounts
+        if whole == point or whole.startswith(point.rstrip("/") + "/")
+    ]
     return max(over, default=(0, ""))[1]
 
 
@@ -216,7 +258,9 @@ def is_remote(path: Path) -> bool:
 
 
 def unread(path: Path | str, error: Exception, remedy: str) -> SmtrainError:
-    """The error for a file that cannot be read: DataError with a remedy, StorageError if the store or machine fails."""
+    """The error for a file that cannot be read: DataError with a remedy, StorageError if the store
+    or machine fails.
+    """
     if is_of_store(error) or is_of_machine(error):
         made = DataError if is_absent(error) else StorageError
         return made(f"{path} cannot be read: {explain(error)}.")

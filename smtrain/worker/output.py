@@ -1,6 +1,7 @@
 """Write to a job's log, and report a failure without being held up by a stuck log or disk.
 
-A write to a full pipe waits for ever, and a process that waits there never reaches the exit that ends the job.
+A write to a full pipe waits for ever, and a process that waits there never reaches the exit that
+ends the job.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def fail(container: Container, message: str) -> NoReturn:
 
 
 def log_line(text: str) -> None:
-    """Write a line to standard output at once and in one piece: ranks share the log, and collectors cut at writes."""
+    """Write a line to standard output at once and in one piece: ranks share the log, and collectors
+    cut at writes.
+    """
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -48,7 +51,9 @@ def say(text: str, seconds: float = PATIENCE) -> None:
 
 
 def run_with_timeout(action: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Do it in a thread, and return after `seconds` at the latest, even if it has failed or still waits."""
+    """Do it in a thread, and return after `seconds` at the latest, even if it has failed or still
+    waits.
+    """
 
     def run() -> None:
         try:

@@ -1,1 +1,3 @@
-"""Mutated configs and damaged inputs, by seed, for all commands that read them (`scripts/bench fuzz`)."""
+"""Mutated configs and damaged inputs, by seed, for all commands that read them (`scripts/bench
+fuzz`).
+"""

@@ -1,4 +1,6 @@
-"""Commands that read a config, and what their answers must be: scripts that bash reads, JSON and YAML that parse."""
+"""Commands that read a config, and what their answers must be: scripts that bash reads, JSON and
+YAML that parse.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,16 @@ COMMANDS: dict[str, Callable[[str, random.Random], tuple[str, ...]]] = {
     "run": lambda path, rng: ("run", *_config(path, rng), "--dry-run"),
     "uploads": lambda path, rng: ("run", *_config(path, rng), "--show-uploads"),
     "launch": lambda path, rng: ("launch", *_config(path, rng), "--dry-run", *_stage(rng)),
-    "check": lambda path, rng: ("check", *_config(path, rng), *rng.choice([(), ("--json",), _stage(rng)])),
-    "plan": lambda path, rng: ("plan", *_config(path, rng), *rng.choice([(), ("--json",), ("--best",)])),
+    "check": lambda path, rng: (
+        "check",
+        *_config(path, rng),
+        *rng.choice([(), ("--json",), _stage(rng)]),
+    ),
+    "plan": lambda path, rng: (
+        "plan",
+        *_config(path, rng),
+        *rng.choice([(), ("--json",), ("--best",)]),
+    ),
     "show": lambda path, _: ("config", "show", path),
     "set": lambda path, _: ("config", "set", path, "train.lr=2e-4"),
     "policy": lambda path, rng: ("iam", "policy", *_config(path, rng)),
@@ -96,7 +106,11 @@ def _same(answer: Answer, path: Path) -> str:
     copy = path.with_name("shown.yaml")
     copy.write_text(answer.out, "utf-8")
     try:
-        return "" if load_config(copy) == load_config(path) else "another config: config show prints other values"
+        return (
+            ""
+            if load_config(copy) == load_config(path)
+            else "another config: config show prints other values"
+        )
     except ConfigError as error:
         return f"another config: {error}"
 

@@ -20,18 +20,113 @@ from testing.fuzz.samples import sample
 
 _TRIES = 8
 STRINGS = (
-    "", " ", "a b", "a\nb", "a\r\nb", "a\rb", "\n", "it's", 'say "x"', "`id`", "$(touch X)", "${HOME}", "a;b", "a&b|c",
-    "#x", "\t", "\x00", "\x07", "\x1b[31mred\x1b[0m", "\x1b]0;t\x07", "\x85", "\u2028", "\u202eabc", "é", "模型", "😀",
-    "\ud800", "..", "/nonexistent", "~", "~nobody/x", "/dev/zero", "/proc/self/mem", "*", "[", "**/*", "%s", "%(a)s",
-    "{a}", "{", "{{ a }}", "\\", "\\n", "'", '"', "-", "--help", "-x", "a" * 300, "a" * 5000, "s3://", "s3://b",
-    "s3://a b/c", "s3://Bad_/x", "hf://", "hf://x/y", "run://", "run://x", "oss://b/x", "file:///x", "file://", "fsx://x",
-    "demo://", "demo://tiny-llama", "http://[::1", "nan", "1e5", "1d", "-1", "99999d", "0x10", "auto", "none", "null",
-    "ml.p5.48xlarge", "ml.trn2.48xlarge", "ml.trn9.x", "box", "cpu",
-)  # fmt: skip
+    "",
+    " ",
+    "a b",
+    "a\nb",
+    "a\r\nb",
+    "a\rb",
+    "\n",
+    "it's",
+    'say "x"',
+    "`id`",
+    "$(touch X)",
+    "${HOME}",
+    "a;b",
+    "a&b|c",
+    "#x",
+    "\t",
+    "\x00",
+    "\x07",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;t\x07",
+    "\x85",
+    "\u2028",
+    "\u202eabc",
+    "é",
+    "模型",
+    "😀",
+    "\ud800",
+    "..",
+    "/nonexistent",
+    "~",
+    "~nobody/x",
+    "/dev/zero",
+    "/proc/self/mem",
+    "*",
+    "[",
+    "**/*",
+    "%s",
+    "%(a)s",
+    "{a}",
+    "{",
+    "{{ a }}",
+    "\\",
+    "\\n",
+    "'",
+    '"',
+    "-",
+    "--help",
+    "-x",
+    "a" * 300,
+    "a" * 5000,
+    "s3://",
+    "s3://b",
+    "s3://a b/c",
+    "s3://Bad_/x",
+    "hf://",
+    "hf://x/y",
+    "run://",
+    "run://x",
+    "oss://b/x",
+    "file:///x",
+    "file://",
+    "fsx://x",
+    "demo://",
+    "demo://tiny-llama",
+    "http://[::1",
+    "nan",
+    "1e5",
+    "1d",
+    "-1",
+    "99999d",
+    "0x10",
+    "auto",
+    "none",
+    "null",
+    "ml.p5.48xlarge",
+    "ml.trn2.48xlarge",
+    "ml.trn9.x",
+    "box",
+    "cpu",
+)
 NUMBERS = (
-    0, 1, -1, 2, 3, 7, 64, 1024, 65536, 2**31, 2**63, 2**64, 10**30, -(10**30), 0.0, -0.0, 0.5, 1.5, 1e-300, 1e300,
-    float("inf"), float("-inf"), float("nan"), True, False,
-)  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    64,
+    1024,
+    65536,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    -(10**30),
+    0.0,
+    -0.0,
+    0.5,
+    1.5,
+    1e-300,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    True,
+    False,
+)
 
 
 def _keys() -> list[tuple[tuple[str, ...], Any]]:
@@ -54,7 +149,13 @@ KEYS = _keys()
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of every value in a config."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [inner for key, one in items for inner in ((*path, key), *_paths(one, (*path, key)))]
 
 
@@ -140,14 +241,18 @@ def _delete(raw: dict[str, Any], rng: random.Random) -> str:
 def _rename(raw: dict[str, Any], rng: random.Random) -> str:
     path = rng.choice([path for path in _paths(raw) if isinstance(path[-1], str)])
     here = _parent(raw, path)
-    here[rng.choice([path[-1][:-1], path[-1].upper(), f"{path[-1]}s", *STRINGS])] = here.pop(path[-1])
+    here[rng.choice([path[-1][:-1], path[-1].upper(), f"{path[-1]}s", *STRINGS])] = here.pop(
+        path[-1]
+    )
     return f"rename {path}"
 
 
 def _wrap(raw: dict[str, Any], rng: random.Random) -> str:
     path = rng.choice(_paths(raw))
     here = _parent(raw, path)
-    here[path[-1]] = rng.choice([[here[path[-1]]], [here[path[-1]]] * 3, {"x": here[path[-1]]}, str(here[path[-1]])])
+    here[path[-1]] = rng.choice(
+        [[here[path[-1]]], [here[path[-1]]] * 3, {"x": here[path[-1]]}, str(here[path[-1]])]
+    )
     return f"wrap {path}"
 
 
@@ -160,11 +265,34 @@ def _swap(raw: dict[str, Any], rng: random.Random) -> str:
     return f"swap {one} {other}"
 
 
-_WORDS = ("name", "target", "objective", "format", "precision", "instance_type", "region", "role", "s3_uri", "max_run")
+_WORDS = (
+    "name",
+    "target",
+    "objective",
+    "format",
+    "precision",
+    "instance_type",
+    "region",
+    "role",
+    "s3_uri",
+    "max_run",
+)
 """Keys with few values, of which the first check refuses any other."""
 VALUES: tuple[Callable[[dict[str, Any], random.Random], str], ...] = (
-    _replace, _set, _set, _set, _set, _set, _insert, _insert, _insert, _delete, _rename, _wrap, _swap,
-)  # fmt: skip
+    _replace,
+    _set,
+    _set,
+    _set,
+    _set,
+    _set,
+    _insert,
+    _insert,
+    _insert,
+    _delete,
+    _rename,
+    _wrap,
+    _swap,
+)
 
 
 def _written(raw: dict[str, Any], rng: random.Random) -> str:
@@ -176,17 +304,42 @@ def _written(raw: dict[str, Any], rng: random.Random) -> str:
 
 
 _SNIPPETS = (
-    "---\n", "...\n", "a: &a [1]\n", "b: *a\n", "<<: *x\n", "<<: {name: y}\n", "? x\n: y\n", "name: !!python/name:os\n",
-    "tags: !!binary aGk=\n", "tags: {a: !x 1}\n", "name: two\n", "train: {steps: 1}\n", "\tx: 1\n", "  x: 1\n", "- 1\n",
-    "x: [\n", "x: 'y\n", "%YAML 1.1\n", "{{ x }}: 1\n", "\ufeff", "\x00", "data: |\n  text\n", "data: >-\n", ": 1\n",
-    "train: " + "[" * 3000 + "\n", "train: " + "{a: " * 60 + "1" + "}" * 60 + "\n",
+    "---\n",
+    "...\n",
+    "a: &a [1]\n",
+    "b: *a\n",
+    "<<: *x\n",
+    "<<: {name: y}\n",
+    "? x\n: y\n",
+    "name: !!python/name:os\n",
+    "tags: !!binary aGk=\n",
+    "tags: {a: !x 1}\n",
+    "name: two\n",
+    "train: {steps: 1}\n",
+    "\tx: 1\n",
+    "  x: 1\n",
+    "- 1\n",
+    "x: [\n",
+    "x: 'y\n",
+    "%YAML 1.1\n",
+    "{{ x }}: 1\n",
+    "\ufeff",
+    "\x00",
+    "data: |\n  text\n",
+    "data: >-\n",
+    ": 1\n",
+    "train: " + "[" * 3000 + "\n",
+    "train: " + "{a: " * 60 + "1" + "}" * 60 + "\n",
     "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}' if n else 'ha'] * 9)}]\n" for n in range(12)),
-    "m0: &m0 {a: b}\n" + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 30)),
-)  # fmt: skip
+    "m0: &m0 {a: b}\n"
+    + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 30)),
+)
 
 
 def _text(text: str, rng: random.Random) -> str:
-    """Change the text: lines twice, elsewhere, indented otherwise, cut, and pieces of YAML between them."""
+    """Change the text: lines twice, elsewhere, indented otherwise, cut, and pieces of YAML between
+    them.
+    """
     rows = text.splitlines(keepends=True) or [""]
     n = rng.randrange(len(rows))
     match rng.randrange(7):
@@ -231,8 +384,9 @@ def _encoded(text: str, rng: random.Random) -> bytes:
 
 
 def mutated(rng: random.Random) -> tuple[str, bytes]:
-    """The label and the bytes of a config with one to three mutations; half of the time one that the checks accept, if
-    one of some tries is."""
+    """The label and the bytes of a config with one to three mutations; half of the time one that
+    the checks accept, if one of some tries is.
+    """
     if rng.random() < 0.5:
         for _ in range(_TRIES):
             label, raw = _changed(rng)
@@ -243,7 +397,9 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
     text = _written(raw, rng)
     if rng.random() < 0.3:
         text, label = _text(text, rng), f"{label}, text"
-    return label, _encoded(text, rng) if rng.random() < 0.3 else text.encode("utf-8", "surrogatepass")
+    return label, (
+        _encoded(text, rng) if rng.random() < 0.3 else text.encode("utf-8", "surrogatepass")
+    )
 
 
 def _changed(rng: random.Random) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Damage to files: cut, changed, added and swapped bytes, values of JSON, and things that are no files."""
+"""Damage to files: cut, changed, added and swapped bytes, values of JSON, and things that are no
+files.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,28 @@ from typing import Any
 from testing.fuzz.configs import any_value
 
 _BYTES = (
-    b"\0", b"\n", b"\r\n", b"\xff", b"\xef\xbb\xbf", b"{", b"]", b'"', b"\x1b[31m", b"\xed\xa0\x80", b"-1", b"1e999",
+    b"\0",
+    b"\n",
+    b"\r\n",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"{",
+    b"]",
+    b'"',
+    b"\x1b[31m",
+    b"\xed\xa0\x80",
+    b"-1",
+    b"1e999",
     b"NaN",
-)  # fmt: skip
-_EXTREMES = (b"\xff" * 8, b"\xff" * 4, b"\0" * 8, b"\xff\xff\xff\x7f", b"\xff" * 7 + b"\x7f", b"\0\0\0\x80")
+)
+_EXTREMES = (
+    b"\xff" * 8,
+    b"\xff" * 4,
+    b"\0" * 8,
+    b"\xff\xff\xff\x7f",
+    b"\xff" * 7 + b"\x7f",
+    b"\0\0\0\x80",
+)
 
 
 def _cut(data: bytes, rng: random.Random) -> bytes:
@@ -25,7 +45,11 @@ def _cut(data: bytes, rng: random.Random) -> bytes:
 def _flip(data: bytes, rng: random.Random) -> bytes:
     """Change bits, half of them in the head and the end, which locate everything else."""
     changed = bytearray(data)
-    places = [range(len(data)), range(min(2000, len(data))), range(max(0, len(data) - 2000), len(data))]
+    places = [
+        range(len(data)),
+        range(min(2000, len(data))),
+        range(max(0, len(data) - 2000), len(data)),
+    ]
     for _ in range(rng.choice([1, 1, 1, 8])):
         changed[rng.choice(rng.choice(places))] ^= 1 << rng.randrange(8)
     return bytes(changed)
@@ -94,14 +118,31 @@ def changed(value: Any, rng: random.Random) -> Any:
 
 _DEEP = b"[" * 100_000
 _CHANGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    _cut, _flip, _flip, _flip, _insert, _drop, _repeat, _number, _values, _values, _values, _values,
-    lambda _, rng: rng.choice([b"", b"{}", b"[]", b"null", b"7", b'"x"', _DEEP, b'{"a":' * 50_000, b"\0" * 4096]),
-)  # fmt: skip
+    _cut,
+    _flip,
+    _flip,
+    _flip,
+    _insert,
+    _drop,
+    _repeat,
+    _number,
+    _values,
+    _values,
+    _values,
+    _values,
+    lambda _, rng: rng.choice(
+        [b"", b"{}", b"[]", b"null", b"7", b'"x"', _DEEP, b'{"a":' * 50_000, b"\0" * 4096]
+    ),
+)
 
 
 def _instead(path: Path, rng: random.Random, pipes: bool) -> str:
-    """Something else under the name of a file: nothing, a folder, a pipe, a device, a link to nowhere or to itself."""
-    kind = rng.choice(["nothing", "folder", "device", "nowhere", "itself", *(["pipe"] if pipes else [])])
+    """Something else under the name of a file: nothing, a folder, a pipe, a device, a link to
+    nowhere or to itself.
+    """
+    kind = rng.choice(
+        ["nothing", "folder", "device", "nowhere", "itself", *(["pipe"] if pipes else [])]
+    )
     path.unlink()
     if kind == "folder":
         path.mkdir()

@@ -1,4 +1,7 @@
-"""Forms of input: how to make a whole one, and what reads it. A reader's answer of the whole input is the reference."""
+"""Forms of input: how to make a whole one, and what reads it.
+
+A reader's answer of the whole input is the reference.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ class Form:
     pipes: bool = True
     """Whether a named pipe is refused; a person may name one, such as that of <(command)."""
     exact: bool = False
-    """Whether the form has checksums: another result than the reference is then a fault, not another input."""
+    """Whether the form has checksums: another result than the reference is then a fault, not
+    another input.
+    """
 
 
 def prepare(objective: str = "pretrain", *options: str) -> Reader:
@@ -42,8 +47,21 @@ def prepare(objective: str = "pretrain", *options: str) -> Reader:
     def read(folder: Path) -> str | Answer:
         out = folder.parent / "prepared"
         shutil.rmtree(out, ignore_errors=True)
-        answer = command("data", "prepare", str(folder), str(out), "--model", "model", "--seq-len", "32", "--workers",
-                         "1", "--objective", objective, *options)  # fmt: skip
+        answer = command(
+            "data",
+            "prepare",
+            str(folder),
+            str(out),
+            "--model",
+            "model",
+            "--seq-len",
+            "32",
+            "--workers",
+            "1",
+            "--objective",
+            objective,
+            *options,
+        )
         if answer.status != 0 or broken_rule(answer):
             return answer
         return str(json.loads((out / "manifest.json").read_text())["files"])
@@ -71,7 +89,15 @@ def with_model(folder: Path) -> Answer:
 
 def with_prepared(folder: Path) -> Answer:
     """The requests of a run with prepared tokens."""
-    return command("run", "run.yaml", "--dry-run", "--set", "data.path=null", "--set", f"data.prepared={folder}")
+    return command(
+        "run",
+        "run.yaml",
+        "--dry-run",
+        "--set",
+        "data.path=null",
+        "--set",
+        f"data.prepared={folder}",
+    )
 
 
 def library(call: Callable[[Path], object]) -> Reader:
@@ -90,7 +116,9 @@ _TEXT = (prepare(), _REPORT)
 
 
 def _text(name: str, pack: Callable[[bytes], bytes] = bytes) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes(pack(world.lines(world.rows_of("pretrain")).encode()))
+    return lambda folder: (folder / name).write_bytes(
+        pack(world.lines(world.rows_of("pretrain")).encode())
+    )
 
 
 def _table(name: str) -> Callable[[Path], None]:
@@ -105,7 +133,10 @@ def _table(name: str) -> Callable[[Path], None]:
         elif name.endswith(".csv"):
             pa.csv.write_csv(table, folder / name)
         else:
-            with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+            with (
+                pa.OSFile(str(folder / name), "wb") as file,
+                pa.ipc.new_file(file, table.schema) as out,
+            ):
                 out.write_table(table)
 
     return make
@@ -143,14 +174,19 @@ _WARC = (
     "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: 25\r\n\r\n"
     "the model reads the text.\r\n\r\n"
 )
-_METRICS = [{"step": n, "loss": 5 - n / 10, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 900.0} for n in range(1, 30)]
+_METRICS = [
+    {"step": n, "loss": 5 - n / 10, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 900.0}
+    for n in range(1, 30)
+]
 _LOG = "".join(
-    f"step={r['step']} of=30 loss={r['loss']} grad_norm=1 lr=1e-4 tokens_per_s=900 mfu=0.1\n" for r in _METRICS
+    f"step={r['step']} of=30 loss={r['loss']} grad_norm=1 lr=1e-4 tokens_per_s=900 mfu=0.1\n"
+    for r in _METRICS
 )
 _MEGATRON = "".join(
-    f" iteration {n:8}/ 30 | consumed samples: {n * 8} | elapsed time per iteration (ms): 12.5 | learning rate: 1E-4 |"
-    f" global batch size: 8 | lm loss: {5 - n / 10:E} | grad norm: 1.0 |\n" for n in range(1, 30)
-)  # fmt: skip
+    f" iteration {n:8}/ 30 | consumed samples: {n * 8} | elapsed time per iteration (ms): 12.5 |"
+    f" learning rate: 1E-4 | global batch size: 8 | lm loss: {5 - n / 10:E} | grad norm: 1.0 |\n"
+    for n in range(1, 30)
+)
 
 
 def _logs(name: str, text: str) -> Callable[[Path], None]:
@@ -177,13 +213,17 @@ def _csv_log(folder: Path) -> None:
 
 def _tables(folder: Path) -> None:
     shutil.copy(Path(smtrain.__file__).with_name("core") / "facts/prices.toml", folder)
-    (folder / "machines.yaml").write_text("box: {devices: 4, memory_gib: 24, tflops: 80, host_memory_gib: 256}\n")
+    (folder / "machines.yaml").write_text(
+        "box: {devices: 4, memory_gib: 24, tflops: 80, host_memory_gib: 256}\n"
+    )
 
 
 LIGHT: dict[str, Form] = {
     "jsonl": Form(_text("a.jsonl"), _TEXT),
     "txt": Form(_text("a.txt"), (prepare(),)),
-    "json": Form(lambda folder: (folder / "a.json").write_text(json.dumps(world.rows_of("pretrain"))), _TEXT),
+    "json": Form(
+        lambda folder: (folder / "a.json").write_text(json.dumps(world.rows_of("pretrain"))), _TEXT
+    ),
     "gz": Form(_text("a.jsonl.gz", gzip.compress), _TEXT, exact=True),
     "bz2": Form(_text("a.jsonl.bz2", bz2.compress), _TEXT, exact=True),
     "xz": Form(_text("a.jsonl.xz", lzma.compress), _TEXT, exact=True),
@@ -194,30 +234,87 @@ LIGHT: dict[str, Form] = {
     "tar": Form(_tar("a.tar", "w"), _TEXT),
     "tar.gz": Form(_tar("a.tar.gz", "w:gz"), _TEXT, exact=True),
     "mediawiki": Form(lambda folder: (folder / "a.xml").write_text(_WIKI), _TEXT),
-    "warc": Form(lambda folder: (folder / "a.warc.gz").write_bytes(gzip.compress(_WARC.encode())), _TEXT, exact=True),
-    "alpaca": Form(lambda folder: (folder / "a.jsonl").write_text(world.lines(world.rows_of("sft"))),
-                   (prepare("sft", "--format", "alpaca"), _REPORT)),
-    "dpo": Form(lambda folder: (folder / "a.jsonl").write_text(world.lines(world.rows_of("dpo"))), (prepare("dpo"),)),
+    "warc": Form(
+        lambda folder: (folder / "a.warc.gz").write_bytes(gzip.compress(_WARC.encode())),
+        _TEXT,
+        exact=True,
+    ),
+    "alpaca": Form(
+        lambda folder: (folder / "a.jsonl").write_text(world.lines(world.rows_of("sft"))),
+        (prepare("sft", "--format", "alpaca"), _REPORT),
+    ),
+    "dpo": Form(
+        lambda folder: (folder / "a.jsonl").write_text(world.lines(world.rows_of("dpo"))),
+        (prepare("dpo"),),
+    ),
     "model config": Form(
-        _model, (with_model, cli("checkpoint", "inspect", "IN"), cli("plan", "run.yaml", "--model", "IN")),
-        "*config.json"),
+        _model,
+        (with_model, cli("checkpoint", "inspect", "IN"), cli("plan", "run.yaml", "--model", "IN")),
+        "*config.json",
+    ),
     "tokenizer": Form(
-        _model, (with_model, cli("data", "prepare", "pretrain", "OUT", *_WITH_IN),
-                 cli("data", "prepare", "sft", "OUT", *_WITH_IN, "--objective", "sft", "--format", "alpaca")), "*t*"),
-    "prepared": Form(_prepared, (cli("data", "inspect", "IN"), cli("data", "export", "IN", "OUT"), with_prepared,
-                                 cli("data", "split", "IN", "OUT", "1", "1"), cli("data", "merge", "IN", "OUT"))),
-    "metrics.jsonl": Form(_logs(".jsonl", world.lines(_METRICS)), (
-        _series(".jsonl"), cli("plan", "run.yaml", "--measured", "IN/0.jsonl")), "0*"),
+        _model,
+        (
+            with_model,
+            cli("data", "prepare", "pretrain", "OUT", *_WITH_IN),
+            cli(
+                "data",
+                "prepare",
+                "sft",
+                "OUT",
+                *_WITH_IN,
+                "--objective",
+                "sft",
+                "--format",
+                "alpaca",
+            ),
+        ),
+        "*t*",
+    ),
+    "prepared": Form(
+        _prepared,
+        (
+            cli("data", "inspect", "IN"),
+            cli("data", "export", "IN", "OUT"),
+            with_prepared,
+            cli("data", "split", "IN", "OUT", "1", "1"),
+            cli("data", "merge", "IN", "OUT"),
+        ),
+    ),
+    "metrics.jsonl": Form(
+        _logs(".jsonl", world.lines(_METRICS)),
+        (_series(".jsonl"), cli("plan", "run.yaml", "--measured", "IN/0.jsonl")),
+        "0*",
+    ),
     "log": Form(_logs(".log", _LOG), (_series(".log"),), "0*"),
     "megatron log": Form(_logs(".txt", _MEGATRON), (_series(".txt"),), "0*"),
     "csv log": Form(_csv_log, (_series(".csv"),), "0*"),
-    "stage": Form(records.channels, (records.read_stage, records.read_uploads), "input/*/**/*.json"),
+    "stage": Form(
+        records.channels, (records.read_stage, records.read_uploads), "input/*/**/*.json"
+    ),
     "records": Form(records.records, (records.read_records,), "**/*.json*"),
-    "tables": Form(_tables, (cli("plan", "run.yaml", "--prices", "IN/prices.toml"),
-                             cli("plan", "run.yaml", "--machine-file", "IN/machines.yaml", "--machines", "box:1"),
-                             ), pipes=False),
-    "task": Form(lambda folder: shutil.copytree("task", folder, dirs_exist_ok=True), (
-        cli("run", "run.yaml", "--dry-run", "--set", "evaluate.tasks=[own]", "--set", "evaluate.data=IN"),)),
+    "tables": Form(
+        _tables,
+        (
+            cli("plan", "run.yaml", "--prices", "IN/prices.toml"),
+            cli("plan", "run.yaml", "--machine-file", "IN/machines.yaml", "--machines", "box:1"),
+        ),
+        pipes=False,
+    ),
+    "task": Form(
+        lambda folder: shutil.copytree("task", folder, dirs_exist_ok=True),
+        (
+            cli(
+                "run",
+                "run.yaml",
+                "--dry-run",
+                "--set",
+                "evaluate.tasks=[own]",
+                "--set",
+                "evaluate.data=IN",
+            ),
+        ),
+    ),
     "questions": Form(records.questions, (records.read_questions,)),
-}  # fmt: skip
+}
 """Forms whose readers import no torch."""

@@ -22,7 +22,9 @@ class Inputs:
         self._results: dict[tuple[str, int], str] = {}
 
     def whole(self, name: str, number: int) -> str:
-        """The result of a reader for the whole input, which is made at first use; the imports are made then too."""
+        """The result of a reader for the whole input, which is made at first use; the imports are
+        made then too.
+        """
         if (name, number) not in self._results:
             whole = self.folder / "whole" / name.replace(" ", "-")
             if not whole.exists():

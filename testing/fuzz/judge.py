@@ -1,4 +1,6 @@
-"""Run one case in this process and judge its end: a result, or a sentence and no Python, within 2 s of CPU time."""
+"""Run one case in this process and judge its end: a result, or a sentence and no Python, within 2 s
+of CPU time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _WALL_END = 120.0
 _MEMORY_BYTES = 1 << 30
 _LONGEST_LINE = 2000
 _STATUSES = (0, 1, 2)
-"""0: done. 1: the command's answer is no (`plan`: does not fit, `compare`: differs). 2: sentences."""
+"""0: done. 1: the command's answer is no (`plan`: does not fit, `compare`: differs). 2: sentences.
+"""
 _PYTHON = ("Traceback", 'File "', "<class", "Value error", "[Errno", "object at 0x", "pydantic")
 _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -58,7 +61,11 @@ class EndedError(BaseException):
 def command(*words: str) -> Answer:
     """Run a command line in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         status = call(words[0], COMMANDS[words[0]][0], list(words[1:]))
     return Answer(status, out.getvalue(), err.getvalue())
@@ -114,20 +121,28 @@ def _line_with(text: str, part: str) -> str:
 
 
 def _cpu() -> float:
-    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + sum(
+        resource.getrusage(resource.RUSAGE_CHILDREN)[:2]
+    )
 
 
 def _place(error: BaseException) -> str:
     """The type of an error and the deepest line of smtrain in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "/smtrain/" in frame.filename and "/site-packages/" not in frame.filename]
+    ours = [
+        frame
+        for frame in frames
+        if "/smtrain/" in frame.filename and "/site-packages/" not in frame.filename
+    ]
     at = f"{ours[-1].filename.rpartition('/smtrain/')[2]}:{ours[-1].lineno}" if ours else "outside"
     return f"{type(error).__name__} at {at}"
 
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """Raise `EndedError` in a case that takes far too much time, and MemoryError in one that takes 1 GiB of memory."""
+    """Raise `EndedError` in a case that takes far too much time, and MemoryError in one that takes
+    1 GiB of memory.
+    """
 
     def end(number: int, _frame: Any) -> NoReturn:
         raise EndedError("no end" if number == signal.SIGPROF else "waits")
@@ -163,10 +178,18 @@ def offline(folder: Path, patch: Any) -> Iterator[None]:
     ssh.write_text("#!/bin/sh\necho 'ssh: connect to host: Connection refused' >&2\nexit 255\n")
     ssh.chmod(0o755)
     patch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
-    for name in [name for name in os.environ if name.startswith(("AWS_", "ALIBABA_", "HF_", "WANDB_", "MLFLOW_"))]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("AWS_", "ALIBABA_", "HF_", "WANDB_", "MLFLOW_"))
+    ]:
         patch.delenv(name)
-    for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "ALIBABA_CLOUD_ECS_METADATA_DISABLED": "true",
-                        "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}.items():  # fmt: skip
+    for name, value in {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "ALIBABA_CLOUD_ECS_METADATA_DISABLED": "true",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "100",
+    }.items():
         patch.setenv(name, value)
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 

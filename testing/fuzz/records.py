@@ -1,4 +1,6 @@
-"""Records that jobs and smtrain itself read: a stage's channels, the notes in smtrain's folder, benchmarks' files."""
+"""Records that jobs and smtrain itself read: a stage's channels, the notes in smtrain's folder,
+benchmarks' files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from testing.fuzz import world
 
 
 def channels(folder: Path) -> None:
-    """/opt/ml of a stage: its config, hyperparameters of a tuning job, hosts and the list of uploads."""
+    """/opt/ml of a stage: its config, hyperparameters of a tuning job, hosts and the list of
+    uploads.
+    """
     import hashlib
 
     from smtrain.client.planner.resolve import load_config
@@ -29,7 +33,9 @@ def channels(folder: Path) -> None:
     (folder / "input/data/config/uploads.json").write_text(json.dumps(uploads))
     tuned = {"smtrain_tuned": "train.lr", "train.lr": "1e-4"}
     (folder / "input/config/hyperparameters.json").write_text(json.dumps(tuned))
-    (folder / "input/config/resourceconfig.json").write_text(json.dumps({"hosts": ["a", "b"], "current_host": "b"}))
+    (folder / "input/config/resourceconfig.json").write_text(
+        json.dumps({"hosts": ["a", "b"], "current_host": "b"})
+    )
 
 
 def read_stage(folder: Path) -> str:
@@ -60,7 +66,9 @@ def questions(folder: Path) -> None:
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(world.lines(rows).encode()))
     (folder / "c.json").write_text(json.dumps({"examples": rows}))
     (folder / "d.csv").write_text("q,a\n" + "".join(f"{row['q']},yes\n" for row in rows))
-    (folder / "prompts.jsonl").write_text(world.lines([{"prompt": text} for text in world.sentences(3)]))
+    (folder / "prompts.jsonl").write_text(
+        world.lines([{"prompt": text} for text in world.sentences(3)])
+    )
     (folder / "prompts.txt").write_text("one\ntwo\n")
 
 
@@ -78,7 +86,10 @@ def read_questions(folder: Path) -> str:
 
 def records(folder: Path) -> None:
     """Write the records that smtrain keeps in its folder and in a run's prefix."""
-    for kind, content in (("slurm", {"shared": "/fsx/smtrain"}), ("pai-dlc", {"storage": "oss://b/x"})):
+    for kind, content in (
+        ("slurm", {"shared": "/fsx/smtrain"}),
+        ("pai-dlc", {"storage": "oss://b/x"}),
+    ):
         (folder / kind).mkdir()
         (folder / kind / "latest.json").write_text(json.dumps(content))
     cursor = {"start": 1, "newest": 2, "changes": 0, "keys": {"1": "AAAAAAAAAAA="}}
@@ -88,7 +99,9 @@ def records(folder: Path) -> None:
     events = [{"event": "start", "at": 1}, {"event": "end", "at": 2, "status": 0}]
     (folder / "events.jsonl").write_text(world.lines(events))
     (folder / "step_00000001").mkdir()
-    (folder / "step_00000001/manifest.json").write_text(json.dumps({"files": {"a": {"size": 3}}, "config": {}}))
+    (folder / "step_00000001/manifest.json").write_text(
+        json.dumps({"files": {"a": {"size": 3}}, "config": {}})
+    )
 
 
 def read_records(folder: Path) -> str:

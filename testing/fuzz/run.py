@@ -52,7 +52,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = world.make(folder)
         os.chdir(folder)
-        shutil.copytree("model", Path(os.environ["SMTRAIN_HOME"], "demo/tiny-llama"))  # else a case would make it
+        shutil.copytree(
+            "model", Path(os.environ["SMTRAIN_HOME"], "demo/tiny-llama")
+        )  # else a case would make it
         (folder / "run.yaml").write_text(yaml.safe_dump(samples.valid("local", "pretrain")))
         (folder / "talks.yaml").write_text(yaml.safe_dump(samples.valid("local", "sft")))
         (folder / "aws.yaml").write_text(yaml.safe_dump(samples.valid("aws", "pretrain")))
@@ -83,7 +85,9 @@ class World:
         forms = LIGHT if LIGHT.keys() >= set(names) and names else {**LIGHT, **_heavy()}
         forms = {name: one for name, one in forms.items() if name in (names or forms)}
         if "prepared" in forms:
-            command("data", "prepare", "pretrain", "whole-tokens", "--model", "model", "--seq-len", "32")
+            command(
+                "data", "prepare", "pretrain", "whole-tokens", "--model", "model", "--seq-len", "32"
+            )
         inputs = Inputs(forms, self.folder)
         for seed in seeds:
             totals.add(InputCase(seed, inputs, sorted(forms)))
@@ -96,7 +100,9 @@ def world_of(folder: Path, patch: Any) -> Iterator[World]:
     patch.setenv("SMTRAIN_HOME", str(folder / "home"))
     patch.setenv("HOME", str(folder))
     patch.chdir(folder)
-    patch.setattr(probing, "_measured", lambda *_: MachineEntry(**samples.BOX))  # it would take seconds of a case
+    patch.setattr(
+        probing, "_measured", lambda *_: MachineEntry(**samples.BOX)
+    )  # it would take seconds of a case
     with offline(folder, patch):
         try:
             yield World(folder / "a/world")

@@ -10,28 +10,60 @@ _AWS: dict[str, Any] = {
     "compute": {"role": "arn:aws:iam::111122223333:role/training", "region": "us-west-2"},
     "output": {"s3_uri": "s3://bucket/runs"},
 }
-BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "link_gbs": 100, "network_gbs": 10, "host_memory_gib": 256}
+BOX = {
+    "devices": 4,
+    "memory_gib": 24,
+    "tflops": 80,
+    "link_gbs": 100,
+    "network_gbs": 10,
+    "host_memory_gib": 256,
+}
 TARGETS: dict[str, dict[str, Any]] = {
-    "local": {"compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2}},
-    "aws": {**_AWS, "compute": {**_AWS["compute"], "instance_type": "ml.p5.48xlarge", "max_run": "2d"}},
+    "local": {
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 2,
+        }
+    },
+    "aws": {
+        **_AWS,
+        "compute": {**_AWS["compute"], "instance_type": "ml.p5.48xlarge", "max_run": "2d"},
+    },
     "slurm": {
-        "cluster": {"shared": "/fsx/smtrain", "partition": "gpu", "modules": ["cuda/12"], "setup": ["export A=1"],
-                    "sbatch": ["--mail-type=END"]},
+        "cluster": {
+            "shared": "/fsx/smtrain",
+            "partition": "gpu",
+            "modules": ["cuda/12"],
+            "setup": ["export A=1"],
+            "sbatch": ["--mail-type=END"],
+        },
         "compute": {"instance_type": "ml.p5.48xlarge"},
     },
     "pai-dlc": {
         "machines": {"box": BOX},
         "compute": {"instance_type": "box", "image": "registry/train:1"},
-        "pai": {"region": "cn-beijing", "workspace": "12345", "storage": "oss://bucket/smtrain",
-                "ecs_spec": "ecs.gn7e-c16g1.16xlarge", "data": [{"uri": "oss://text/a", "path": "/mnt/text"}]},
+        "pai": {
+            "region": "cn-beijing",
+            "workspace": "12345",
+            "storage": "oss://bucket/smtrain",
+            "ecs_spec": "ecs.gn7e-c16g1.16xlarge",
+            "data": [{"uri": "oss://text/a", "path": "/mnt/text"}],
+        },
     },
-}  # fmt: skip
+}
 _ADAPTER = {"train": {"adapter": {"type": "lora", "rank": 4, "targets": ["q_proj", "v_proj"]}}}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "pretrain": {"data": {"path": "pretrain"}},
     "sft": {"data": {"path": "sft", "format": "alpaca"}, "train": {"objective": "sft"}},
-    "dpo": {"data": {"path": "dpo"}, "train": {"objective": "dpo", "dpo": {"beta": 0.2, "loss": "robust"}}},
-    "lora": {"data": {"path": "sft", "format": "alpaca"}, "train": {"objective": "sft", **_ADAPTER["train"]}},
+    "dpo": {
+        "data": {"path": "dpo"},
+        "train": {"objective": "dpo", "dpo": {"beta": 0.2, "loss": "robust"}},
+    },
+    "lora": {
+        "data": {"path": "sft", "format": "alpaca"},
+        "train": {"objective": "sft", **_ADAPTER["train"]},
+    },
 }
 _ALL = (*TARGETS, *OBJECTIVES)
 _TEXT = (*TARGETS, "pretrain")
@@ -40,40 +72,116 @@ EXTRAS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("aws", "pai-dlc", "slurm", *OBJECTIVES), {"parallel": "auto"}),
     (_ALL, {"train": {"validation": {"interval": 2, "fraction": 0.2}}}),
     (_TEXT, {"train": {"validation": {"path": "held-out.jsonl", "keep_best": True}}}),
-    (_TEXT, {"train": {"batch_ramp": {"start": 64, "increment": 64, "samples": 640}, "global_batch_size": 128}}),
+    (
+        _TEXT,
+        {
+            "train": {
+                "batch_ramp": {"start": 64, "increment": 64, "samples": 640},
+                "global_batch_size": 128,
+            }
+        },
+    ),
     (_ALL, {"evaluate": {"tasks": ["own"], "data": "task", "limit": 2}}),
     (_ALL, {"generate": {"prompts": ["a", "b\nc"], "max_new_tokens": 4, "temperature": 0.5}}),
-    (_TEXT, {"data": {"near_duplicates": {}, "pii": "mask", "phone_region": "DE", "filters": ["c4"]}}),
-    (_TEXT, {"data": {"fix_mojibake": True, "unicode": "nfc", "decontaminate": {"path": "held-out.jsonl"}}}),
-    (_TEXT, {"data": {"path": None, "sources": [{"path": "pretrain", "weight": 1},
-                                                {"path": "held-out.jsonl", "weight": 2}]}}),
+    (
+        _TEXT,
+        {"data": {"near_duplicates": {}, "pii": "mask", "phone_region": "DE", "filters": ["c4"]}},
+    ),
+    (
+        _TEXT,
+        {
+            "data": {
+                "fix_mojibake": True,
+                "unicode": "nfc",
+                "decontaminate": {"path": "held-out.jsonl"},
+            }
+        },
+    ),
+    (
+        _TEXT,
+        {
+            "data": {
+                "path": None,
+                "sources": [
+                    {"path": "pretrain", "weight": 1},
+                    {"path": "held-out.jsonl", "weight": 2},
+                ],
+            }
+        },
+    ),
     (_ALL, {"track": {"mlflow": "http://host:5000", "experiment": "e"}}),
     (_ALL, {"notify": {"on": ["failed"], "webhook_env": "HOOK", "command": ["echo", "done"]}}),
     (_ALL, {"compute": {"environment": {"NOTE": "it's $HOME", "B": "x"}}, "tags": {"team": "llm"}}),
     (("aws", *OBJECTIVES), {"compute": {"spot": True, "max_wait": "3d", "retries": 2}}),
-    (("aws", *OBJECTIVES), {"compute": {"fallback_instance_types": ["ml.p5e.48xlarge"], "capacity_wait": "1h"}}),
-    (("aws", *OBJECTIVES), {"network": {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"], "isolation": True}}),
-    (("aws", "slurm", *OBJECTIVES), {"compute": {"instance_type": "ml.trn2.48xlarge", "image": "registry/own:1"}}),
+    (
+        ("aws", *OBJECTIVES),
+        {"compute": {"fallback_instance_types": ["ml.p5e.48xlarge"], "capacity_wait": "1h"}},
+    ),
+    (
+        ("aws", *OBJECTIVES),
+        {"network": {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"], "isolation": True}},
+    ),
+    (
+        ("aws", "slurm", *OBJECTIVES),
+        {"compute": {"instance_type": "ml.trn2.48xlarge", "image": "registry/own:1"}},
+    ),
     (_ALL, {"machines": {"other": BOX}}),
-    ((*TARGETS, "pretrain", "sft", "dpo"), {"model": {"rope": {"type": "yarn", "factor": 4}},
-                                            "checkpoint": {"keep": 3}}),
+    (
+        (*TARGETS, "pretrain", "sft", "dpo"),
+        {"model": {"rope": {"type": "yarn", "factor": 4}}, "checkpoint": {"keep": 3}},
+    ),
     ((*TARGETS, "lora"), {"export": {"merge": True}}),
     (_TEXT, {"data": {"shard_size": 0.5, "workers": 2, "separator": "--", "max_bad": 3}}),
-    (("pai-dlc", "pretrain"), {"pai": {"command": "python3 own.py --x 'y'",
-                                       "code": {"source": "code-1", "path": "/code"}}}),
-    (("pai-dlc", *OBJECTIVES), {"pai": {"rdma": True, "grace": "10m", "error_monitoring": True,
-                                        "error_monitoring_args": "--x y"}}),
-    (("slurm", *OBJECTIVES), {"cluster": {"host": "login", "container": "/fsx/i.sqsh", "srun": ["--cpu-bind=none"],
-                                          "cpu_sbatch": ["--mem=1G"], "hyperpod": True}}),
-)  # fmt: skip
+    (
+        ("pai-dlc", "pretrain"),
+        {
+            "pai": {
+                "command": "python3 own.py --x 'y'",
+                "code": {"source": "code-1", "path": "/code"},
+            }
+        },
+    ),
+    (
+        ("pai-dlc", *OBJECTIVES),
+        {
+            "pai": {
+                "rdma": True,
+                "grace": "10m",
+                "error_monitoring": True,
+                "error_monitoring_args": "--x y",
+            }
+        },
+    ),
+    (
+        ("slurm", *OBJECTIVES),
+        {
+            "cluster": {
+                "host": "login",
+                "container": "/fsx/i.sqsh",
+                "srun": ["--cpu-bind=none"],
+                "cpu_sbatch": ["--mem=1G"],
+                "hyperpod": True,
+            }
+        },
+    ),
+)
 """Options, with the targets and objectives for which they are valid."""
 
 
 def _base(target: str) -> dict[str, Any]:
     base = {
-        "name": "fuzz", "target": target, "model": {"path": "model"}, "parallel": {},
-        "train": {"steps": 4, "global_batch_size": 64, "seq_len": 32, "precision": "bf16", "lr": 1e-4},
-    }  # fmt: skip
+        "name": "fuzz",
+        "target": target,
+        "model": {"path": "model"},
+        "parallel": {},
+        "train": {
+            "steps": 4,
+            "global_batch_size": 64,
+            "seq_len": 32,
+            "precision": "bf16",
+            "lr": 1e-4,
+        },
+    }
     return merged(base, TARGETS[target])
 
 
@@ -82,7 +190,11 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     both = copy.deepcopy(one)
     for key, value in other.items():
         here = both.get(key)
-        both[key] = merged(here, value) if isinstance(here, dict) and isinstance(value, dict) else copy.deepcopy(value)
+        both[key] = (
+            merged(here, value)
+            if isinstance(here, dict) and isinstance(value, dict)
+            else copy.deepcopy(value)
+        )
     return both
 
 

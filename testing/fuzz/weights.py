@@ -1,4 +1,6 @@
-"""Checkpoints and models of every kind, which readers with torch read: the same weights, or a sentence."""
+"""Checkpoints and models of every kind, which readers with torch read: the same weights, or a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ from smtrain.worker.checkpoint.targets import Megatron, Native, NemoMegatron, Nx
 from testing.fuzz.forms import Form, Reader, cli
 
 _CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 40, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "tie_word_embeddings": False,
+}
 
 
 def _original(folder: Path) -> Path:
@@ -34,8 +42,11 @@ def _original(folder: Path) -> Path:
         (folder / "config.json").write_text(json.dumps(_CONFIG))
         generator = torch.Generator().manual_seed(0)
         specs = ModelShape.from_config(_CONFIG).specs
-        save_file({spec.name: torch.randn(spec.shape, generator=generator) for spec in specs},
-                  folder / "model.safetensors", {"format": "pt"})  # fmt: skip
+        save_file(
+            {spec.name: torch.randn(spec.shape, generator=generator) for spec in specs},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
     return folder
 
 
@@ -63,7 +74,12 @@ def _open(folder: Path) -> str:
     return ""
 
 
-_READERS: tuple[Reader, ...] = (_to_hf, _open, cli("checkpoint", "inspect", "IN"), cli("checkpoint", "verify", "IN"))
+_READERS: tuple[Reader, ...] = (
+    _to_hf,
+    _open,
+    cli("checkpoint", "inspect", "IN"),
+    cli("checkpoint", "verify", "IN"),
+)
 
 
 def _as(target: Any) -> Callable[[Path], None]:
@@ -98,12 +114,23 @@ def _bins(folder: Path) -> None:
 def _adapter(folder: Path) -> None:
     """A LoRA adapter as peft writes it, for the model `original`."""
     _original(Path("original"))
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"],
-              "base_model_name_or_path": "original", "bias": "none", "lora_dropout": 0.0}  # fmt: skip
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": "original",
+        "bias": "none",
+        "lora_dropout": 0.0,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
-    weights = {name.format(n, letter): torch.ones(2, 16) if letter == "A" else torch.ones(16, 2)
-               for n in range(2) for letter in "AB"}  # fmt: skip
+    weights = {
+        name.format(n, letter): torch.ones(2, 16) if letter == "A" else torch.ones(16, 2)
+        for n in range(2)
+        for letter in "AB"
+    }
     save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
 
 
@@ -120,7 +147,10 @@ HEAVY: dict[str, Form] = {
     "nemo 2.15": Form(_as(NemoMegatron(release="2.15", tp=2, pp=2)), _READERS, "**/*"),
     "adapter": Form(
         _adapter,
-        (cli("convert", "original", "OUT", "--to", "hf", "--merge-adapter", "IN"), cli("checkpoint", "inspect", "IN")),
+        (
+            cli("convert", "original", "OUT", "--to", "hf", "--merge-adapter", "IN"),
+            cli("checkpoint", "inspect", "IN"),
+        ),
         "*",
     ),
 }

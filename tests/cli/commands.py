@@ -1,6 +1,8 @@
-"""One row for each command: a call that works, what it needs, and calls that are wrong or special in other ways.
+"""One row for each command: a call that works, what it needs, and calls that are wrong or special
+in other ways.
 
-Tests that walk all commands go by `COMMANDS`. `test_every_command_has_a_row` fails if one has no row.
+Tests that walk all commands go by `COMMANDS`. `test_every_command_has_a_row` fails if one has no
+row.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ class Command:
     any_number: bool = False
     """True if it takes any number of words."""
     wrong: tuple[str, ...] = ()
-    """Wrong calls of this command only; missing, unknown and surplus words are tried of every command."""
+    """Wrong calls of this command only; missing, unknown and surplus words are tried of every
+    command.
+    """
     of_job: tuple[str, ...] = ()
     """Calls that show what a job wrote."""
     asks_aws: tuple[str, ...] = ()
-    """Calls that ask AWS before they do anything; in the folder of test_unreachable.py, with `--target aws`."""
+    """Calls that ask AWS before they do anything; in the folder of test_unreachable.py, with
+    `--target aws`.
+    """
 
 
 COMMANDS: dict[str, Command] = {
@@ -41,26 +47,55 @@ COMMANDS: dict[str, Command] = {
         "config",
         any_number=True,
         wrong=(
-            "run.yaml --rank beauty", "run.yaml --budget much", "run.yaml --budget -1", "run.yaml --budget nan",
-            "run.yaml --deadline -1", "run.yaml --deadline inf", "run.yaml --machines two",
-            "run.yaml --machines ml.trn1.32xlarge:0", "run.yaml --machines ml.trn1.32xlarge:x",
-            "run.yaml --machines ml.no.such:1", "run.yaml --machines ''", "run.yaml --prices nowhere.toml",
-            "run.yaml --prices run.yaml", "run.yaml --prices text", "run.yaml --model nowhere", "run.yaml --model ''",
-            "run.yaml --model list-model", "run.yaml nowhere.yaml", "run.yaml --machines box:1",
-            "run.yaml --machine-file nowhere.yaml", "run.yaml --machine-file list.yaml",
-            "run.yaml --machine-file binary.yaml", "run.yaml --machine-file text", "run.yaml --machine-file run.yaml",
-            "run.yaml --measured -1", "run.yaml --measured nan", "run.yaml --measured nowhere.jsonl",
-            "run.yaml --measured run.yaml", "run.yaml run.yaml --measured 5", "run.yaml --tokens 5",
-            "run.yaml run.yaml --tokens 0", "run.yaml run.yaml --tokens inf", "run.yaml --probe box", "--probe ''",
-            "--probe Ml.Box", "run.yaml --set machines=5", "run.yaml --set machines.box=5",
-            "run.yaml --set machines.box.tflops=-1", "run.yaml --set 'machines.Box!.tflops=1'",
+            "run.yaml --rank beauty",
+            "run.yaml --budget much",
+            "run.yaml --budget -1",
+            "run.yaml --budget nan",
+            "run.yaml --deadline -1",
+            "run.yaml --deadline inf",
+            "run.yaml --machines two",
+            "run.yaml --machines ml.trn1.32xlarge:0",
+            "run.yaml --machines ml.trn1.32xlarge:x",
+            "run.yaml --machines ml.no.such:1",
+            "run.yaml --machines ''",
+            "run.yaml --prices nowhere.toml",
+            "run.yaml --prices run.yaml",
+            "run.yaml --prices text",
+            "run.yaml --model nowhere",
+            "run.yaml --model ''",
+            "run.yaml --model list-model",
+            "run.yaml nowhere.yaml",
+            "run.yaml --machines box:1",
+            "run.yaml --machine-file nowhere.yaml",
+            "run.yaml --machine-file list.yaml",
+            "run.yaml --machine-file binary.yaml",
+            "run.yaml --machine-file text",
+            "run.yaml --machine-file run.yaml",
+            "run.yaml --measured -1",
+            "run.yaml --measured nan",
+            "run.yaml --measured nowhere.jsonl",
+            "run.yaml --measured run.yaml",
+            "run.yaml run.yaml --measured 5",
+            "run.yaml --tokens 5",
+            "run.yaml run.yaml --tokens 0",
+            "run.yaml run.yaml --tokens inf",
+            "run.yaml --probe box",
+            "--probe ''",
+            "--probe Ml.Box",
+            "run.yaml --set machines=5",
+            "run.yaml --set machines.box=5",
+            "run.yaml --set machines.box.tflops=-1",
+            "run.yaml --set 'machines.Box!.tflops=1'",
         ),
     ),
     "check": Command(
         "run.yaml",
         "config",
         wrong=(
-            "run.yaml --stage nap", "run.yaml --target x", "run.yaml --endpoint 'a b'", "run.yaml --pipeline ''",
+            "run.yaml --stage nap",
+            "run.yaml --target x",
+            "run.yaml --endpoint 'a b'",
+            "run.yaml --pipeline ''",
         ),
         asks_aws=("run.yaml", "named.yaml", "far.yaml"),
     ),
@@ -75,9 +110,15 @@ COMMANDS: dict[str, Command] = {
         "config",
         any_number=True,
         wrong=(
-            "run.yaml --upload", "run.yaml --every soon", "run.yaml --target ''", "run.yaml --from-step -1 --dry-run",
-            "run.yaml --download ''", "run.yaml --download run.yaml", "run.yaml run.yaml --dry-run",
-            "run.yaml named.yaml --detach", "run.yaml nowhere.yaml --dry-run",
+            "run.yaml --upload",
+            "run.yaml --every soon",
+            "run.yaml --target ''",
+            "run.yaml --from-step -1 --dry-run",
+            "run.yaml --download ''",
+            "run.yaml --download run.yaml",
+            "run.yaml run.yaml --dry-run",
+            "run.yaml named.yaml --detach",
+            "run.yaml nowhere.yaml --dry-run",
         ),
         asks_aws=("named.yaml -y", "role.yaml --dry-run"),
     ),
@@ -85,18 +126,26 @@ COMMANDS: dict[str, Command] = {
         "run.yaml --dry-run",
         "config",
         wrong=(
-            "run.yaml --stage nap", "run.yaml --target moon", "run.yaml --from-step -1 --dry-run",
-            "run.yaml --from-step x", "run.yaml --upload", "run.yaml --every soon", "run.yaml --every -1s",
+            "run.yaml --stage nap",
+            "run.yaml --target moon",
+            "run.yaml --from-step -1 --dry-run",
+            "run.yaml --from-step x",
+            "run.yaml --upload",
+            "run.yaml --every soon",
+            "run.yaml --every -1s",
         ),
         asks_aws=(
-            "named.yaml -y --stage prepare --no-check", "named.yaml -y --stage prepare",
+            "named.yaml -y --stage prepare --no-check",
+            "named.yaml -y --stage prepare",
             "far.yaml -y --stage convert --no-check",
         ),
     ),
     "tune": Command("run.yaml --over train.lr=1e-4,2e-4 --budget 0.01", "config"),
     "pipeline": Command("run.yaml", "config", asks_aws=("named.yaml --upsert",)),
     "list": Command(
-        wrong=("--limit 0", "--limit x", "--target x"), of_job=("--target local --name hostile",), asks_aws=("",)
+        wrong=("--limit 0", "--limit x", "--target x"),
+        of_job=("--target local --name hostile",),
+        asks_aws=("",),
     ),
     "status": Command("job", "job", of_job=(JOB,), asks_aws=("job",)),
     "compare": Command("a.jsonl b.jsonl", "run", any_number=True, asks_aws=("job other",)),
@@ -106,7 +155,10 @@ COMMANDS: dict[str, Command] = {
         "job",
         "job",
         wrong=(
-            "no-such-job --grep '('", "no-such-job --since soon", "no-such-job --tail -1", "no-such-job --every 0x",
+            "no-such-job --grep '('",
+            "no-such-job --since soon",
+            "no-such-job --tail -1",
+            "no-such-job --every 0x",
             "no-such-job --host algo-9",
         ),
         of_job=(JOB, f"{JOB} --follow --plain", f"{JOB} --grep hello"),
@@ -116,11 +168,16 @@ COMMANDS: dict[str, Command] = {
     "download": Command("job to", "job", of_job=(f"{JOB} {FOLDER}",), asks_aws=("job to",)),
     "chat": Command("model", "model", asks_aws=("some-run", "s3://a-bucket/x")),
     "generate": Command(
-        "model", "model", any_number=True, asks_aws=("some-run --prompt x", "s3://a-bucket/x --prompt x")
+        "model",
+        "model",
+        any_number=True,
+        asks_aws=("some-run --prompt x", "s3://a-bucket/x --prompt x"),
     ),
     "serve": Command("model", "model", asks_aws=("some-run",)),
     "push": Command("model me/llama", "model", asks_aws=("some-run me/x",)),
-    "register": Command("run --instance ml.g6e.xlarge", "run", asks_aws=("run --instance ml.g6e.xlarge",)),
+    "register": Command(
+        "run --instance ml.g6e.xlarge", "run", asks_aws=("run --instance ml.g6e.xlarge",)
+    ),
     "deploy": Command(
         "model --instance ml.g6e.xlarge",
         "model",
@@ -137,7 +194,9 @@ COMMANDS: dict[str, Command] = {
     "image tiny": Command(),
     "images": Command(wrong=("--engine cuda", "--region ''", "--region moon")),
     "evaluate": Command(
-        "model --tasks mmlu", "model", asks_aws=("s3://a-bucket/x --tasks model", "some-run --tasks model")
+        "model --tasks mmlu",
+        "model",
+        asks_aws=("s3://a-bucket/x --tasks model", "some-run --tasks model"),
     ),
     "data prepare": Command("text to --model model", "text", any_number=True),
     "data merge": Command("a to", "tokens", any_number=True),
@@ -148,26 +207,51 @@ COMMANDS: dict[str, Command] = {
     "data import": Command("a to --model model", "tokens"),
     "demo": Command(
         wrong=(
-            "--out ''", "--out run.yaml", "--set train", "--set train.lr=x", "--tiny --set train.lr=x",
-            "--tiny --out ''", "--tiny tiny", "--set train.adapter.rank=0",
+            "--out ''",
+            "--out run.yaml",
+            "--set train",
+            "--set train.lr=x",
+            "--tiny --set train.lr=x",
+            "--tiny --out ''",
+            "--tiny tiny",
+            "--set train.adapter.rank=0",
         ),
     ),
     "doctor": Command(
         wrong=(
-            "--minutes 5", "--model model", "--train --minutes 0", "--train --minutes -1", "--train --minutes nan",
-            "--train --minutes soon", "--train --minutes 1e9", "--json ''", "--json text", "--json run.yaml",
-            "--page ''", "--page .", "--page no-such-folder/x.html", "--page run.yaml", "--train --model ''",
-            "--train --model nowhere", "--train --model broken-model", "--train --model list-model",
+            "--minutes 5",
+            "--model model",
+            "--train --minutes 0",
+            "--train --minutes -1",
+            "--train --minutes nan",
+            "--train --minutes soon",
+            "--train --minutes 1e9",
+            "--json ''",
+            "--json text",
+            "--json run.yaml",
+            "--page ''",
+            "--page .",
+            "--page no-such-folder/x.html",
+            "--page run.yaml",
+            "--train --model ''",
+            "--train --model nowhere",
+            "--train --model broken-model",
+            "--train --model list-model",
             "--train --model s3://a/b",
         ),
     ),
     "config schema": Command(),
     "config show": Command("run.yaml", "config"),
     "config set": Command(
-        "run.yaml name=other", "config", any_number=True, wrong=("run.yaml name", "run.yaml nme=x", "run.yaml name=''")
+        "run.yaml name=other",
+        "config",
+        any_number=True,
+        wrong=("run.yaml name", "run.yaml nme=x", "run.yaml name=''"),
     ),
     "cluster template": Command("run.yaml --set cluster.shared=/fsx/smtrain", "config"),
-    "cluster network": Command("run.yaml", "config", wrong=("run.yaml --region moon", "run.yaml --cidr 8.8.8.0/24")),
+    "cluster network": Command(
+        "run.yaml", "config", wrong=("run.yaml --region moon", "run.yaml --cidr 8.8.8.0/24")
+    ),
     "cluster post-install": Command(),
     "cluster clean": Command(wrong=("--older-than soon", "--older-than -1d")),
     "pool list": Command(of_job=("",), asks_aws=("",)),
@@ -176,7 +260,7 @@ COMMANDS: dict[str, Command] = {
     "local env": Command(),
     "local stop": Command(),
     "local clean": Command(wrong=("--older-than soon", "--older-than -1d")),
-}  # fmt: skip
+}
 GROUPS = sorted({name.split()[0] for name in COMMANDS if " " in name})
 """Commands that have subcommands."""
 
@@ -197,5 +281,7 @@ def in_the_package() -> Iterator[str]:
         app = import_module(module).app
         subcommands = [one.name or one.callback.__name__ for one in app.registered_commands]
         yield from (
-            [f"{name} {sub}" for sub in subcommands] if app.registered_callback or len(subcommands) > 1 else [name]
+            [f"{name} {sub}" for sub in subcommands]
+            if app.registered_callback or len(subcommands) > 1
+            else [name]
         )

@@ -1,4 +1,5 @@
-"""Calls that are killed, or interrupted by another call, at one of the changes that they make below a folder.
+"""Calls that are killed, or interrupted by another call, at one of the changes that they make below
+a folder.
 
 Everything runs in a fork of the test, because an audit hook cannot be removed from a process.
 """
@@ -18,13 +19,23 @@ import pytest
 from smtrain.core.errors import SmtrainError
 
 Call = Callable[[], object]
-_CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "shutil.rmtree"}
+_CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.truncate",
+    "shutil.rmtree",
+}
 _KILLED = 137
 
 
 @dataclass
 class Moments:
-    """Runs calls, and does something right before one of the changes that they make below a folder."""
+    """Runs calls, and does something right before one of the changes that they make below a
+    folder.
+    """
 
     folder: Path
     _act: Callable[[str, tuple[Any, ...]], None] | None = None
@@ -43,7 +54,9 @@ class Moments:
         if event != "open" and event not in _CHANGES:
             return False
         path = arguments[0]
-        if not isinstance(path, (str, os.PathLike)) or not os.path.abspath(path).startswith(str(self.folder)):
+        if not isinstance(path, (str, os.PathLike)) or not os.path.abspath(path).startswith(
+            str(self.folder)
+        ):
             return False
         return event != "open" or bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
 
@@ -55,7 +68,9 @@ class Moments:
         return self._count
 
     def interrupted(self, call: Call, number: int, other: Call) -> tuple[str, str]:
-        """Run a call, and the other right before its change `number`; returns their errors, empty for success."""
+        """Run a call, and the other right before its change `number`; returns their errors, empty
+        for success.
+        """
         errors = ["", ""]
         self._number, self._count = number, 0
 
@@ -68,7 +83,9 @@ class Moments:
         return errors[0], errors[1]
 
     def killed(self, call: Call, number: int) -> None:
-        """Run a call that is killed right before its change `number`; a file that it opens for writing is empty."""
+        """Run a call that is killed right before its change `number`; a file that it opens for
+        writing is empty.
+        """
         self._number, self._count = number, 0
         if child := os.fork():
             _, status = os.waitpid(child, 0)

@@ -1,7 +1,8 @@
-"""Wrong uses of people who come from other tools or mistype, one a row: the call, its exit status, what it must say.
+"""Wrong uses of people who come from other tools or mistype, one a row: the call, its exit status,
+what it must say.
 
-A call is written as in a shell; NAME=VALUE in front is its environment. `set KEY=VALUE` stands for a dry run of a fine
-config with that key. Files are those of `wrong_uses.world` and of `more_files`.
+A call is written as in a shell; NAME=VALUE in front is its environment. `set KEY=VALUE` stands for
+a dry run of a fine config with that key. Files are those of `wrong_uses.world` and of `more_files`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ COMMAND_LINE: list[Row] = [
 CHOICES: list[Row] = [
     ("launch run.yaml --stage trian", 2, "did you mean train"),
     ("launch run.yaml --stage tokenize", 2, "did you mean prepare"),
-    ("launch run.yaml --stage nap", 2, "fetch, prepare, convert, compile, train, export, generate, evaluate"),
+    (
+        "launch run.yaml --stage nap",
+        2,
+        "fetch, prepare, convert, compile, train, export, generate, evaluate",
+    ),
     ("check run.yaml --stage Train", 2, "did you mean train"),
     ("run run.yaml --target lokal", 2, "did you mean local"),
     ("run run.yaml --target sagemaker", 2, "did you mean aws"),
@@ -119,10 +124,14 @@ CHOICES: list[Row] = [
     ("convert model to --to hf --dtype bfloat16", 2, "did you mean bf16"),
     ("data prepare text to --model tokenizer --filter gophers", 2, "did you mean gopher_quality"),
     ("SMTRAIN_TARGET=clusterr list", 2, "did you mean slurm"),
-    ("AWS_PROFILE=nosuch status job --target aws", 2, "AWS_PROFILE | there is no AWS profile 'nosuch'"),
+    (
+        "AWS_PROFILE=nosuch status job --target aws",
+        2,
+        "AWS_PROFILE | there is no AWS profile 'nosuch'",
+    ),
     ("set model.init=random", 2, "did you mean scratch"),
     ("set local.run_in=dokcer", 2, "did you mean docker"),
-]  # fmt: skip
+]
 KEYS: list[Row] = [
     ("set train.learning_rate=1e-4", 2, "did you mean train.lr"),
     ("set learning_rate=1e-4", 2, "did you mean train.lr"),
@@ -186,9 +195,17 @@ VALUES: list[Row] = [
     ("register run --instance g6e.xlarge", 2, "did you mean ml.g6e.xlarge"),
     ("plan run.yaml --machines trn1:2", 2, "did you mean ml.trn1"),
     ("plan run.yaml --machines H100:8", 2, "did you mean ml.p5"),
-    ("set compute.fallback_instance_types=[ml.trn1.32xl]", 2, "ml.trn1.32xlarge is the nearest one"),
+    (
+        "set compute.fallback_instance_types=[ml.trn1.32xl]",
+        2,
+        "ml.trn1.32xlarge is the nearest one",
+    ),
     ("set compute.cpu_instance_type=m5.4xlarge", 2, "did you mean ml.m5.4xlarge"),
-    ("init new.yaml --model model --data text --machines ml.trn1.32xl:1", 2, "did you mean ml.trn1.32xlarge"),
+    (
+        "init new.yaml --model model --data text --machines ml.trn1.32xl:1",
+        2,
+        "did you mean ml.trn1.32xlarge",
+    ),
     ("set compute.region=us-west2", 2, "did you mean us-west-2"),
     ("images --region us-wst-2", 2, "did you mean us-west-2"),
     ("set parallel.tp=64", 2, "tp x pp = 128 | 2 machines x 2 processes = 4"),
@@ -214,7 +231,7 @@ VALUES: list[Row] = [
     ("plan run.yaml --model nosuch", 2, "nosuch | llama-3-8b"),
     ("plan run.yaml --model lama-3-8b", 2, "did you mean llama-3-8b"),
     ("plan run.yaml --model hf://org/llama-3-9b", 2, "did you mean llama-3-8b"),
-]  # fmt: skip
+]
 ADDRESSES: list[Row] = [
     ("set model.path=https://huggingface.co/org/name", 2, "hf://org/name"),
     ("set model.path=https://huggingface.co/org/name/tree/main", 2, "hf://org/name"),
@@ -226,7 +243,11 @@ ADDRESSES: list[Row] = [
     ("set model.path=https://huggingface.co/name", 2, "hf://organization/name"),
     ("set data.path=https://huggingface.co/datasets/org/name", 2, "hf://org/name"),
     ("set data.path=https://huggingface.co/datasets/org/name/tree/main/data", 2, "hf://org/name"),
-    ("set train.validation.path=https://huggingface.co/datasets/org/name", 2, "train.validation.path | a path, s3://"),
+    (
+        "set train.validation.path=https://huggingface.co/datasets/org/name",
+        2,
+        "train.validation.path | a path, s3://",
+    ),
     ("set model.weights=https://huggingface.co/org/name", 2, "model.weights"),
     ("plan run.yaml --model https://huggingface.co/org/name", 2, "hf://org/name"),
     ("chat https://huggingface.co/org/name", 2, "org/name | hf download org/name"),
@@ -237,9 +258,17 @@ ADDRESSES: list[Row] = [
     ("checkpoint inspect https://huggingface.co/org/name", 2, "org/name | hf download"),
     ("evaluate https://huggingface.co/org/name --tasks mmlu", 2, "org/name | hf download"),
     ("data prepare text to --model https://huggingface.co/org/name", 2, "org/name"),
-    ("data prepare https://huggingface.co/datasets/org/name to --model tokenizer", 2, "hf://org/name"),
+    (
+        "data prepare https://huggingface.co/datasets/org/name to --model tokenizer",
+        2,
+        "hf://org/name",
+    ),
     ("data report https://huggingface.co/datasets/org/name", 2, "hf://org/name"),
-    ("init new.yaml --model https://huggingface.co/org/name --data text --machines here", 2, "hf://org/name"),
+    (
+        "init new.yaml --model https://huggingface.co/org/name --data text --machines here",
+        2,
+        "hf://org/name",
+    ),
     ("push model https://huggingface.co/me/llama", 2, "me/llama"),
     ("set data.path=https://bucket.s3.amazonaws.com/text/a.jsonl", 2, "s3://bucket/text/a.jsonl"),
     ("set data.path=https://bucket.s3.us-west-2.amazonaws.com/text", 2, "s3://bucket/text"),
@@ -283,7 +312,7 @@ ADDRESSES: list[Row] = [
     ("check text", 2, "text holds no config.json"),
     ("generate ./nope --prompt x", 2, "no such folder"),
     ("chat nope", 2, "nope"),
-]  # fmt: skip
+]
 TEXT: list[Row] = [
     ("set data.path=latin.txt", 2, "latin.txt | ISO-8859-1 | iconv -f"),
     ("set data.path=utf16.txt", 2, "utf16.txt | UTF-16LE | iconv -f UTF-16LE"),
@@ -329,9 +358,14 @@ NAMES: list[Row] = [
     ("init run.yaml --model model --data text --machines here", 2, "run.yaml is there already"),
 ]  # fmt: skip
 GROUPED = {
-    "commands and options": COMMAND_LINE, "choices": CHOICES, "keys": KEYS, "values": VALUES, "addresses": ADDRESSES,
-    "text": TEXT, "names": NAMES,
-}  # fmt: skip
+    "commands and options": COMMAND_LINE,
+    "choices": CHOICES,
+    "keys": KEYS,
+    "values": VALUES,
+    "addresses": ADDRESSES,
+    "text": TEXT,
+    "names": NAMES,
+}
 
 
 def more_files(folder: Path) -> None:
@@ -374,5 +408,10 @@ def call_of(row: Row) -> tuple[dict[str, str], list[str]]:
                 settings.append(word)
             else:
                 settings[-1] += f" {word}"
-        words = ["run", "run.yaml", "--dry-run", *(one for text in settings for one in ("--set", text))]
+        words = [
+            "run",
+            "run.yaml",
+            "--dry-run",
+            *(one for text in settings for one in ("--set", text)),
+        ]
     return environment, words

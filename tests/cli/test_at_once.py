@@ -1,4 +1,7 @@
-"""Commands that write: two at once, and killed and run again with other inputs. Never a mixture, never half a file."""
+"""Commands that write: two at once, and killed and run again with other inputs.
+
+Never a mixture, never half a file.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from tests.cli.commands import in_the_package
 from tests.cli.moments import Moments, error_of, in_fork, tree
 from tests.cli.writers import CALLS, COVERED, DESTINATIONS, NO_FILES, make_inputs
 
-REFUSED = re.compile(r"(smtrain: )?\S+ (is being written by another process; wait|is there already)")
+REFUSED = re.compile(
+    r"(smtrain: )?\S+ (is being written by another process; wait|is there already)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,14 @@ class Writer:
 
 
 def chosen(changes: int) -> list[int]:
-    """Changes to interrupt: all or, in the gate, one in the middle and two of those that replace the old output."""
-    return list(range(changes)) if tiers.full() else sorted({changes // 2, max(0, changes - 3), changes - 1})
+    """Changes to interrupt: all or, in the gate, one in the middle and two of those that replace
+    the old output.
+    """
+    return (
+        list(range(changes))
+        if tiers.full()
+        else sorted({changes // 2, max(0, changes - 3), changes - 1})
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -62,10 +73,17 @@ def test_two_at_once_have_one_owner(name: str, inputs: Path, tmp_path: Path) -> 
         writer.begin()
         for number in chosen(moments.count(lambda: writer.write("a"))):
             writer.begin()
-            errors = moments.interrupted(lambda: writer.write("a"), number, lambda: writer.write("b"))
+            errors = moments.interrupted(
+                lambda: writer.write("a"), number, lambda: writer.write("b")
+            )
             assert all(not error or REFUSED.match(error) for error in errors), errors
-            left, done = tree(writer.out), "".join(one for one, error in zip("ab", errors, strict=True) if not error)
-            assert left in [writer.after(order) for order in {done, done[::-1]}], f"at change {number}: {done}"
+            left, done = (
+                tree(writer.out),
+                "".join(one for one, error in zip("ab", errors, strict=True) if not error),
+            )
+            assert left in [writer.after(order) for order in {done, done[::-1]}], (
+                f"at change {number}: {done}"
+            )
 
     in_fork(writer.out, check)
 
@@ -74,7 +92,10 @@ def test_two_at_once_have_one_owner(name: str, inputs: Path, tmp_path: Path) -> 
 def test_a_killed_call_leaves_no_mixture_and_the_next_one_writes_its_output(
     name: str, inputs: Path, tmp_path: Path
 ) -> None:
-    writer, old = Writer(name, inputs, tmp_path / "out"), "" if name in ("data export", "chat") else "b"
+    writer, old = (
+        Writer(name, inputs, tmp_path / "out"),
+        ("" if name in ("data export", "chat") else "b"),
+    )
 
     def check(moments: Moments) -> None:
         before, new = writer.after(old), writer.after(old + "a")
@@ -84,7 +105,9 @@ def test_a_killed_call_leaves_no_mixture_and_the_next_one_writes_its_output(
             writer.after(old)
             moments.killed(lambda: writer.write("a"), number)
             left = tree(writer.out).items()
-            assert left <= before.items() or left <= new.items(), f"at change {number}: {[file for file, _ in left]}"
+            assert left <= before.items() or left <= new.items(), (
+                f"at change {number}: {[file for file, _ in left]}"
+            )
             error = error_of(lambda: writer.write("b"))
             assert not error or REFUSED.match(error), error
             assert tree(writer.out) in results, f"at change {number}"
@@ -94,7 +117,9 @@ def test_a_killed_call_leaves_no_mixture_and_the_next_one_writes_its_output(
 
 def test_every_command_that_writes_is_in_the_table() -> None:
     tables = [set(CALLS), set(COVERED), NO_FILES]
-    assert sorted(name for table in tables for name in table) == sorted(in_the_package()), "each in one table"
+    assert sorted(name for table in tables for name in table) == sorted(in_the_package()), (
+        "each in one table"
+    )
     assert all(Path(test).is_file() for test in COVERED.values())
     for name in NO_FILES:
         first, *rest = name.split()

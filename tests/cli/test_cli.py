@@ -1,4 +1,6 @@
-"""The command line: its surface is frozen here, it answers at once, and bad input is one sentence and status 2."""
+"""The command line: its surface is frozen here, it answers at once, and bad input is one sentence
+and status 2.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,16 @@ SURFACE = {
         "--json",
     },
     "iam": {"policy"},
-    "check": {"--stage", "--tune", "--endpoint", "--group", "--pipeline", "--target", "--set", "--json"},
+    "check": {
+        "--stage",
+        "--tune",
+        "--endpoint",
+        "--group",
+        "--pipeline",
+        "--target",
+        "--set",
+        "--json",
+    },
     "run": {
         *(
             "--show-uploads",
@@ -77,28 +88,91 @@ SURFACE = {
     },
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
-    "compare": {"--by", "--window", "--tolerance", "--tokens-per-step", "--out", "--json", "--target"},
+    "compare": {
+        "--by",
+        "--window",
+        "--tolerance",
+        "--tokens-per-step",
+        "--out",
+        "--json",
+        "--target",
+    },
     "tensorboard": {"--port", "--host", "--out", "--target"},
     "report": {"--out", "--overwrite", "--target"},
     "logs": {
-        *("--target", "--follow", "-f", "--host", "--grep", "--since", "--tail", "--resume", "--plain", "--every"),
+        *(
+            "--target",
+            "--follow",
+            "-f",
+            "--host",
+            "--grep",
+            "--since",
+            "--tail",
+            "--resume",
+            "--plain",
+            "--every",
+        ),
         *("--lines", "--no-lines"),
     },
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target", "--what", "--overwrite"},
     "chat": {
         "--chat-template-kwargs",
-        *("--compare", "--adapter", "--system", "--template", "--turns", "--max-new-tokens", "--temperature"),
-        *("--top-k", "--top-p", "--stop", "--seed", "--endpoint", "--target", "--processes", "--config"),
+        *(
+            "--compare",
+            "--adapter",
+            "--system",
+            "--template",
+            "--turns",
+            "--max-new-tokens",
+            "--temperature",
+        ),
+        *(
+            "--top-k",
+            "--top-p",
+            "--stop",
+            "--seed",
+            "--endpoint",
+            "--target",
+            "--processes",
+            "--config",
+        ),
     },
     "generate": {
         "--chat-template-kwargs",
-        *("--prompt", "--out", "--overwrite", "--chat", "--system", "--adapter", "--template", "--batch", "--stream"),
-        *("--json", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--beams", "--length-penalty"),
+        *(
+            "--prompt",
+            "--out",
+            "--overwrite",
+            "--chat",
+            "--system",
+            "--adapter",
+            "--template",
+            "--batch",
+            "--stream",
+        ),
+        *(
+            "--json",
+            "--max-new-tokens",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--beams",
+            "--length-penalty",
+        ),
         *("--stop", "--seed", "--target", "--processes", "--config"),
     },
     "deploy": {
-        *("--instance", "--name", "--for", "--instances", "--role", "--schedule-role", "--image", "--max-length"),
+        *(
+            "--instance",
+            "--name",
+            "--for",
+            "--instances",
+            "--role",
+            "--schedule-role",
+            "--image",
+            "--max-length",
+        ),
         *("--detach", "--target"),
     },
     "undeploy": {"--target"},
@@ -121,17 +195,51 @@ SURFACE = {
     "pipeline": {"--upsert", "--start", "--name", "--target", "--set", "--no-check"},
     "serve": {"--port", "--host", "--server", "--option", "--chat-template-kwargs", "--target"},
     "convert": {
-        *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
+        *(
+            "--to",
+            "--tp",
+            "--pp",
+            "--cuts",
+            "--format",
+            "--form",
+            "--qkv",
+            "--kv-multiplier",
+            "--kv-order",
+        ),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
         *("--make-vocab-size-divisible-by", "--release", "--xser"),
-        *("--dtype", "--max-shard-size", "--config", "--masters", "--reordered-qkv", "--merge-adapter", "--overwrite"),
+        *(
+            "--dtype",
+            "--max-shard-size",
+            "--config",
+            "--masters",
+            "--reordered-qkv",
+            "--merge-adapter",
+            "--overwrite",
+        ),
     },
     "checkpoint": {"inspect", "diff", "verify"},
     "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
     "evaluate": {
         "--chat-template-kwargs",
-        *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
-        *("--run-generated-code", "--text", "--lengths", "--out", "--json", "--overwrite", "--target"),
+        *(
+            "--tasks",
+            "--base",
+            "--data",
+            "--num-fewshot",
+            "--limit",
+            "--apply-chat-template",
+            "--batch-size",
+        ),
+        *(
+            "--run-generated-code",
+            "--text",
+            "--lengths",
+            "--out",
+            "--json",
+            "--overwrite",
+            "--target",
+        ),
     },
     "image": {"build", "verify", "pull", "tiny"},
     "images": {"--region", "--engine", "--json"},
@@ -147,7 +255,11 @@ SURFACE = {
 def smtrain(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from smtrain.cli import main; main()", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200", **environment}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", **environment},
     )
 
 
@@ -165,8 +277,14 @@ def test_the_surface_is_what_it_was(command: str) -> None:
     assert "\x1b" not in done.stdout
     for option in SURFACE[command]:
         assert option in done.stdout
-    options = {word.strip(",") for word in done.stdout.partition("\nExamples:\n")[0].split() if word.startswith("--")}
-    assert {o for o in options if o.isascii()} - {"--help"} <= {o for o in SURFACE[command] if o.startswith("--")}
+    options = {
+        word.strip(",")
+        for word in done.stdout.partition("\nExamples:\n")[0].split()
+        if word.startswith("--")
+    }
+    assert {o for o in options if o.isascii()} - {"--help"} <= {
+        o for o in SURFACE[command] if o.startswith("--")
+    }
     assert set(SURFACE) == set(COMMANDS)
 
 
@@ -183,21 +301,27 @@ def test_help_names_every_command_and_loads_no_library() -> None:
 
 def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
     code = (
-        "import sys, smtrain\n"
-        "assert not {'pydantic', 'boto3', 'torch', 'transformers', 'sagemaker'} & set(sys.modules)\n"
-        "smtrain.JobConfig, smtrain.launch\n"
-        "assert not {'boto3', 'torch', 'transformers', 'sagemaker', 'moto'} & set(sys.modules)\n"
-        "late = {'backends.slurm.place', 'preflight.check', 'follow.follower'}\n"
-        "assert not {f'smtrain.client.{name}' for name in late} & set(sys.modules)\n"
-        "assert set(smtrain.__all__) <= set(dir(smtrain))\n"
-        "for name in smtrain.__all__: getattr(smtrain, name)\n"
+        "import sys, smtrain\nassert not {'pydantic', 'boto3', 'torch', 'transformers',"
+        " 'sagemaker'} & set(sys.modules)\nsmtrain.JobConfig, smtrain.launch\nassert not {'boto3',"
+        " 'torch', 'transformers', 'sagemaker', 'moto'} & set(sys.modules)\nlate ="
+        " {'backends.slurm.place', 'preflight.check', 'follow.follower'}\nassert not"
+        " {f'smtrain.client.{name}' for name in late} & set(sys.modules)\nassert"
+        " set(smtrain.__all__) <= set(dir(smtrain))\nfor name in smtrain.__all__: getattr(smtrain,"
+        " name)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: Path) -> None:
-    done = smtrain("launch", str(config), "--dry-run", "--set", "train.lr=3e-4", SMTRAIN_HOME=str(tmp_path / "home"))
+    done = smtrain(
+        "launch",
+        str(config),
+        "--dry-run",
+        "--set",
+        "train.lr=3e-4",
+        SMTRAIN_HOME=str(tmp_path / "home"),
+    )
     assert done.returncode == 0, done.stderr
     request = json.loads(done.stdout)
     assert request["HyperParameters"]["lr"] == "0.0003"
@@ -205,7 +329,9 @@ def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: P
     assert not (tmp_path / "home").exists()
     chosen = typed("launch", str(config), "--dry-run", "--from-step", "20")
     assert chosen.returncode == 0, chosen.stderr
-    assert json.loads(chosen.stdout)["TrainingJobName"] != request["TrainingJobName"], "it is a line of its own"
+    assert json.loads(chosen.stdout)["TrainingJobName"] != request["TrainingJobName"], (
+        "it is a line of its own"
+    )
     all_stages = json.loads(typed("run", str(config), "--dry-run").stdout)
     stages = [{tag["Key"]: tag["Value"] for tag in r["Tags"]}["smtrain:stage"] for r in all_stages]
     assert stages == ["prepare", "convert", "train", "export", "generate"]
@@ -214,9 +340,17 @@ def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: P
 def test_schema_knows_every_key_with_a_description() -> None:
     schema = json.loads(typed("config", "schema").stdout)
     assert schema["additionalProperties"] is False
-    assert {"model", "data", "parallel", "train", "compute", "checkpoint", "output", "tags", "network"} <= set(
-        schema["properties"]
-    )
+    assert {
+        "model",
+        "data",
+        "parallel",
+        "train",
+        "compute",
+        "checkpoint",
+        "output",
+        "tags",
+        "network",
+    } <= set(schema["properties"])
     for name, section in schema["$defs"].items():
         for key, value in section["properties"].items():
             assert value.get("description"), f"{name}.{key} has no description"
@@ -247,11 +381,19 @@ def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: P
         (["lanch"], "smtrain: no command 'lanch'; did you mean `smtrain launch`?"),
         (["launch", "nowhere.yaml", "--dry-run"], "smtrain: nowhere.yaml: no such config file"),
         (["config", "show", "CONFIG", "--set", "train.lr=fast"], "smtrain: train.lr: got 'fast'"),
-        (["config", "show", "CONFIG", "--set", "train.seed"], "smtrain: --set train.seed: must look like"),
-        (["launch", "CONFIG", "--dry-run", "--target", "aws"], "smtrain: compute.role: is needed on AWS"),
+        (
+            ["config", "show", "CONFIG", "--set", "train.seed"],
+            "smtrain: --set train.seed: must look like",
+        ),
+        (
+            ["launch", "CONFIG", "--dry-run", "--target", "aws"],
+            "smtrain: compute.role: is needed on AWS",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(config: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_one_sentence_and_status_2(
+    config: Path, arguments: list[str], sentence: str
+) -> None:
     done = typed(*[str(config) if a == "CONFIG" else a for a in arguments])
     assert done.returncode == 2
     assert done.stderr.startswith(sentence)

@@ -1,4 +1,6 @@
-"""`smtrain convert` and `checkpoint` take the models that configs name, and say which places they cannot read."""
+"""`smtrain convert` and `checkpoint` take the models that configs name, and say which places they
+cannot read.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +25,7 @@ def test_a_model_of_the_demo_is_converted_and_compared_by_its_name(
 
 
 def test_a_place_that_is_not_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="weights are not read from nowhere://; give a folder or an s3:// URI"):
+    with pytest.raises(
+        CheckpointError, match="weights are not read from nowhere://; give a folder or an s3:// URI"
+    ):
         convert(args=["nowhere://a/b", str(tmp_path / "to"), "--to", "nxd"], standalone_mode=False)

@@ -35,7 +35,9 @@ def test_the_questions_are_divided_as_stage_prepare_divides_them(tmp_path: Path)
         [materialise(HELP)],
         tmp_path / "out",
         tmp_path / "model",
-        PrepareOptions(seq_len=1024, workers=1, holdout=HoldOut(fraction=config.train.validation.fraction)),
+        PrepareOptions(
+            seq_len=1024, workers=1, holdout=HoldOut(fraction=config.train.validation.fraction)
+        ),
         say=lambda _: None,
         progress=lambda _: None,
     )
@@ -55,7 +57,9 @@ def test_what_is_asked_is_held_out() -> None:
 
 
 def test_other_data_brings_questions_of_its_own() -> None:
-    assert records(load_config(REAL, target="local", data={"path": "demo://python-questions"})) == []
+    assert (
+        records(load_config(REAL, target="local", data={"path": "demo://python-questions"})) == []
+    )
 
 
 def test_the_example_makes_the_questions_that_its_config_asks(tmp_path: Path) -> None:
@@ -63,8 +67,14 @@ def test_the_example_makes_the_questions_that_its_config_asks(tmp_path: Path) ->
     unmade = shutil.ignore_patterns("questions.jsonl")
     shutil.copytree(Path(__file__).parents[2] / "examples/python-help", example, ignore=unmade)
     runpy.run_path(str(example / "make.py"), run_name="__main__")
-    made = [json.loads(line) for line in (example / "task/questions.jsonl").read_text("utf-8").splitlines()]
-    answers = {one.question: one.answer for one in records(load_config(example / "config.yaml", target="local"))}
+    made = [
+        json.loads(line)
+        for line in (example / "task/questions.jsonl").read_text("utf-8").splitlines()
+    ]
+    answers = {
+        one.question: one.answer
+        for one in records(load_config(example / "config.yaml", target="local"))
+    }
     assert len(made) > 50
     assert all(one["choices"][one["right"]] == answers[one["question"]] for one in made)
 
@@ -83,14 +93,25 @@ def test_without_an_index_the_demo_says_why_and_goes_on(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert not _available([])
-    assert "the demo continues with a tiny model from scratch, as with --tiny" in capsys.readouterr().out
+    assert (
+        "the demo continues with a tiny model from scratch, as with --tiny"
+        in capsys.readouterr().out
+    )
     assert not (own_home / "demo/smollm2").exists()
 
 
 def test_the_held_out_loss_is_told_before_and_after() -> None:
     step = {"loss": 1.0, "grad_norm": 1.0}
-    judged = [{"val_loss": loss, "val_ppl": ppl} for loss, ppl in ((3.0, 20.0855), (2.5, 12.1825), (2.0, 7.3891))]
-    steps: list[dict[str, float]] = [{"step": 0}, {"step": 1, **step}, {"step": 2, **step}, {"step": 4, **step}]
+    judged = [
+        {"val_loss": loss, "val_ppl": ppl}
+        for loss, ppl in ((3.0, 20.0855), (2.5, 12.1825), (2.0, 7.3891))
+    ]
+    steps: list[dict[str, float]] = [
+        {"step": 0},
+        {"step": 1, **step},
+        {"step": 2, **step},
+        {"step": 4, **step},
+    ]
     records = [steps[0] | judged[0], steps[1], steps[2] | judged[1], steps[3] | judged[2]]
     said = held_out(records)
     assert said.startswith("loss 3.000 ")

@@ -27,7 +27,9 @@ def test_prepare_inspect_import_and_report_take_it(
     demo: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "tokens")
-    ran("data", "prepare", TEXT, out, "--model", MODEL, "--seq-len", "32", "--validation-path", TEXT)
+    ran(
+        "data", "prepare", TEXT, out, "--model", MODEL, "--seq-len", "32", "--validation-path", TEXT
+    )
     assert "documents" in capsys.readouterr().out
     ran("data", "inspect", out, "--model", MODEL)
     assert "begins: " in capsys.readouterr().out
@@ -55,6 +57,18 @@ def test_text_is_no_dataset(words: list[str], capsys: pytest.CaptureFixture[str]
     assert f"`smtrain data prepare {TEXT} OUT --model FOLDER` makes some" in capsys.readouterr().err
 
 
-def test_a_name_that_there_is_not_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("data", "smtrain.cli.data", ["prepare", TEXT, str(tmp_path / "o"), "--model", "demo://nothing"]) == 2
-    assert "demo://nothing: no such demo input; there are demo://python-stdlib" in capsys.readouterr().err
+def test_a_name_that_there_is_not_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        call(
+            "data",
+            "smtrain.cli.data",
+            ["prepare", TEXT, str(tmp_path / "o"), "--model", "demo://nothing"],
+        )
+        == 2
+    )
+    assert (
+        "demo://nothing: no such demo input; there are demo://python-stdlib"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""Help of every command: examples that its parser accepts, groups instead of long lists, no heavy import."""
+"""Help of every command: examples that its parser accepts, groups instead of long lists, no heavy
+import.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ def every() -> Iterator[tuple[str, Any]]:
     for name in COMMANDS:
         command = made(name)
         yield name, command
-        yield from ((f"{name} {own}", inner) for own, inner in getattr(command, "commands", {}).items())
+        yield from (
+            (f"{name} {own}", inner) for own, inner in getattr(command, "commands", {}).items()
+        )
 
 
 ALL = dict(every())
-EXAMPLES: dict[str, list[tuple[str, str]]] = {path: command.examples for path, command in ALL.items()}
+EXAMPLES: dict[str, list[tuple[str, str]]] = {
+    path: command.examples for path, command in ALL.items()
+}
 GROUPS = {path: command.groups for path, command in ALL.items() if getattr(command, "groups", None)}
 
 
@@ -58,7 +64,9 @@ def parsed(words: list[str]) -> str:
 
 
 def test_every_command_has_one_or_two_examples() -> None:
-    assert {path: len(examples) for path, examples in EXAMPLES.items() if len(examples) not in (1, 2)} == {}
+    assert {
+        path: len(examples) for path, examples in EXAMPLES.items() if len(examples) not in (1, 2)
+    } == {}
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
@@ -88,7 +96,9 @@ def test_help_shows_the_examples_and_fits_80_columns(path: str) -> None:
     whole = " ".join(re.sub(r" \\\n\s*", " ", text).split())
     for command, what_for in EXAMPLES[path]:
         assert f"# {what_for} {command}" in whole
-    assert "..." not in text.partition("\nCommands:\n")[2].partition("\nExamples:\n")[0], "a sentence is cut short"
+    assert "..." not in text.partition("\nCommands:\n")[2].partition("\nExamples:\n")[0], (
+        "a sentence is cut short"
+    )
     assert not re.search(r"\w-\n", text), "a word is cut at its hyphen"
     assert not re.search(r"<list\[| range>|\.\.\.[\]}]?\.\.\.", text)
     about = text.split("\n\n")[1]
@@ -97,12 +107,18 @@ def test_help_shows_the_examples_and_fits_80_columns(path: str) -> None:
 
 def test_a_long_list_of_options_is_in_groups_without_one_left_over() -> None:
     for path, command in ALL.items():
-        options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+        options = [
+            param
+            for param in command.params
+            if param.param_type_name == "option" and not param.hidden
+        ]
         options = [param for param in options if not getattr(param, "rich_help_panel", None)]
         names = [next(name for name in param.opts if name.startswith("--")) for param in options]
         listed = [option for group in GROUPS.get(path, {}).values() for option in group.split()]
         if len(options) > MANY or listed:
-            assert sorted(listed) == sorted(set(names) - {"--help"}), f"{path}: `groups` of its decorator"
+            assert sorted(listed) == sorted(set(names) - {"--help"}), (
+                f"{path}: `groups` of its decorator"
+            )
             assert all(len(group.split()) <= MANY for group in GROUPS[path].values()), path
 
 
@@ -110,12 +126,19 @@ def test_the_headings_stand_in_the_help() -> None:
     text = typed("run", "--help").stdout
     places = [text.index(f"\n{heading}:\n") for heading in GROUPS["run"]]
     assert places == sorted(places)
-    assert text.index("--from-step") < text.index("Look first, start nothing:") < text.index("--dry-run")
+    assert (
+        text.index("--from-step")
+        < text.index("Look first, start nothing:")
+        < text.index("--dry-run")
+    )
     assert text.index("Other options:") < text.index("--help  ") < text.index("Examples:")
 
 
 def test_a_folded_command_is_the_same_command() -> None:
-    command = "smtrain data prepare 'crawl of 2025/*.jsonl' tokens --model demo://smollm2 --text-column content"
+    command = (
+        "smtrain data prepare 'crawl of 2025/*.jsonl' tokens --model demo://smollm2 --text-column"
+        " content"
+    )
     lines = folded(command, 40, "  ")
     assert len(lines) > 2
     assert shlex.split(" ".join(line.removesuffix("\\") for line in lines)) == shlex.split(command)
@@ -124,12 +147,12 @@ def test_a_folded_command_is_the_same_command() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom importlib import import_module\nimport typer\nfrom smtrain.cli import COMMANDS\n"
-        "for name, (module, _) in COMMANDS.items():\n"
-        "    command = typer.main.get_command(import_module(module).app)\n"
-        "    command.get_help(command.context_class(command, info_name=name))\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'boto3', 'sagemaker', 'matplotlib', 'moto'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "import sys\nfrom importlib import import_module\nimport typer\nfrom smtrain.cli import"
+        " COMMANDS\nfor name, (module, _) in COMMANDS.items():\n    command ="
+        " typer.main.get_command(import_module(module).app)\n   "
+        " command.get_help(command.context_class(command, info_name=name))\nheavy = {'torch',"
+        " 'transformers', 'datasets', 'numpy', 'boto3', 'sagemaker', 'matplotlib', 'moto'}\nassert"
+        " not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -63,7 +63,13 @@ def test_nothing_that_steers_is_left_whatever_is_cut_together(text: str) -> None
     assert clean(clean(text)) == clean(text)
 
 
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]).filter(lambda c: not STEERING.match(c))))
+@given(
+    st.text(
+        st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]).filter(
+            lambda c: not STEERING.match(c)
+        )
+    )
+)
 def test_text_is_left_as_it_is(text: str) -> None:
     assert clean(text) == text
     assert clean(f"a\t{text}\nb") == f"a\t{text}\nb"
@@ -93,21 +99,27 @@ def job(local_home: Path) -> smtrain.Job:
     endpoint, name = ensure_running(), f"hostile-{time.time_ns()}-train-00000000"
     session = endpoint.session()
     sagemaker = session.client("sagemaker")
-    session.client("s3").put_object(Bucket=endpoint.bucket, Key=f"{name}/job.py", Body=SCRIPT.encode())
+    session.client("s3").put_object(
+        Bucket=endpoint.bucket, Key=f"{name}/job.py", Body=SCRIPT.encode()
+    )
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{endpoint.bucket}/{name}/"}
     command = f"exec {sys.executable} ${{SMTRAIN_ML_ROOT:-/opt/ml}}/input/data/code/job.py"
     sagemaker.create_training_job(
-        TrainingJobName=name, RoleArn=endpoint.role,
+        TrainingJobName=name,
+        RoleArn=endpoint.role,
         AlgorithmSpecification={
-            "TrainingImage": "image", "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["bash"], "ContainerArguments": ["-c", command],
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash"],
+            "ContainerArguments": ["-c", command],
         },
         InputDataConfig=[{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
         OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
-        StoppingCondition={"MaxRuntimeInSeconds": 600}, Environment={"NOTE": ALL},
+        StoppingCondition={"MaxRuntimeInSeconds": 600},
+        Environment={"NOTE": ALL},
         Tags=[{"Key": "smtrain-plan", "Value": "x"}],
-    )  # fmt: skip
+    )
     made = smtrain.Job(name, "local")
     for _ in made.events(poll=0.05):
         pass
@@ -116,9 +128,13 @@ def job(local_home: Path) -> smtrain.Job:
 
 @pytest.mark.parametrize(("command", "call"), calls("of_job"))
 def test_no_command_passes_an_attack_on(
-    job: smtrain.Job, command: str, call: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    job: smtrain.Job,
+    command: str,
+    call: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     typed = words(command, call, **{JOB: job.name, FOLDER: str(tmp_path / "to")})
     monkeypatch.setattr(sys, "argv", ["smtrain", *typed])
     with pytest.raises(SystemExit):
@@ -134,9 +150,15 @@ def test_no_command_passes_an_attack_on(
 
 
 def test_pages_that_are_made_of_it_are_clean(
-    job: smtrain.Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: smtrain.Job,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    commands = (["report", job.name, "--out", str(tmp_path / "r.html")], ["compare", *[job.name] * 2, "--out", "c"])
+    commands = (
+        ["report", job.name, "--out", str(tmp_path / "r.html")],
+        ["compare", *[job.name] * 2, "--out", "c"],
+    )
     monkeypatch.chdir(tmp_path)
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["smtrain", *command, "--target", "local"])
@@ -153,7 +175,13 @@ def test_what_the_library_gives_is_clean(job: smtrain.Job) -> None:
     job.follow(say=said.append)
     with pytest.raises(JobError) as failed:
         job.check()
-    texts = [str(job.explain()), job.failure or "", json.dumps(job.describe(), default=str), str(failed.value), *said]
+    texts = [
+        str(job.explain()),
+        job.failure or "",
+        json.dumps(job.describe(), default=str),
+        str(failed.value),
+        *said,
+    ]
     texts += [line.text for line in job.lines()] + [job._repr_html_()]
     assert not [text for text in texts if STEERING.search(text)]
     assert "why" in (job.failure or "")
@@ -167,7 +195,12 @@ def test_a_notebook_shows_no_script_and_no_markup(job: smtrain.Job) -> None:
 
 def _progress(job: smtrain.Job) -> Progress:
     progress = Progress(job.name, "local", "us-east-1", job=job.describe())
-    for text in ["step=1 of=nan loss=2 tokens_per_s=inf", f"step={'9' * 400} of=4", f"{ALL} <script>[red]x", "a\nb"]:
+    for text in [
+        "step=1 of=nan loss=2 tokens_per_s=inf",
+        f"step={'9' * 400} of=4",
+        f"{ALL} <script>[red]x",
+        "a\nb",
+    ]:
         line = Line("algo-1", 0, text)
         progress.take(line)
         progress.lines.append(line)
@@ -175,11 +208,17 @@ def _progress(job: smtrain.Job) -> Progress:
 
 
 def test_the_panel_on_a_terminal_draws_its_own_sequences_only(job: smtrain.Job) -> None:
-    """On a pty: rich's colours and cursor moves are there, titles, clipboard and one-byte controls are not."""
+    """On a pty: rich's colours and cursor moves are there, titles, clipboard and one-byte controls
+    are not.
+    """
     master, slave = pty.openpty()
     program = f"import smtrain; job = smtrain.Job({job.name!r}, 'local'); job.follow(panel=True)"
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}
+        [sys.executable, "-c", program],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm"},
     )
     os.close(slave)
     shown = b""

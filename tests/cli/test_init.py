@@ -34,9 +34,12 @@ def init(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "machines", ["here", "ml.trn1n.32xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"]
+    "machines",
+    ["here", "ml.trn1n.32xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"],
 )
-@pytest.mark.parametrize("model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/llama-3.2-1b"])
+@pytest.mark.parametrize(
+    "model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/llama-3.2-1b"]
+)
 def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model: str) -> None:
     data = "demo://python-stdlib" if machines == "here" else "s3://bucket/text/"
     init("--model", model, "--data", data, "--machines", machines)
@@ -49,8 +52,14 @@ def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model:
     assert "docs/" not in text, "a wheel has no such folder"
     assert str(FILE.parent) not in text, "a colleague has no such folder"
     jsonschema.Draft202012Validator(yaml.safe_load(FILE.read_text())).validate(yaml.safe_load(text))
-    keys = [line for line in text.splitlines() if line.startswith("  ") and not line.lstrip().startswith("#")]
-    assert all(text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys), "each explained"
+    keys = [
+        line
+        for line in text.splitlines()
+        if line.startswith("  ") and not line.lstrip().startswith("#")
+    ]
+    assert all(
+        text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys
+    ), "each explained"
 
 
 def test_paths_are_those_of_the_config_wherever_it_lies(
@@ -60,12 +69,18 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     (text_folder / "a.jsonl").write_text('{"text": "x"}\n' * 2**12)
     init("configs/run.yaml", "--model", "model", "--data", "text", "--machines", "here")
     config = load_config("configs/run.yaml")
-    assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (model_folder, text_folder)
+    assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (
+        model_folder,
+        text_folder,
+    )
     assert config.train.seq_len == 256, "the model has no more positions"
     steps = round(14 * 2**12 / 4 / (config.train.global_batch_size * 256))
     out = capsys.readouterr().out
     assert f"about {steps} steps read all of it once" in out
-    assert f"! 100 steps read it {100 / steps:.0f} times, and after about 4 a text teaches little" in out
+    assert (
+        f"! 100 steps read it {100 / steps:.0f} times, and after about 4 a text teaches little"
+        in out
+    )
     assert "100 steps take about " in out
 
 
@@ -73,9 +88,17 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     ("model", "machines", "sentence"),
     [
         ("hf://org/Llama-3.1-8B", "ml.trn2.48xlarge", "! compute.image: no image is known"),
-        ("hf://org/Llama-3.1-8B", "ml.trn1.32xlarge", "! neuronx-distributed is at its end of life"),
+        (
+            "hf://org/Llama-3.1-8B",
+            "ml.trn1.32xlarge",
+            "! neuronx-distributed is at its end of life",
+        ),
         ("hf://meta-llama/Llama-3.1-8B", "ml.trn1.32xlarge", "! model.token: is missing"),
-        ("hf://org/unheard-of", "ml.trn1.32xlarge", "! model.path: the shape of hf://org/unheard-of is not known here"),
+        (
+            "hf://org/unheard-of",
+            "ml.trn1.32xlarge",
+            "! model.path: the shape of hf://org/unheard-of is not known here",
+        ),
         (
             "hf://org/Llama-3.1-8B",
             "ml.g5.12xlarge",
@@ -95,7 +118,9 @@ def test_what_is_known_to_fail_later_is_said_at_once(
 def test_what_this_machine_lacks_for_the_run_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("smtrain.core.extras.present", lambda module: module not in ("moto", "gguf"))
+    monkeypatch.setattr(
+        "smtrain.core.extras.present", lambda module: module not in ("moto", "gguf")
+    )
     init("--model", "demo://smollm2", "--data", "demo://python-stdlib", "--machines", "here")
     out = capsys.readouterr().out
     assert all(extra in out for extra in ("extra local", "extra gguf"))
@@ -103,7 +128,9 @@ def test_what_this_machine_lacks_for_the_run_is_said_at_once(
 
 def test_the_trial_in_the_comment_is_a_run_of_its_own() -> None:
     init(*DEMO, "--machines", "here")
-    trial = next(line for line in Path("smtrain.yaml").read_text().splitlines() if "A trial first" in line)
+    trial = next(
+        line for line in Path("smtrain.yaml").read_text().splitlines() if "A trial first" in line
+    )
     settings = re.findall(r"--set (\S+)", trial)
     config = load_config("smtrain.yaml", set_=settings)
     assert (config.name, config.train.steps, config.train.warmup) == ("tiny-llama-trial", 20, 2)
@@ -111,7 +138,10 @@ def test_the_trial_in_the_comment_is_a_run_of_its_own() -> None:
 
 def test_a_file_is_replaced_only_if_asked_to() -> None:
     Path("smtrain.yaml").write_text("mine")
-    with pytest.raises(ConfigError, match=r"smtrain\.yaml is there already; name another file, or --force replaces it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"smtrain\.yaml is there already; name another file, or --force replaces it",
+    ):
         init(*DEMO, "--machines", "here")
     assert Path("smtrain.yaml").read_text() == "mine"
     init(*DEMO, "--machines", "here", "--force")
@@ -126,7 +156,14 @@ def test_a_file_is_replaced_only_if_asked_to() -> None:
         (("--model", "nowhere", *DEMO[2:], "--machines", "here"), "model.path: .*nowhere"),
         (("no/folder.yaml", *DEMO, "--machines", "here"), "no: no such folder"),
         (
-            ("--model", "s3://bucket/llama-3-70b", "--data", "s3://bucket/text/", "--machines", "ml.trn1.2xlarge"),
+            (
+                "--model",
+                "s3://bucket/llama-3-70b",
+                "--data",
+                "s3://bucket/text/",
+                "--machines",
+                "ml.trn1.2xlarge",
+            ),
             "compute.instance_count: no mesh of 1 x ml.trn1.2xlarge fits the model",
         ),
         (DEMO, "--machines: is missing, and there is no terminal to ask on"),
@@ -158,5 +195,7 @@ def test_on_a_terminal_it_asks_three_questions(here: Path) -> None:
     assert process.returncode == 0, said
     config = load_config(here / "smtrain.yaml")
     assert (config.model.path, config.compute.instance_type, config.compute.instance_count) == (
-        "demo://tiny-llama", "ml.trn1.32xlarge", 2,
-    )  # fmt: skip
+        "demo://tiny-llama",
+        "ml.trn1.32xlarge",
+        2,
+    )

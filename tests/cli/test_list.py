@@ -20,18 +20,24 @@ def jobs(local_home: Path) -> list[str]:
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    list_jobs.app(args=["--target", "local", "--name", "listed-", *arguments], standalone_mode=False)
+    list_jobs.app(
+        args=["--target", "local", "--name", "listed-", *arguments], standalone_mode=False
+    )
     return capsys.readouterr().out.splitlines()
 
 
-def test_how_many_more_there_are_and_how_to_see_them(jobs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_many_more_there_are_and_how_to_see_them(
+    jobs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = listed(capsys, "--limit", "2")
     assert [line.split()[-1] for line in lines[:-1]] == ["JOB", jobs[2], jobs[1]]
     assert lines[-1].startswith("1 more: `--limit 3` shows them too")
     assert [line.split()[-1] for line in listed(capsys, "--limit", "3")] == ["JOB", *jobs[::-1]]
 
 
-def test_each_row_says_run_state_age_loss_and_place(jobs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_row_says_run_state_age_loss_and_place(
+    jobs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     head, ours, foreign, _ = (line.split() for line in listed(capsys))
     assert head == ["RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB"]
     assert ours[:3] == ["listed-run", "train", "Completed"]
@@ -49,12 +55,21 @@ def test_each_row_says_run_state_age_loss_and_place(jobs: list[str], capsys: pyt
     ],
 )
 def test_a_row_fits_a_narrow_terminal(
-    jobs: list[str], columns: int, head: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    jobs: list[str],
+    columns: int,
+    head: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     control = jobs[2].replace("listed-run", "listed-run-of-a-long-name")
-    monkeypatch.setattr(list_jobs, "_rows", lambda found, where: [
-        ("listed-run-of-a-long-name", "train", "Completed", "3 min", "4.9", where, control) for _ in found
-    ])  # fmt: skip
+    monkeypatch.setattr(
+        list_jobs,
+        "_rows",
+        lambda found, where: [
+            ("listed-run-of-a-long-name", "train", "Completed", "3 min", "4.9", where, control)
+            for _ in found
+        ],
+    )
     monkeypatch.setattr(list_jobs, "room", lambda: columns)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -1,4 +1,6 @@
-"""Output onto a file, below one, into a read-only folder, onto a full disk, and over other files."""
+"""Output onto a file, below one, into a read-only folder, onto a full disk, and over other
+files.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from tests.worker.checkpoint.folders import hf_folder
 
 Sentence = Callable[[str, str], str]
 OUT = {
-    "data prepare": ["data", "prepare", "text.jsonl", "OUT", "--model", "tokenizer", "--seq-len", "8"],
+    "data prepare": [
+        "data",
+        "prepare",
+        "text.jsonl",
+        "OUT",
+        "--model",
+        "tokenizer",
+        "--seq-len",
+        "8",
+    ],
     "convert": ["convert", "model", "OUT", "--to", "nxd", "--tp", "2"],
     "download": ["download", "JOB", "OUT", "--target", "local"],
 }
@@ -31,18 +42,22 @@ def job(local_home: Path) -> str:
     """A job that left two files."""
     endpoint, name = ensure_running(), f"leaves-{time.time_ns()}"
     program = (
-        "cd ${SMTRAIN_ML_ROOT:-/opt/ml}/model; for f in config.json tokens.bin; do head -c 300000 /dev/zero >$f; done"
+        "cd ${SMTRAIN_ML_ROOT:-/opt/ml}/model; for f in config.json tokens.bin; do head -c 300000"
+        " /dev/zero >$f; done"
     )
     endpoint.session().client("sagemaker").create_training_job(
-        TrainingJobName=name, RoleArn=endpoint.role,
+        TrainingJobName=name,
+        RoleArn=endpoint.role,
         AlgorithmSpecification={
-            "TrainingImage": "image", "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["bash"], "ContainerArguments": ["-c", program],
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash"],
+            "ContainerArguments": ["-c", program],
         },
         OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out", "CompressionType": "NONE"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 600},
-    )  # fmt: skip
+    )
     made = smtrain.Job(name, "local")
     for _ in made.events(poll=0.05):
         pass
@@ -56,7 +71,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "text.jsonl").write_text('{"text": "hello world, this is text"}\n' * 4000)
-    save_tokenizer(["hello world, this is text"] * 20, tmp_path / "tokenizer", vocabulary=300, end="<end>")
+    save_tokenizer(
+        ["hello world, this is text"] * 20, tmp_path / "tokenizer", vocabulary=300, end="<end>"
+    )
     hf_folder(tmp_path / "model", LLAMA)
     return tmp_path
 
@@ -65,7 +82,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KiB."""
     (tmp_path / "small").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=False
+    ).returncode:
         pytest.skip("needs to mount a small disk (root, and a kernel that lets it)")
     yield tmp_path / "small"
     subprocess.run(["umount", "-l", tmp_path / "small"], check=True)
@@ -74,14 +93,21 @@ def small(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def refusal(job: str, folder: Path) -> Sentence:
     """The sentence of a command that should write there."""
-    return lambda name, out: sentence([{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]])
+    return lambda name, out: sentence(
+        [{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]]
+    )
 
 
 def sentence(words: list[str]) -> str:
     done = typed(*words)
     err = done.stderr
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
-    assert (done.returncode, len(lines), "Errno" in err, "Traceback" in err) == (2, 1, False, False), done.stdout + err
+    assert (done.returncode, len(lines), "Errno" in err, "Traceback" in err) == (
+        2,
+        1,
+        False,
+        False,
+    ), done.stdout + err
     return lines[0]
 
 

@@ -1,4 +1,6 @@
-"""Commands that read from a prefix, after it has got other files: the new content or one sentence, never the old."""
+"""Commands that read from a prefix, after it has got other files: the new content or one sentence,
+never the old.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ CHANGES = ("other files", "fewer files", "same size")
 
 
 def files_of(folder: Path) -> Files:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +56,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     data = 8 + int.from_bytes(whole[:8], "little")
     (root / "before/generation_config.json").write_text('{"do_sample": true}')
     convert(root / "before", root / "shards", to=HuggingFace(max_shard_size=10_000))
-    shards = {name: body for name, body in files_of(root / "shards").items() if name != "manifest.json"}
+    shards = {
+        name: body for name, body in files_of(root / "shards").items() if name != "manifest.json"
+    }
     return {
         "": {**before, "generation_config.json": b'{"do_sample": true}'},
         "other files": shards,
         "fewer files": before,
-        "same size": {**before, "model.safetensors": whole[:data] + bytes(byte ^ 1 for byte in whole[data:])},
+        "same size": {
+            **before,
+            "model.safetensors": whole[:data] + bytes(byte ^ 1 for byte in whole[data:]),
+        },
     }
 
 
@@ -67,7 +78,10 @@ class Prefix:
 
     def hold(self, files: Files) -> None:
         """Replace everything below it."""
-        target, (bucket, _, prefix) = SageMakerBackend("local"), self.uri.removeprefix("s3://").partition("/")
+        target, (bucket, _, prefix) = (
+            SageMakerBackend("local"),
+            self.uri.removeprefix("s3://").partition("/"),
+        )
         for item in target.listing(self.uri):
             target.s3.delete_object(Bucket=bucket, Key=item["Key"])
         for name, body in files.items():
@@ -87,7 +101,11 @@ class InMemory(Prefix):
 def prefix(local_home: Path) -> Iterator[Prefix]:
     target, bucket = SageMakerBackend("local"), f"stale-{time.time_ns()}"
     region = target.region_name()
-    place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    place = (
+        {}
+        if region == "us-east-1"
+        else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    )
     target.s3.create_bucket(Bucket=bucket, **place)
     yield Prefix(f"s3://{bucket}/m/")
     copies._in_use.clear()
@@ -111,7 +129,8 @@ MODELS: dict[str, Callable[[str], Files]] = {
     "evaluate": lambda uri: files_of(evaluate._found(uri, None).fetch(_listed)),
     "serve, deploy, data --model": lambda uri: files_of(find(uri, "local").fetch(_listed)),
     "push": lambda uri: {
-        name: path.read_bytes() for name, path in push._files(find(uri, "local").fetch(_listed)).items()
+        name: path.read_bytes()
+        for name, path in push._files(find(uri, "local").fetch(_listed)).items()
     },
 }
 
@@ -120,7 +139,11 @@ MODELS: dict[str, Callable[[str], Files]] = {
 @pytest.mark.parametrize("command", MODELS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_is_the_one_that_is_there_now(
-    command: str, change: str, prefix: Prefix, models: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    change: str,
+    prefix: Prefix,
+    models: dict[str, Files],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SMTRAIN_TARGET", "local")
     for content in ("", change):
@@ -130,11 +153,19 @@ def test_a_model_is_the_one_that_is_there_now(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_conversion_reads_what_is_there_now(
-    change: str, in_memory: InMemory, models: dict[str, Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str,
+    in_memory: InMemory,
+    models: dict[str, Files],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def converted(name: str) -> Files:
         convert(in_memory.uri, tmp_path / name, to=Nxd(tp=2), say=_listed)
-        return {file: body for file, body in files_of(tmp_path / name).items() if file != "manifest.json"}
+        return {
+            file: body
+            for file, body in files_of(tmp_path / name).items()
+            if file != "manifest.json"
+        }
 
     in_memory.hold(models[""])
     before = converted("before")
@@ -169,7 +200,9 @@ def test_a_source_that_changes_while_it_is_converted_is_refused(
     for module in (execute, uploading):
         monkeypatch.setattr(module, "run", changing)
     for output in (tmp_path / "out", "memory://stale-out/m"):
-        with pytest.raises(CheckpointError, match="changed while it was being read; run the same command again"):
+        with pytest.raises(
+            CheckpointError, match="changed while it was being read; run the same command again"
+        ):
             convert(in_memory.uri, output, to=Nxd(tp=2))
         in_memory.hold(models[""])
     assert not (tmp_path / "out").exists()
@@ -206,7 +239,9 @@ def test_text_is_the_one_that_is_there_now(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_stage_that_has_read_other_files_is_named(change: str, prefix: Prefix, raw: dict[str, Any]) -> None:
+def test_a_stage_that_has_read_other_files_is_named(
+    change: str, prefix: Prefix, raw: dict[str, Any]
+) -> None:
     def plan() -> Any:
         config = load_config({**raw, "data": {"path": prefix.uri}}, target="local")
         return Chain(config, SageMakerBackend("local")).plan("prepare")
@@ -217,5 +252,8 @@ def test_a_stage_that_has_read_other_files_is_named(change: str, prefix: Prefix,
     job = Job(before.request["TrainingJobName"], SageMakerBackend("local"))
     assert plan().stale_note(job) == ""
     prefix.hold(TEXTS[change])
-    assert plan().stale_note(job) == f"; {prefix.uri} has changed since, and --again (again=True) reads the new files"
+    assert (
+        plan().stale_note(job)
+        == f"; {prefix.uri} has changed since, and --again (again=True) reads the new files"
+    )
     assert plan().stale_note(Job("of-an-earlier-release", SageMakerBackend("local"))) == ""

@@ -1,4 +1,6 @@
-"""Commands on real terminals: narrow and wide, dumb, without colour, in a C locale, and into a pipe."""
+"""Commands on real terminals: narrow and wide, dumb, without colour, in a C locale, and into a
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,38 @@ PLACES = {
     "120 columns": (120, {"TERM": "xterm-256color"}),
     "dumb": (80, {"TERM": "dumb"}),
     "no colour": (80, {"TERM": "xterm-256color", "NO_COLOR": "1"}),
-    "C locale": (80, {"TERM": "xterm", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    "C locale": (
+        80,
+        {"TERM": "xterm", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ),
 }
 
 
 def on_a_terminal(
     columns: int, arguments: list[str], environment: dict[str, str], module: bool = True
 ) -> tuple[int, str]:
-    """Exit status and output, with line ends as in a file; the terminal has `columns` from the start.
+    """Exit status and output, with line ends as in a file; the terminal has `columns` from the
+    start.
 
     The arguments are those of smtrain, or without `module` those of Python.
     """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    kept = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR", "LANG")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("COLUMNS", "LINES", "NO_COLOR", "LANG")
+    }
     run = [sys.executable, *(["-m", "smtrain"] if module else [])]
     process = subprocess.Popen(
-        [*run, *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
-        env={**kept, **environment}, start_new_session=True,
-    )  # fmt: skip
+        [*run, *arguments],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        close_fds=True,
+        env={**kept, **environment},
+        start_new_session=True,
+    )
     os.close(child)
     out = b""
     while True:
@@ -80,12 +95,16 @@ def test_there_is_something_to_read_on_every_terminal(place: str, command: str) 
     assert word in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", output).split())
     assert "Traceback" not in output
     if place in ("dumb", "no colour"):
-        assert not ESCAPE.search(re.sub(r"\x1b\[[01]?m", "", output) if place == "no colour" else output)
+        assert not ESCAPE.search(
+            re.sub(r"\x1b\[[01]?m", "", output) if place == "no colour" else output
+        )
     if place == "C locale":
         assert output.isascii()
 
 
-@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)], ids=["here", "process"])
+@pytest.mark.parametrize(
+    "process", [False, pytest.param(True, marks=pytest.mark.full)], ids=["here", "process"]
+)
 @pytest.mark.parametrize("command", KINDS)
 def test_a_pipe_gets_text_alone(command: str, process: bool) -> None:
     arguments, status, word = KINDS[command]
@@ -108,7 +127,9 @@ def test_bars_fit_a_narrow_terminal(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "a.bin", tmp_path / "a.idx", np.int32) as writer:
         writer.add_document([np.repeat(np.arange(100_000, 100_070), np.arange(1, 71))])
     for columns, longest in ((40, 25), (120, 30)):
-        _, output = on_a_terminal(columns, ["data", "inspect", str(tmp_path / "a")], PLACES["40 columns"][1])
+        _, output = on_a_terminal(
+            columns, ["data", "inspect", str(tmp_path / "a")], PLACES["40 columns"][1]
+        )
         rows = [line for line in output.splitlines() if "%" in line]
         assert len(rows) == 12
         assert rows[0].count("█") == longest
@@ -130,7 +151,10 @@ def test_what_programs_read_is_not_broken() -> None:
         ("step  1  loss 2  norm 3  eta 4", "step  1  loss 2\n      norm 3  eta 4"),
         ("! unwise: the pipeline waits", "! unwise: the\n  pipeline waits"),
         ("                      -> raise it to more", "        -> raise it\n          to more"),
-        ("then `smtrain stop JOB --target local` ends", "then\n`smtrain stop JOB --target local`\nends"),
+        (
+            "then `smtrain stop JOB --target local` ends",
+            "then\n`smtrain stop JOB --target local`\nends",
+        ),
         ("stop it:  smtrain stop JOB --target local", "stop it:  smtrain stop JOB --target local"),
         ("smtrain data inspect: no such option", "smtrain data\ninspect: no such\noption"),
         ("s3://bucket/a/very/long/prefix/ is gone", "s3://bucket/a/very/long/prefix/\nis gone"),
@@ -139,7 +163,9 @@ def test_what_programs_read_is_not_broken() -> None:
         ("short", "short"),
     ],
 )
-def test_a_line_is_broken_below_its_column_and_never_within_a_command(line: str, broken: str) -> None:
+def test_a_line_is_broken_below_its_column_and_never_within_a_command(
+    line: str, broken: str
+) -> None:
     assert wrapped(line, 20) == broken
 
 

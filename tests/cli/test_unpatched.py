@@ -14,7 +14,10 @@ REPO = Path(__file__).resolve().parents[2]
 ROW = next(row for row in gpu_rows() if row["patched_until"] == "2026-10-15")
 IMAGE = f"763104351884.dkr.ecr.us-east-2.amazonaws.com/{ROW['repository']}:{ROW['tag']}"
 CONFIG = REPO / "tests/client/sdk/golden/p5.yaml"
-SAID = f"AWS's patches of {ROW['repository']}:{ROW['tag']} ended on 2026-10-15; leave compute.image out for "
+SAID = (
+    f"AWS's patches of {ROW['repository']}:{ROW['tag']} ended on 2026-10-15; leave compute.image"
+    " out for "
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,9 @@ SAID = f"AWS's patches of {ROW['repository']}:{ROW['tag']} ended on 2026-10-15; 
 def test_commands_say_it_once(
     name: str, words: list[str], capsys: pytest.CaptureFixture[str], local_home: Path
 ) -> None:
-    assert call(name, f"smtrain.cli.{name}", [str(CONFIG), *words, "--set", f"compute.image={IMAGE}"]) in (0, 1)
+    assert call(
+        name, f"smtrain.cli.{name}", [str(CONFIG), *words, "--set", f"compute.image={IMAGE}"]
+    ) in (0, 1)
     out, err = capsys.readouterr()
     assert (out if name == "plan" else err).count(SAID) == 1
     call(name, f"smtrain.cli.{name}", [str(CONFIG), *words])
@@ -43,8 +48,14 @@ def test_a_check_and_the_list_of_images_say_it(capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in ended] == [f"{ROW['repository']}:{ROW['tag']}"]
 
 
-def test_images_that_are_built_on_or_fetched(capsys: pytest.CaptureFixture[str], local_home: Path) -> None:
-    for words in (["pull", IMAGE], ["verify", IMAGE], ["build", str(CONFIG), "--base", IMAGE, "--print"]):
+def test_images_that_are_built_on_or_fetched(
+    capsys: pytest.CaptureFixture[str], local_home: Path
+) -> None:
+    for words in (
+        ["pull", IMAGE],
+        ["verify", IMAGE],
+        ["build", str(CONFIG), "--base", IMAGE, "--print"],
+    ):
         call("image", "smtrain.cli.image", words)
         assert SAID in capsys.readouterr().err, words
     assert smtrain.load_config(CONFIG).compute.image is None

@@ -1,4 +1,6 @@
-"""If AWS never answers, refuses or cannot be resolved, every command soon ends with one sentence."""
+"""If AWS never answers, refuses or cannot be resolved, every command soon ends with one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def folder(raw: dict[str, Any], tmp_path: Path) -> Path:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(some))
     named = {**some, "output": {"s3_uri": "s3://bucket-of-ours/x"}}
     (tmp_path / "named.yaml").write_text(yaml.safe_dump(named))
-    named |= {"model": {"path": "s3://bucket-of-ours/model"}, "data": {"path": "s3://bucket-of-ours/text"}}
+    named |= {
+        "model": {"path": "s3://bucket-of-ours/model"},
+        "data": {"path": "s3://bucket-of-ours/text"},
+    }
     (tmp_path / "far.yaml").write_text(yaml.safe_dump(named))
     named["compute"] = {**named["compute"], "role": "of-somebody"}
     (tmp_path / "role.yaml").write_text(yaml.safe_dump(named))
@@ -70,7 +75,9 @@ def folder(raw: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["never answers", "refuses", "has no name", "is not AWS"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "is not AWS":  # a proxy, say, that knows nothing of AWS and says so with a bare 404
+    if (
+        request.param == "is not AWS"
+    ):  # a proxy, say, that knows nothing of AWS and says so with a bare 404
         with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
             threading.Thread(target=server.serve_forever).start()
             yield f"http://127.0.0.1:{server.server_port}"
@@ -88,29 +95,49 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
             yield "http://nowhere.invalid"
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "every"])
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "every"]
+)
 def test_every_command_says_so_and_ends(
     endpoint: str, folder: Path, every: bool, request: pytest.FixtureRequest
 ) -> None:
     elsewhere = request.node.callspec.params["endpoint"] == "is not AWS"
     blackhole = "127.0.0.1" in endpoint and _connects(endpoint) and not elsewhere
-    environment = {key: value for key, value in os.environ.items() if not key.upper().startswith(("AWS_", "HTTP"))}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.upper().startswith(("AWS_", "HTTP"))
+    }
     environment |= {
-        "AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
-        "SMTRAIN_HOME": str(folder / "home"), "NO_PROXY": "*",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SMTRAIN_HOME": str(folder / "home"),
+        "NO_PROXY": "*",
+    }
     commands = ELSEWHERE if elsewhere else SOME if blackhole else FEW
-    # One after the other they would take minutes; together they compete, hence the allowance for a busy machine.
+    # One after the other they would take minutes; together they compete, hence the allowance for a
+    # busy machine.
     began = time.monotonic()
     running = {
         name: subprocess.Popen(
-            [*SMTRAIN, *name.split(), "--target", "aws"], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*SMTRAIN, *name.split(), "--target", "aws"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for name in (commands if every else commands[:2] if blackhole else commands[:1])
-    }  # fmt: skip
-    results = {name: (*process.communicate(timeout=300), process.returncode) for name, process in running.items()}
+    }
+    results = {
+        name: (*process.communicate(timeout=300), process.returncode)
+        for name, process in running.items()
+    }
     print(f"all in {time.monotonic() - began:.0f} s", *results.items(), sep="\n")
     for name, (out, err, status) in results.items():
         assert status == 2, (name, out, err)
@@ -118,8 +145,12 @@ def test_every_command_says_so_and_ends(
         output = out + err
         said = ("is not from AWS",) if elsewhere else ("reached", "no answer", "could not")
         assert any(one in output for one in said), (name, output)
-        assert len(err.splitlines()) == (not name.startswith("check"))  # whose report is what it prints
-        assert output.count("127.0.0.1") + output.count("nowhere.invalid") <= 3  # not every check repeats the sentence
+        assert len(err.splitlines()) == (
+            not name.startswith("check")
+        )  # whose report is what it prints
+        assert (
+            output.count("127.0.0.1") + output.count("nowhere.invalid") <= 3
+        )  # not every check repeats the sentence
 
 
 @pytest.fixture
@@ -145,14 +176,21 @@ def close(connections: list[socket.socket]) -> None:
 
 
 @pytest.fixture
-def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+def short(
+    hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> list[socket.socket]:
     """The connections of `hole`, which stands in for AWS, with very short timeouts."""
     for name in [name for name in os.environ if name.upper().startswith(("AWS_", "HTTP"))]:
         monkeypatch.delenv(name)
     for name, value in {
-        "AWS_ENDPOINT_URL": hole[0], "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "NO_PROXY": "*",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": hole[0],
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "NO_PROXY": "*",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
         monkeypatch.setenv(name, value)
     for name in ("CONNECT_S", "READ_S", "TRANSFER_READ_S"):
         monkeypatch.setattr(calls, name, 0.3)
@@ -162,9 +200,15 @@ def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
     return hole[1]
 
 
-@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "the rest"])
+@pytest.mark.parametrize(
+    "rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "the rest"]
+)
 def test_one_wait_is_all_that_a_command_has(
-    rest: bool, short: list[socket.socket], folder: Path, local_home: Path, monkeypatch: pytest.MonkeyPatch
+    rest: bool,
+    short: list[socket.socket],
+    folder: Path,
+    local_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No command waits for a second call after one without an answer."""
     monkeypatch.chdir(folder)
@@ -172,14 +216,23 @@ def test_one_wait_is_all_that_a_command_has(
     asking = {name: command.asks_aws for name, command in COMMANDS.items() if command.asks_aws}
     assert len(asking) > 20
     for call in [
-        words(name, c) for name, arguments in asking.items() for c in (arguments[1:] if rest else arguments[:1])
+        words(name, c)
+        for name, arguments in asking.items()
+        for c in (arguments[1:] if rest else arguments[:1])
     ]:
         monkeypatch.setattr(calls, "SILENCE", circuit_breaker.Silence())
         close(short)
         done = typed(*call, "--target", "aws")
         aside = call[0] in BESIDE_ONE_ANOTHER
-        unreached = any(word in done.stdout + done.stderr for word in ("could not be reached", "request to AWS failed"))
-        if done.returncode != 2 or not unreached or not (aside or len(done.stderr.splitlines()) == 1):
+        unreached = any(
+            word in done.stdout + done.stderr
+            for word in ("could not be reached", "request to AWS failed")
+        )
+        if (
+            done.returncode != 2
+            or not unreached
+            or not (aside or len(done.stderr.splitlines()) == 1)
+        ):
             failures.append(f"{call}: {done.returncode}\n{done.stdout}{done.stderr}")
         if not 1 <= len(short) <= (8 if aside else 1):
             failures.append(f"{call}: {len(short)} calls")
@@ -196,9 +249,15 @@ def test_one_wait_is_all_that_a_command_has(
     ids=" ".join,
 )
 def test_what_reads_text_in_s3_says_so_too(
-    call: list[str], short: list[socket.socket], folder: Path, local_home: Path, monkeypatch: pytest.MonkeyPatch
+    call: list[str],
+    short: list[socket.socket],
+    folder: Path,
+    local_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save_tokenizer(["hello world, this is text"] * 20, folder / "tokenizer", vocabulary=300, end="<end>")
+    save_tokenizer(
+        ["hello world, this is text"] * 20, folder / "tokenizer", vocabulary=300, end="<end>"
+    )
     monkeypatch.chdir(folder)
     done = typed(*call)
     err = done.stderr

@@ -1,4 +1,6 @@
-"""Every wrong use gives one sentence for each fault and status 2; it writes nothing and shows no Python."""
+"""Every wrong use gives one sentence for each fault and status 2; it writes nothing and shows no
+Python.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ RAW: dict[str, Any] = {
     "data": {"path": "text"},
     "parallel": {"tp": 2, "pp": 2},
     "train": {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"},
-    "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+    "compute": {
+        "instance_type": "ml.trn1.2xlarge",
+        "instance_count": 2,
+        "processes_per_instance": 2,
+    },
 }
 FINDINGS = "check"  # tells faults on stdout, as findings
 
@@ -49,7 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterat
     (root / "model/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     (root / "text").mkdir()
     (root / "text/a.jsonl").write_text('{"text": "hello world"}\n')
-    save_tokenizer(["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>")
+    save_tokenizer(
+        ["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>"
+    )
     world(root, RAW)
     more_files(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +96,9 @@ def test_every_command_has_a_row() -> None:
     assert sorted(in_the_package()) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some of each", "the rest"])
+@pytest.mark.parametrize(
+    "rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some of each", "the rest"]
+)
 def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path) -> None:
     some = uses(every=False)
     cases = [use for use in uses() if use not in some] if rest else some
@@ -111,14 +121,18 @@ def test_the_table_of_newcomers_has_every_use_once() -> None:
 
 
 @pytest.mark.parametrize("rows", GROUPED.values(), ids=GROUPED)
-def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(rows: list[Row], folder: Path) -> None:
+def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(
+    rows: list[Row], folder: Path
+) -> None:
     before, failures = tree(folder), []
     for row in rows:
         environment, words = call_of(row)
         done = typed(*words, COLUMNS="80", **environment)
         output = done.stdout + done.stderr
         why = wrong(Use(tuple(words)), done.returncode, done.stdout, done.stderr)
-        why = why or ", ".join(f"does not say {part}" for part in row[2].split(" | ") if part not in output)
+        why = why or ", ".join(
+            f"does not say {part}" for part in row[2].split(" | ") if part not in output
+        )
         if (after := tree(folder)) != before:
             why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after
         if why or done.returncode != row[1]:
@@ -128,7 +142,10 @@ def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(rows: list[R
 
 def test_a_secret_that_was_typed_for_an_option_is_not_repeated(folder: Path) -> None:
     token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz" + "AbCdEfGh"
-    for words in (("run", "run.yaml", "--hf-token", token), ("run", "run.yaml", f"model.token={token}")):
+    for words in (
+        ("run", "run.yaml", "--hf-token", token),
+        ("run", "run.yaml", f"model.token={token}"),
+    ):
         done = typed(*words)
         assert done.returncode == 2
         assert token not in done.stderr
@@ -138,17 +155,29 @@ NEAREST: dict[str, tuple[Callable[[], object], str]] = {
     "an argument": (lambda: smtrain.launch("run.yaml", targte="aws"), "did you mean target?"),  # type: ignore[arg-type]
     "a stage": (lambda: smtrain.launch("run.yaml", stage="trian"), "did you mean train?"),  # type: ignore[arg-type]
     "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[call-overload]
-    "a stage of request": (lambda: smtrain.request("run.yaml", stage="exprt"), "did you mean export?"),  # type: ignore[arg-type]
+    "a stage of request": (
+        lambda: smtrain.request("run.yaml", stage="exprt"),
+        "did you mean export?",
+    ),  # type: ignore[arg-type]
     "a format": (lambda: make_target("nxdd"), "did you mean nxd?"),
-    "a target of convert": (lambda: smtrain.convert("model", "to", to="nxd"), "takes a HuggingFace, an Nxd,"),  # type: ignore[arg-type]
+    "a target of convert": (
+        lambda: smtrain.convert("model", "to", to="nxd"),  # type: ignore[arg-type]
+        "takes a HuggingFace, an Nxd,",
+    ),
     "an option of convert": (lambda: smtrain.convert("model", "to", too="nxd"), "did you mean to?"),  # type: ignore[call-arg]
     "an option of a target": (lambda: smtrain.Nxd(tpp=2), "did you mean tp?"),  # type: ignore[call-arg]
-    "a key": (lambda: smtrain.load_config("run.yaml", train={"learning_rate": 1}), "did you mean train.lr?"),
+    "a key": (
+        lambda: smtrain.load_config("run.yaml", train={"learning_rate": 1}),
+        "did you mean train.lr?",
+    ),
     "a section": (lambda: smtrain.load_config("run.yaml", trian={"lr": 1}), "did you mean train?"),
     "a key of a section": (lambda: Train(leraning_rate=1), "did you mean lr?"),  # type: ignore[call-arg]
     "a file": (lambda: smtrain.load_config("run.yml"), "did you mean run.yaml?"),
     "a model": (lambda: smtrain.plan("run.yaml", model="lama-3-8b"), "did you mean llama-3-8b?"),
-    "a machine": (lambda: smtrain.plan("run.yaml", machines=[("p5.48xlarge", 1)]), "did you mean ml.p5.48xlarge?"),
+    "a machine": (
+        lambda: smtrain.plan("run.yaml", machines=[("p5.48xlarge", 1)]),
+        "did you mean ml.p5.48xlarge?",
+    ),
     "an address": (
         lambda: smtrain.load_config("run.yaml", model={"path": "https://huggingface.co/org/name"}),
         "hf://org/name",
@@ -189,14 +218,20 @@ API: dict[str, Callable[[], object]] = {
     "request no such target": lambda: smtrain.request("run.yaml", target="moon"),  # type: ignore[arg-type]
     "launch no such stage": lambda: smtrain.launch("run.yaml", stage="nap"),  # type: ignore[arg-type]
     "launch no such target": lambda: smtrain.launch("run.yaml", target="moon"),  # type: ignore[arg-type]
-    "launch binary text": lambda: smtrain.launch("run.yaml", stage="prepare", data={"path": "pictures"}),
+    "launch binary text": lambda: smtrain.launch(
+        "run.yaml", stage="prepare", data={"path": "pictures"}
+    ),
     "run no such target": lambda: smtrain.run("run.yaml", target="moon"),  # type: ignore[call-overload]
     "run empty text": lambda: smtrain.run("run.yaml", data={"path": "empty.jsonl"}),
     "run text that nothing reads": lambda: smtrain.run("run.yaml", data={"path": "mixed"}),
-    "run without credentials": lambda: smtrain.run("run.yaml", target="aws", compute={"region": "us-east-1"}),
+    "run without credentials": lambda: smtrain.run(
+        "run.yaml", target="aws", compute={"region": "us-east-1"}
+    ),
     "request without a region": lambda: smtrain.request("run.yaml", target="aws"),
     "policies of a missing file": lambda: policies("nowhere.yaml"),
-    "policies without credentials": lambda: policies("run.yaml", target="aws", compute={"region": "us-east-1"}),
+    "policies without credentials": lambda: policies(
+        "run.yaml", target="aws", compute={"region": "us-east-1"}
+    ),
     "a job without a name": lambda: smtrain.Job(""),
     "a job of another target": lambda: smtrain.Job("job", "moon"),  # type: ignore[arg-type]
     "a job that is not there": lambda: smtrain.Job("no-such-job").describe(),
@@ -216,10 +251,16 @@ API: dict[str, Callable[[], object]] = {
     "convert below a file": lambda: smtrain.convert("model", "run.yaml/to", to=smtrain.Nxd()),
     "make no config": lambda: smtrain.JobConfig(),  # type: ignore[call-arg]
     "make a config of a file": lambda: smtrain.JobConfig("run.yaml"),  # type: ignore[misc, call-arg]
-    "make a config with an unknown section": lambda: smtrain.JobConfig(model={"path": "m"}, trian={}),  # type: ignore[arg-type, call-arg]
-    "make a config with an unknown key": lambda: smtrain.JobConfig(model={"path": "m"}, train={"stpes": 1}),  # type: ignore[arg-type]
+    "make a config with an unknown section": lambda: smtrain.JobConfig(
+        model={"path": "m"}, trian={}
+    ),  # type: ignore[arg-type, call-arg]
+    "make a config with an unknown key": lambda: smtrain.JobConfig(
+        model={"path": "m"}, train={"stpes": 1}
+    ),  # type: ignore[arg-type]
     "make a config with a section of another kind": lambda: smtrain.JobConfig(model="m"),  # type: ignore[arg-type]
-    "make a config of numbers that are text": lambda: smtrain.JobConfig(model={"path": 3}, train={"lr": "x"}),  # type: ignore[arg-type]
+    "make a config of numbers that are text": lambda: smtrain.JobConfig(
+        model={"path": 3}, train={"lr": "x"}
+    ),  # type: ignore[arg-type]
     "make a section with an unknown key": lambda: Train(stpes=1),  # type: ignore[call-arg]
     "make a section of too few numbers": lambda: Train(betas=[0.9]),  # type: ignore[arg-type]
     "change a config in place": lambda: setattr(smtrain.load_config("run.yaml"), "name", "x"),
@@ -234,8 +275,14 @@ API: dict[str, Callable[[], object]] = {
     "load for a number": lambda: smtrain.load_config("run.yaml", target=3),  # type: ignore[arg-type]
     "load an object": lambda: smtrain.load_config("run.yaml", train=object()),
     "plan one machine as text": lambda: smtrain.plan("run.yaml", machines="ml.trn1.32xlarge:1"),  # type: ignore[arg-type]
-    "plan a machine without a count": lambda: smtrain.plan("run.yaml", machines=["ml.trn1.32xlarge"]),  # type: ignore[list-item]
-    "plan a count that is text": lambda: smtrain.plan("run.yaml", machines=[("ml.trn1.32xlarge", "x")]),  # type: ignore[list-item]
+    "plan a machine without a count": lambda: smtrain.plan(
+        "run.yaml",
+        machines=["ml.trn1.32xlarge"],  # type: ignore[list-item]
+    ),
+    "plan a count that is text": lambda: smtrain.plan(
+        "run.yaml",
+        machines=[("ml.trn1.32xlarge", "x")],  # type: ignore[list-item]
+    ),
     "plan a budget that is text": lambda: smtrain.plan("run.yaml", budget="much"),  # type: ignore[arg-type]
     "check a number": lambda: smtrain.check(3),  # type: ignore[arg-type]
     "launch a number": lambda: smtrain.launch(3),  # type: ignore[arg-type]
@@ -247,7 +294,11 @@ API: dict[str, Callable[[], object]] = {
     "its events since": lambda: list(smtrain.Job("no-such-job").events(since="soon")),  # type: ignore[call-arg]
     "convert None": lambda: smtrain.convert(None, None, to=smtrain.Nxd()),  # type: ignore[arg-type]
     "convert by an argument that there is not": lambda: smtrain.convert("model", "to", too="nxd"),  # type: ignore[call-arg]
-    "convert to a number in words": lambda: smtrain.convert("model", "to", to=smtrain.Nxd(tp="two")),  # type: ignore[arg-type]
+    "convert to a number in words": lambda: smtrain.convert(
+        "model",
+        "to",
+        to=smtrain.Nxd(tp="two"),  # type: ignore[arg-type]
+    ),
     "compare one text": lambda: smtrain.compare("a.jsonl"),  # type: ignore[arg-type]
     "chat with None": lambda: smtrain.chat(None),  # type: ignore[arg-type]
     "generate from nothing": lambda: smtrain.generate(),  # type: ignore[call-arg]
@@ -263,7 +314,9 @@ def test_the_python_api_raises_its_own_errors(folder: Path) -> None:
         try:
             call()
         except SmtrainError as error:
-            if not str(error) or any(word in str(error) for word in ("Errno", "pydantic", "<class")):
+            if not str(error) or any(
+                word in str(error) for word in ("Errno", "pydantic", "<class")
+            ):
                 failures.append(f"{name}: {error}")
         except BaseException:
             failures.append(f"{name}: {traceback.format_exc()[-700:]}")
@@ -283,7 +336,9 @@ def test_the_python_api_raises_its_own_errors(folder: Path) -> None:
         (lambda: smtrain.Job("job", "local").download(), "Job.download"),  # type: ignore[call-arg]
     ],
 )
-def test_a_wrong_call_names_what_was_called(folder: Path, call: Callable[[], object], name: str) -> None:
+def test_a_wrong_call_names_what_was_called(
+    folder: Path, call: Callable[[], object], name: str
+) -> None:
     with pytest.raises(SmtrainError, match=rf"^{re.escape(name)}\(\): "):
         call()
 

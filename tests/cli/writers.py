@@ -1,6 +1,8 @@
-"""Each command that writes files: a call that writes its output for input `a` or `b`, or the test that covers it.
+"""Each command that writes files: a call that writes its output for input `a` or `b`, or the test
+that covers it.
 
-The calls take the folder of `inputs`, the letter, and the folder for the output, and replace an earlier output.
+The calls take the folder of `inputs`, the letter, and the folder for the output, and replace an
+earlier output.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def plain_tokenizer(folder: Path) -> Path:
 
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({letter: number for number, letter in enumerate(alphabet)}, [])
+    )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -99,11 +103,20 @@ class Made:
 
 
 def _config_set(inputs: Path, letter: str, out: Path) -> None:
-    smtrain("config", "set", str(out / "run.yaml"), f"train.{'seed' if letter == 'a' else 'steps'}=7")
+    smtrain(
+        "config", "set", str(out / "run.yaml"), f"train.{'seed' if letter == 'a' else 'steps'}=7"
+    )
 
 
 def _init(inputs: Path, letter: str, out: Path) -> None:
-    model = ("--model", "demo://tiny-llama", "--data", str(inputs / f"{letter}.jsonl"), "--machines", "here")
+    model = (
+        "--model",
+        "demo://tiny-llama",
+        "--data",
+        str(inputs / f"{letter}.jsonl"),
+        "--machines",
+        "here",
+    )
     smtrain("init", str(out / "new.yaml"), *model, "--force")
 
 
@@ -115,8 +128,15 @@ def _tune(inputs: Path, letter: str, out: Path) -> None:
         def model_dump(self, **_: object) -> dict[str, str]:
             return {"letter": letter}
 
-    trials = (Trial(1, {"train.lr": letter}, "run", "job", "finished" if letter == "a" else "failed", 1.0),)
-    with patch.object(tune, "with_values", plain), patch.object(Tuning, "plot", lambda self: Drawn(self.name)):
+    trials = (
+        Trial(
+            1, {"train.lr": letter}, "run", "job", "finished" if letter == "a" else "failed", 1.0
+        ),
+    )
+    with (
+        patch.object(tune, "with_values", plain),
+        patch.object(Tuning, "plot", lambda self: Drawn(self.name)),
+    ):
         tune._written(Tuning(letter, "loss", (), trials), None, out / "tuned")  # type: ignore[arg-type]
 
 
@@ -147,7 +167,10 @@ def _tensorboard(inputs: Path, letter: str, out: Path) -> None:
         def close(self) -> None:
             pass
 
-    with patch.object(tensorboard, "EventFiles", Events), patch.object(tensorboard, "_read", lambda *_: 1):
+    with (
+        patch.object(tensorboard, "EventFiles", Events),
+        patch.object(tensorboard, "_read", lambda *_: 1),
+    ):
         tensorboard.write([], "run", out / "events")
 
 
@@ -158,7 +181,9 @@ def _download(inputs: Path, letter: str, out: Path) -> None:
     class Store:
         def listing(self, uri: str) -> list[dict[str, Any]]:
             tags = {key: hashlib.md5(body).hexdigest() for key, body in bodies.items()}
-            return [{"Key": key, "Size": len(bodies[key]), "ETag": tag} for key, tag in tags.items()]
+            return [
+                {"Key": key, "Size": len(bodies[key]), "ETag": tag} for key, tag in tags.items()
+            ]
 
         def fetch(self, bucket: str, key: str, path: Path) -> None:
             path.write_bytes(bodies[key])
@@ -184,7 +209,9 @@ def _chat(inputs: Path, letter: str, out: Path) -> None:
 
 def _evaluate(inputs: Path, letter: str, out: Path) -> None:
     place = out / "judged"
-    drawn = patch.object(evaluate, "pictures", lambda made: {f"needle-{made['letter']}": made["letter"]})
+    drawn = patch.object(
+        evaluate, "pictures", lambda made: {f"needle-{made['letter']}": made["letter"]}
+    )
     with only_writer(place / "evaluation.json", SmtrainError), drawn:  # as the command does
         evaluate.save(Made(letter).to_dict(), place, drawn=True)
 
@@ -209,7 +236,9 @@ def _export(inputs: Path, letter: str, out: Path) -> None:
 
 
 def _import(inputs: Path, letter: str, out: Path) -> None:
-    exchange.import_tokens(inputs / letter / "tokens", out / "tokens", inputs / "tokenizer", 8, overwrite=True)
+    exchange.import_tokens(
+        inputs / letter / "tokens", out / "tokens", inputs / "tokenizer", 8, overwrite=True
+    )
 
 
 def _merge(inputs: Path, letter: str, out: Path) -> None:
@@ -222,15 +251,35 @@ def _split(inputs: Path, letter: str, out: Path) -> None:
 
 
 def _data_report(inputs: Path, letter: str, out: Path) -> None:
-    smtrain("data", "report", str(inputs / f"{letter}.jsonl"), "--out", str(out / "page.html"), "--overwrite")
+    smtrain(
+        "data",
+        "report",
+        str(inputs / f"{letter}.jsonl"),
+        "--out",
+        str(out / "page.html"),
+        "--overwrite",
+    )
 
 
 CALLS: dict[str, Callable[[Path, str, Path], None]] = {
-    "init": _init, "config set": _config_set, "tune": _tune, "compare": _compare, "report": _report,
-    "tensorboard": _tensorboard, "download": _download, "demo": _demo, "chat": _chat, "evaluate": _evaluate,
-    "doctor": _doctor, "image build": _image_build, "data export": _export, "data import": _import,
-    "data merge": _merge, "data split": _split, "data report": _data_report,
-}  # fmt: skip
+    "init": _init,
+    "config set": _config_set,
+    "tune": _tune,
+    "compare": _compare,
+    "report": _report,
+    "tensorboard": _tensorboard,
+    "download": _download,
+    "demo": _demo,
+    "chat": _chat,
+    "evaluate": _evaluate,
+    "doctor": _doctor,
+    "image build": _image_build,
+    "data export": _export,
+    "data import": _import,
+    "data merge": _merge,
+    "data split": _split,
+    "data report": _data_report,
+}
 COVERED = {
     "run": "tests/client/launch/test_submit.py",
     "launch": "tests/client/launch/test_submit.py",
@@ -241,12 +290,39 @@ COVERED = {
 }
 """Commands that write, and the test of two at once or of a kill; a picture is one file."""
 NO_FILES = {
-    "plan", "check", "iam policy", "pipeline", "list", "status", "logs", "stop", "serve", "push", "register", "deploy",
-    "undeploy", "checkpoint inspect", "checkpoint diff", "checkpoint verify", "image verify", "image pull",
-    "image tiny", "images", "config schema", "config show", "cluster template", "cluster network",
-    "cluster post-install", "cluster clean", "pool list", "pool release", "local status", "local env", "local stop",
+    "plan",
+    "check",
+    "iam policy",
+    "pipeline",
+    "list",
+    "status",
+    "logs",
+    "stop",
+    "serve",
+    "push",
+    "register",
+    "deploy",
+    "undeploy",
+    "checkpoint inspect",
+    "checkpoint diff",
+    "checkpoint verify",
+    "image verify",
+    "image pull",
+    "image tiny",
+    "images",
+    "config schema",
+    "config show",
+    "cluster template",
+    "cluster network",
+    "cluster post-install",
+    "cluster clean",
+    "pool list",
+    "pool release",
+    "local status",
+    "local env",
+    "local stop",
     "local clean",
-}  # fmt: skip
+}
 """Commands that print, delete, or change something outside of this machine's files."""
 DESTINATIONS = {"out", "output", "folder", "file", "context", "page", "png", "download"}
 """Names of the parameters that name a place to write."""

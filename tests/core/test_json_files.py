@@ -1,4 +1,6 @@
-"""Readers of JSON files that smtrain did not write: one sentence for any content, and no wait or end of memory."""
+"""Readers of JSON files that smtrain did not write: one sentence for any content, and no wait or
+end of memory.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "model": ("config.json", lambda folder: list(model_folder(folder))),
     "model not loaded": ("config.json", lambda folder: not_loaded(folder, ValueError("x"))),
     "memory": ("config.json", described_in),
-    "tokenizer settings": ("tokenizer_config.json", lambda folder: _json(folder / "tokenizer_config.json")),
+    "tokenizer settings": (
+        "tokenizer_config.json",
+        lambda folder: _json(folder / "tokenizer_config.json"),
+    ),
     "vocabulary": ("tokenizer.json", vocab_in),
     "stage": ("config.json", stage_config_in),
     "hyperparameters": ("hyperparameters.json", stage_config_in),
@@ -64,21 +69,39 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }
 
 PREPARED: dict[str, Any] = {
-    "format_version": 1, "vocab_size": 8, "model_vocab_size": 8, "tokenizer_sha256": "0", "eos_id": 1,
-    "append_eod": True, "seq_len": 4, "dtype": "uint16", "documents": 1, "tokens": 9, "samples": 2,
-    "text_column": "text", "sources": [], "bad_line_count": 0, "bad_lines": [],
+    "format_version": 1,
+    "vocab_size": 8,
+    "model_vocab_size": 8,
+    "tokenizer_sha256": "0",
+    "eos_id": 1,
+    "append_eod": True,
+    "seq_len": 4,
+    "dtype": "uint16",
+    "documents": 1,
+    "tokens": 9,
+    "samples": 2,
+    "text_column": "text",
+    "sources": [],
+    "bad_line_count": 0,
+    "bad_lines": [],
     "files": {"tokens.bin": {"bytes": 18, "sha256": "0"}},
     "parts": [{"prefix": "tokens", "documents": 1, "tokens": 9, "samples": 2}],
-}  # fmt: skip
+}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 TEXTS = st.one_of(
     VALUES.map(json.dumps),
-    st.tuples(st.sampled_from(sorted(PREPARED)), VALUES).map(lambda one: json.dumps({**PREPARED, one[0]: one[1]})),
-    st.sampled_from(["", "[" * 100_000, "\ufeff{}", '{"model_type": 7}', '{"format": "smtrain", "version": []}']),
+    st.tuples(st.sampled_from(sorted(PREPARED)), VALUES).map(
+        lambda one: json.dumps({**PREPARED, one[0]: one[1]})
+    ),
+    st.sampled_from(
+        ["", "[" * 100_000, "\ufeff{}", '{"model_type": 7}', '{"format": "smtrain", "version": []}']
+    ),
 )
 
 
@@ -89,9 +112,13 @@ def answered(reader: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(content=TEXTS.map(str.encode) | st.binary(max_size=30))
-def test_any_content_gives_a_value_or_a_sentence(reader: str, tmp_path: Path, content: bytes) -> None:
+def test_any_content_gives_a_value_or_a_sentence(
+    reader: str, tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / READERS[reader][0]).write_bytes(content)
     answered(reader, tmp_path)
 
@@ -119,11 +146,21 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("parts", 7), ("parts", [7]), ("parts", [{"prefix": "tokens"}]), ("files", {"tokens.bin": 7}), ("tokens", "9")],
+    [
+        ("parts", 7),
+        ("parts", [7]),
+        ("parts", [{"prefix": "tokens"}]),
+        ("files", {"tokens.bin": 7}),
+        ("tokens", "9"),
+    ],
 )
-def test_a_manifest_of_prepared_data_names_the_key_with_another_type(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_manifest_of_prepared_data_names_the_key_with_another_type(
+    tmp_path: Path, key: str, value: Any
+) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({**PREPARED, key: value}))
-    with pytest.raises(DataError, match=rf"manifest.json is damaged \({key}.*\); prepare the data again"):
+    with pytest.raises(
+        DataError, match=rf"manifest.json is damaged \({key}.*\); prepare the data again"
+    ):
         DatasetManifest.load(tmp_path)
 
 
@@ -131,7 +168,8 @@ def test_a_manifest_of_prepared_data_names_the_key_with_another_type(tmp_path: P
     text=TEXTS.map(str.encode)
     | st.binary(max_size=30)
     | st.builds(
-        lambda files: json.dumps({"files": files}).encode(), VALUES | st.dictionaries(st.text(max_size=4), VALUES)
+        lambda files: json.dumps({"files": files}).encode(),
+        VALUES | st.dictionaries(st.text(max_size=4), VALUES),
     )
 )
 def test_a_damaged_record_of_a_checkpoint_is_a_step_that_is_not_whole(text: bytes) -> None:
@@ -141,28 +179,55 @@ def test_a_damaged_record_of_a_checkpoint_is_a_step_that_is_not_whole(text: byte
 
 
 def test_a_damaged_record_lacks_itself() -> None:
-    def compare(text: str, folder: str = "job/step_00000002") -> tuple[list[str] | None, dict[str, Any] | None]:
+    def compare(
+        text: str, folder: str = "job/step_00000002"
+    ) -> tuple[list[str] | None, dict[str, Any] | None]:
         return checkpoints.compare_with_record(text.encode(), {"a": 3}, folder)
 
     assert compare('{"step": 2, "files": {"a": 3}') == (None, None), "cut short"
     assert compare('{"step": 2, "files": {"a": {"size": 3}, "b": 1}}') == (["b"], None)
     assert compare('{"step": 2, "files": {"a": {"size": 4}}}') == (["a"], None)
     assert compare('{"step": 2, "files": {"a": 3}, "config": {}}') == ([], {})
-    assert compare('{"step": 2, "files": {"a": 3}}', "step_00000004") == (None, None), "a folder that was renamed"
+    assert compare('{"step": 2, "files": {"a": 3}}', "step_00000004") == (
+        None,
+        None,
+    ), "a folder that was renamed"
 
 
 OWN = {
-    "worker/generation/ranks", "worker/train/device_use", "worker/data/prepare/spread/places", "core/files",
-    "worker/checkpoint/huggingface/safetensors", "tools/doctor/task", "tools/doctor/devices", "tools/image/lock",
-    "tools/image/registry", "client/planner/result", "client/planner/probing", "client/backends/slurm/backend",
-    "client/launch/image_inspect", "client/launch/image_probe", "client/config/load", "core/demo/inputs",
+    "worker/generation/ranks",
+    "worker/train/device_use",
+    "worker/data/prepare/spread/places",
+    "core/files",
+    "worker/checkpoint/huggingface/safetensors",
+    "tools/doctor/task",
+    "tools/doctor/devices",
+    "tools/image/lock",
+    "tools/image/registry",
+    "client/planner/result",
+    "client/planner/probing",
+    "client/backends/slurm/backend",
+    "client/launch/image_inspect",
+    "client/launch/image_probe",
+    "client/config/load",
+    "core/demo/inputs",
     "core/digests",
-}  # fmt: skip
-"""Modules that parse what smtrain's own processes or a registry just wrote, or that catch RecursionError."""
+}
+"""Modules that parse what smtrain's own processes or a registry just wrote, or that catch
+RecursionError.
+"""
 
 
 def test_text_of_others_is_parsed_by_one_function() -> None:
     package = Path(files.__file__).parents[1]
-    sources = (path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "plane")
-    users = {str(path.relative_to(package).with_suffix("")) for path in sources if "json.loads(" in path.read_text()}
-    assert users <= OWN, "json.loads raises RecursionError for nested text; use parse_json or parse_object"
+    sources = (
+        path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "plane"
+    )
+    users = {
+        str(path.relative_to(package).with_suffix(""))
+        for path in sources
+        if "json.loads(" in path.read_text()
+    }
+    assert users <= OWN, (
+        "json.loads raises RecursionError for nested text; use parse_json or parse_object"
+    )

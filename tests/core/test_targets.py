@@ -24,7 +24,9 @@ MOST = 1
 
 
 def compared(source: str) -> Iterator[int]:
-    """Lines that compare something with a target's name, or make a table that is keyed by such names."""
+    """Lines that compare something with a target's name, or make a table that is keyed by such
+    names.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and _texts(node.left, *node.comparators) & set(TARGETS):
             yield node.lineno
@@ -47,13 +49,20 @@ def _texts(*nodes: ast.expr) -> set[str]:
 
 def test_few_lines_compare_the_name_of_a_target() -> None:
     files = {path: path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    found = [f"{name}:{line}" for path, name in files.items() if not name.startswith(OWN)
-             for line in compared(path.read_text("utf-8"))]  # fmt: skip
+    found = [
+        f"{name}:{line}"
+        for path, name in files.items()
+        if not name.startswith(OWN)
+        for line in compared(path.read_text("utf-8"))
+    ]
     assert len(found) <= MOST, "\n".join(found)
 
 
 def test_each_form_of_a_comparison_is_found() -> None:
-    source = 'a == "aws"\n"slurm" != b\nc in ("local", "x")\n{"aws": 1, "local": 2}\n{"aws": 1, "x": 2}\nd == "other"\n'
+    source = (
+        'a == "aws"\n"slurm" != b\nc in ("local", "x")\n{"aws": 1, "local": 2}\n{"aws": 1, "x":'
+        ' 2}\nd == "other"\n'
+    )
     assert list(compared(source)) == [1, 2, 3, 4]
 
 

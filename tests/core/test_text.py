@@ -1,4 +1,6 @@
-"""Text for people and programs: articles before computed words, JSON and shell words that no cleaning changes."""
+"""Text for people and programs: articles before computed words, JSON and shell words that no
+cleaning changes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,43 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "words",
     [
-        "an int", "a str", "a dict", "a float", "a list", "an object", "a NoneType", "a uint8", "an ndarray", "a set",
-        "an Nxd", "a HuggingFace", "a Megatron", "a NemoMegatron", "a Peft", "a Native", "an SFT run", "a LoRA",
-        "a llama", "a mistral", "a gpt_neox", "a qwen3", "an mpt", "an olmo2", "an exaone", "a phi3", "a gemma",
-        "an ml.trn1.2xlarge", "an hour", "a user", "a unit", "an unknown", "a one-way", "an MLflow", "a European",
+        "an int",
+        "a str",
+        "a dict",
+        "a float",
+        "a list",
+        "an object",
+        "a NoneType",
+        "a uint8",
+        "an ndarray",
+        "a set",
+        "an Nxd",
+        "a HuggingFace",
+        "a Megatron",
+        "a NemoMegatron",
+        "a Peft",
+        "a Native",
+        "an SFT run",
+        "a LoRA",
+        "a llama",
+        "a mistral",
+        "a gpt_neox",
+        "a qwen3",
+        "an mpt",
+        "an olmo2",
+        "an exaone",
+        "a phi3",
+        "a gemma",
+        "an ml.trn1.2xlarge",
+        "an hour",
+        "a user",
+        "a unit",
+        "an unknown",
+        "a one-way",
+        "an MLflow",
+        "a European",
     ],
-)  # fmt: skip
+)
 def test_the_article_of_a_word(words: str) -> None:
     assert with_article(words.partition(" ")[2]) == words
 
@@ -39,9 +72,10 @@ def test_no_sentence_has_a_fixed_article_before_a_computed_word() -> None:
                 fixed += [
                     f"{file.relative_to(ROOT)}:{node.lineno}"
                     for text, word in pairwise(node.values)
-                    if isinstance(text, ast.Constant) and isinstance(word, ast.FormattedValue)
+                    if isinstance(text, ast.Constant)
+                    and isinstance(word, ast.FormattedValue)
                     and re.search(r"\b[Aa]n? $", str(text.value))
-                ]  # fmt: skip
+                ]
     assert fixed == []
 
 
@@ -58,9 +92,13 @@ def test_json_for_a_terminal_is_left_as_it_is_and_has_the_same_value(value: str)
 @settings(max_examples=20)
 @given(st.lists(_ODD.filter(lambda text: "\0" not in text), max_size=30))
 def test_words_for_a_shell_are_left_as_they_are_and_read_back(values: list[str]) -> None:
-    values = [value for value in values if not any("\ud800" <= letter <= "\udfff" for letter in value)]
+    values = [
+        value for value in values if not any("\ud800" <= letter <= "\udfff" for letter in value)
+    ]
     words = [shell_word(value) for value in values]
     assert [clean(word) for word in words] == words
     script = "printf '%s\\0' " + " ".join(words) if words else "true"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C"})
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C"}
+    )
     assert done.stdout.decode().split("\0")[:-1] == values

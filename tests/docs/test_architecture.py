@@ -1,4 +1,6 @@
-"""The rooms of docs/architecture.md: every package is on the page, and imports go one way, also inside functions."""
+"""The rooms of docs/architecture.md: every package is on the page, and imports go one way, also
+inside functions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MOST_LINES = 80
 
 def test_every_package_is_on_the_page() -> None:
     layout = PAGE.partition("## Rooms")[2].partition("\n## ")[0]
-    named = set(re.findall(r"^ +(?:\w+/ )*(\w+)/", layout, re.M)) | set(re.findall(r"(\w+)/", layout))
+    named = set(re.findall(r"^ +(?:\w+/ )*(\w+)/", layout, re.M)) | set(
+        re.findall(r"(\w+)/", layout)
+    )
     packages = {path.parent.name for path in (ROOT / "smtrain").glob("*/*/__init__.py")}
     assert packages | set(ROOMS) <= named, "docs/architecture.md does not name them"
     assert PAGE.count("\n") <= MOST_LINES
@@ -41,15 +45,22 @@ FLOORS = ("client", "worker", "worker.data", "worker.checkpoint")
 
 
 def test_the_contracts_have_no_exceptions() -> None:
-    contracts = parse((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = parse((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     layers = contracts[0]
     floors = [contract for contract in contracts[1:] if contract["type"] == "layers"]
     forbidden = [contract for contract in contracts if contract["type"] == "forbidden"]
     assert len(contracts) == 1 + len(floors) + len(forbidden)
     assert set(re.findall(r"\w+", " ".join(layers["layers"]))) == {*ROOMS, "__main__", "version"}
-    assert [contract["containers"] for contract in floors] == [[f"smtrain.{name}"] for name in FLOORS]
+    assert [contract["containers"] for contract in floors] == [
+        [f"smtrain.{name}"] for name in FLOORS
+    ]
     assert all(contract["exhaustive"] for contract in (layers, *floors))
-    assert [contract["source_modules"] for contract in forbidden] == [["smtrain.client"], ["smtrain.worker"]]
+    assert [contract["source_modules"] for contract in forbidden] == [
+        ["smtrain.client"],
+        ["smtrain.worker"],
+    ]
     assert not any(contract.get("ignore_imports") for contract in contracts)
 
 
@@ -71,7 +82,10 @@ def test_a_cycle_is_found() -> None:
 def cycles(imports: Mapping[str, set[str]]) -> list[set[str]]:
     """Groups of modules that import each other."""
     reached = {module: _reached(imports, module) for module in imports}
-    groups = [frozenset(other for other in reached[module] if module in reached[other]) for module in imports]
+    groups = [
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in imports
+    ]
     return [set(group) for group in dict.fromkeys(groups) if group]
 
 
@@ -87,7 +101,11 @@ def _reached(imports: Mapping[str, set[str]], module: str) -> set[str]:
 
 def test_entry_scripts_import_only_what_a_job_gets() -> None:
     words = r"^\s*(?:from|import) smtrain\.(\w+)"
-    rooms = {room for path in (ROOT / "entrypoints").glob("*.py") for room in re.findall(words, path.read_text(), re.M)}
+    rooms = {
+        room
+        for path in (ROOT / "entrypoints").glob("*.py")
+        for room in re.findall(words, path.read_text(), re.M)
+    }
     assert rooms <= {"core", "stages", "worker", "version"}
 
 
@@ -131,11 +149,15 @@ WRONG = (
 
 def test_a_wrong_import_is_refused_in_each_direction(tmp_path: Path) -> None:
     for folder in ("smtrain", "entrypoints"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.yaml"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.yaml")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for file, wrong in WRONG:
         with (tmp_path / "smtrain" / file).open("a") as out:
-            out.write(f"\n\ndef wrong() -> object:\n    import {wrong} as wrong\n\n    return wrong\n")
+            out.write(
+                f"\n\ndef wrong() -> object:\n    import {wrong} as wrong\n\n    return wrong\n"
+            )
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

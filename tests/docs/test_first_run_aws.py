@@ -1,4 +1,6 @@
-"""Run the page "Your first run on AWS" with its config and the local control plane in place of AWS."""
+"""Run the page "Your first run on AWS" with its config and the local control plane in place of
+AWS.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "
 def make_role(iam: Any, made: dict[str, Any]) -> None:
     """Create the page's role, unless another test of this process has created it."""
     with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
-        iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
-    iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
+        iam.create_role(
+            RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"])
+        )
+    iam.put_role_policy(
+        RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"])
+    )
 
 
 def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
@@ -61,10 +67,15 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     config["compute"]["role"] = "smtrain-training"
 
     report = smtrain.check(config, target="aws")
-    # AWS's image registry does not exist here: that is the only fault, and the role has all permissions.
-    assert [f.text.partition(" in ")[0] for f in report.faults] == ["there is no repository pytorch-training-neuronx"]
+    # AWS's image registry does not exist here: that is the only fault, and the role has all
+    # permissions.
+    assert [f.text.partition(" in ")[0] for f in report.faults] == [
+        "there is no repository pytorch-training-neuronx"
+    ]
     assert [f.text for f in report.warnings if "could not be checked" in f.text] == []
-    assert [f.text for f in report if f.check == "permissions"] == ["the role may do all that its jobs need"]
+    assert [f.text for f in report if f.check == "permissions"] == [
+        "the role may do all that its jobs need"
+    ]
     for stage in STAGES:
         sent = smtrain.request(config, stage=stage, target="aws")
         machine = sent["ResourceConfig"]["InstanceType"]
@@ -77,17 +88,24 @@ def on_page(command: str, section: str) -> str:
     """The page's command with this beginning, in the section with this number."""
     page = PAGE.read_text("utf-8")
     text = page.split(f"\n## {section}. ")[1].partition("\n## ")[0]
-    return next(line for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE) if line.startswith(command))
+    return next(
+        line for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE) if line.startswith(command)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/client/launch/test_local_run.py
+# the gate has the page's requests above, and a whole run in tests/client/launch/test_local_run.py
+@pytest.mark.full
 def test_the_run_is_stopped_resumed_exported_and_downloaded(
-    shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_run: SharedRun,
+    trained_inputs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Run sections 10 to 15 with a tiny model on a CPU machine, which this machine can be.
 
-    The text was prepared by the shared run. The gate ends after the stop; tests/client/launch tests resuming.
+    The text was prepared by the shared run. The gate ends after the stop; tests/client/launch tests
+    resuming.
     """
     import boto3
 
@@ -102,7 +120,12 @@ def test_the_run_is_stopped_resumed_exported_and_downloaded(
     prepared = shared_run.run.job("prepare").describe()["ModelArtifacts"]["S3ModelArtifacts"]
     registry = ecr.create_repository(repositoryName="own")["repository"]["repositoryUri"]
     kind = "application/vnd.docker.distribution.manifest.v2+json"
-    layers = {"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:" + "0" * 64}, "layers": []}
+    layers = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "config": {"digest": "sha256:" + "0" * 64},
+        "layers": [],
+    }
     ecr.put_image(repositoryName="own", imageManifest=json.dumps(layers), imageTag="1")
     config: dict[str, Any] = {
         "name": "walk",
@@ -110,16 +133,23 @@ def test_the_run_is_stopped_resumed_exported_and_downloaded(
         "model": {"path": "s3://walked/model/"},
         "data": {"prepared": prepared},
         "train": {
-            "steps": 9999, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "warmup_steps": 2,
+            "steps": 9999,
+            "seq_len": 32,
+            "global_batch_size": 8,
+            "precision": "fp32",
+            "warmup_steps": 2,
             "save_interval": 4,
         },
         "compute": {
-            "instance_type": "ml.m5.xlarge", "processes_per_instance": 1, "max_run": "2h", "image": f"{registry}:1",
+            "instance_type": "ml.m5.xlarge",
+            "processes_per_instance": 1,
+            "max_run": "2h",
+            "image": f"{registry}:1",
             "role": "smtrain-training",
         },
         "output": {"s3_uri": "s3://walked/smtrain"},
         "generate": {"prompts": ["the red fox"], "max_new_tokens": 4},
-    }  # fmt: skip
+    }
     Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
     made = policies(config, target="aws")
     make_role(iam, made)
@@ -158,10 +188,17 @@ def test_the_run_is_stopped_resumed_exported_and_downloaded(
     config["train"]["steps"] = saved + 2
     Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
     type_(f"{on_page('smtrain run', '10')} --download my-new-model")
-    (again,) = [one for one in type_("smtrain list").split() if one.startswith("walk-train-") and one != name]
+    (again,) = [
+        one
+        for one in type_("smtrain list").split()
+        if one.startswith("walk-train-") and one != name
+    ]
     assert min(record["step"] for record in smtrain.Job(again, "aws").records) == saved + 1
     assert (tmp_path / "my-new-model/model.safetensors").is_file()
-    weights = [(tmp_path / f"{folder}/model.safetensors").read_bytes() for folder in ("early", "my-new-model")]
+    weights = [
+        (tmp_path / f"{folder}/model.safetensors").read_bytes()
+        for folder in ("early", "my-new-model")
+    ]
     assert weights[0] != weights[1]
     status = type_(on_page("smtrain status", "13"), again)
     assert f"step:        {saved + 2}  loss " in status
@@ -187,5 +224,11 @@ def test_what_the_control_plane_lacks_is_answered_as_aws_answers(local_home: Pat
 
 
 def test_a_page_in_place_of_aws_is_one_sentence() -> None:
-    message = sentence(ResponseParserError("Unable to parse response (syntax error: line 1, column 0)"))
-    assert message == "the answer is a web page and not from AWS; check the proxy, and AWS_ENDPOINT_URL if it is set"
+    message = sentence(
+        ResponseParserError("Unable to parse response (syntax error: line 1, column 0)")
+    )
+    assert (
+        message
+        == "the answer is a web page and not from AWS; check the proxy, and AWS_ENDPOINT_URL if it"
+        " is set"
+    )

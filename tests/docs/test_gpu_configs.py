@@ -1,4 +1,6 @@
-"""The ready configs of examples/gpu: each loads, is planned for its machine, which holds it, and has a request."""
+"""The ready configs of examples/gpu: each loads, is planned for its machine, which holds it, and
+has a request.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from tests.docs.pages import ROOT
 
 CONFIGS = sorted((ROOT / "examples/gpu").glob("*.yaml"))
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-DATA = {"my-text": {"text": "a"}, "my-conversations": TALK, "my-pairs": {"prompt": "a", "chosen": "b", "rejected": "c"}}
+DATA = {
+    "my-text": {"text": "a"},
+    "my-conversations": TALK,
+    "my-pairs": {"prompt": "a", "chosen": "b", "rejected": "c"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,9 @@ def test_a_ready_config_fits_its_machine_and_has_a_request(
     config = smtrain.load_config(source, **first)
     plan = smtrain.plan(config, measured=1000.0 if config.own_machine is None else None)
     assert plan.fits, plan.faults
-    assert [word for word in ("billed", "AWS's", "image") if word in str(plan).partition("\n!")[0]] == []
+    assert [
+        word for word in ("billed", "AWS's", "image") if word in str(plan).partition("\n!")[0]
+    ] == []
     request = smtrain.request(config, stage="train")
     assert request["HyperParameters"]["steps"] == str(config.train.steps)
     assert f"examples/gpu/{path.name}" in (ROOT / "docs/first-run-gpu.md").read_text()

@@ -1,7 +1,8 @@
-"""The pages name everything in the code, the index links to all pages, and smtrain has nothing that scope.md excludes.
+"""The pages name everything in the code, the index links to all pages, and smtrain has nothing that
+scope.md excludes.
 
-Each test was seen to fail: with a page missing in the index, one more command, stage, target, objective or family in
-the code, and a row of scope.md about something that smtrain does.
+Each test was seen to fail: with a page missing in the index, one more command, stage, target,
+objective or family in the code, and a row of scope.md about something that smtrain does.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def rows(text: str, heading: str = "") -> list[list[str]]:
 def links(page: Path) -> set[str]:
     """Pages that a page leads to, relative to docs/."""
     addresses = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text("utf-8"))
-    return {(page.parent / link).resolve().relative_to(DOCS).as_posix() for link in addresses if "://" not in link}
+    return {
+        (page.parent / link).resolve().relative_to(DOCS).as_posix()
+        for link in addresses
+        if "://" not in link
+    }
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -74,7 +79,9 @@ def test_the_page_that_the_glossary_names_for_a_command_has_it() -> None:
         assert page, cells
         text = (DOCS / page[1]).read_text("utf-8")
         for command in cells[0].split(", "):
-            assert re.search(rf"smtrain {command}\b", text), f"{page[1]} does not have `smtrain {command}`"
+            assert re.search(rf"smtrain {command}\b", text), (
+                f"{page[1]} does not have `smtrain {command}`"
+            )
 
 
 def test_the_help_of_a_group_names_its_commands() -> None:
@@ -92,11 +99,17 @@ def test_the_words_of_the_glossary_are_in_order() -> None:
 def test_the_index_leads_to_every_page() -> None:
     known = {page.relative_to(DOCS).as_posix() for page in pages()}
     parts = {page for page in known if page.endswith("/index.md")}
-    below = {page for page in known if any(page.startswith(part.removesuffix("index.md")) for part in parts)}
+    below = {
+        page
+        for page in known
+        if any(page.startswith(part.removesuffix("index.md")) for part in parts)
+    }
     assert known - {"index.md"} - (below - parts) <= links(DOCS / "index.md")
     for part in parts:
         folder = part.removesuffix("index.md")
-        assert {page for page in below if page.startswith(folder)} - {part} <= links(DOCS / part), part
+        assert {page for page in below if page.startswith(folder)} - {part} <= links(DOCS / part), (
+            part
+        )
 
 
 PLANNED = "examples/llama-2-70b-trn1.yaml"
@@ -106,13 +119,16 @@ def test_the_plan_on_its_page_is_the_one_that_the_command_prints() -> None:
     page = DOCS / "planner.md"
     assert f"`smtrain plan {PLANNED}` prints" in page.read_text("utf-8")
     printed = typed("plan", str(ROOT / PLANNED)).stdout.rstrip()
-    assert next(block.text for block in blocks(page) if block.tag == "text") == printed, "paste it again"
+    assert next(block.text for block in blocks(page) if block.tag == "text") == printed, (
+        "paste it again"
+    )
 
 
 def test_each_line_of_a_plan_has_a_row_in_the_order_in_which_it_is_printed() -> None:
     printed = typed("plan", str(ROOT / PLANNED)).stdout.splitlines()
     named = [
-        cells[0].strip("`") for cells in rows((DOCS / "planner.md").read_text("utf-8"), "The output, line by line")
+        cells[0].strip("`")
+        for cells in rows((DOCS / "planner.md").read_text("utf-8"), "The output, line by line")
     ]
     explained = [(line, row_of(line, named)) for line in printed[1:] if line]
     assert [line for line, row in explained if row is None] == [], "no row explains it"
@@ -138,7 +154,9 @@ def words_of(text: str) -> set[str]:
 
 
 def stem(word: str) -> str:
-    """The rough stem of a word: the same for `register` and `registry`, `filter` and `filtering`."""
+    """The rough stem of a word: the same for `register` and `registry`, `filter` and
+    `filtering`.
+    """
     return re.sub(r"(ies|ing|ion|ers?|s)$", "", word.lower())[:6]
 
 
@@ -150,13 +168,20 @@ def vocabulary() -> dict[str, str]:
     places: dict[str, str] = {}
 
     def add(place: str, text: str) -> None:
-        places.update(dict.fromkeys(words_of(text.replace("_", " ").replace("-", " ")) - places.keys(), place))
+        places.update(
+            dict.fromkeys(words_of(text.replace("_", " ").replace("-", " ")) - places.keys(), place)
+        )
 
     for name, command in commands():
         add(f"smtrain {name}", f"{name} {COMMANDS[name.split()[0]][1]}")
         add(f"the options of smtrain {name}", " ".join(options_of(command)))
     add("smtrain.__all__", " ".join(smtrain.__all__))
-    add("the config", " ".join(keys(json.loads((ROOT / "smtrain/core/config/smtrain.schema.json").read_text("utf-8")))))
+    add(
+        "the config",
+        " ".join(
+            keys(json.loads((ROOT / "smtrain/core/config/smtrain.schema.json").read_text("utf-8")))
+        ),
+    )
     add("a value of the config", " ".join([*get_args(TargetName), *STAGES, *FAMILIES]))
     for page in pages():
         if page.name not in ("scope.md", "users.md") and "decisions" not in page.parts:
@@ -202,10 +227,20 @@ def test_what_is_not_in_scope_is_nothing_that_smtrain_does() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "crawling, deduplicating across documents, filtering text by quality", "choosing hyperparameters for you",
-        "serving at scale, a model registry", "LoRA", "evaluation", "SageMaker pipelines", "exporting a model", "GPUs",
-        "instruction data", "a chat", "Slurm clusters", "reports", "profiling",
+        "crawling, deduplicating across documents, filtering text by quality",
+        "choosing hyperparameters for you",
+        "serving at scale, a model registry",
+        "LoRA",
+        "evaluation",
+        "SageMaker pipelines",
+        "exporting a model",
+        "GPUs",
+        "instruction data",
+        "a chat",
+        "Slurm clusters",
+        "reports",
+        "profiling",
     ],
-)  # fmt: skip
+)
 def test_a_row_about_something_that_smtrain_does_is_found(row: str) -> None:
     assert untrue([row, "something else"])

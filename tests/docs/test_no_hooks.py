@@ -1,4 +1,6 @@
-"""No module changes a table of another one when it is imported: what is found would depend on what was imported."""
+"""No module changes a table of another one when it is imported: what is found would depend on what
+was imported.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,27 @@ def changed_by_import(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "line",
-    ["checks.CHECKS['pairs'] = 1", "TABLE.append(2)", "checks.TABLE |= {}", "checks.TABLE += [1]", "checks.f = g"],
+    [
+        "checks.CHECKS['pairs'] = 1",
+        "TABLE.append(2)",
+        "checks.TABLE |= {}",
+        "checks.TABLE += [1]",
+        "checks.f = g",
+    ],
 )
 def test_a_changed_table_is_found(line: str) -> None:
-    text = f"from smtrain.client.preflight import checks\nfrom smtrain.core.public import TABLE\n\n{line}\n"
+    text = (
+        "from smtrain.client.preflight import checks\nfrom smtrain.core.public import"
+        f" TABLE\n\n{line}\n"
+    )
     assert [*changed_by_import(text)] == [line.partition(".")[0]]
     assert not [*changed_by_import(text.replace(line, f"def f() -> None:\n    {line}"))]
 
 
 def test_no_import_changes_a_table_of_another_module() -> None:
     found = {
-        str(path.relative_to(PACKAGE)): [*changed_by_import(path.read_text("utf-8"))] for path in PACKAGE.rglob("*.py")
+        str(path.relative_to(PACKAGE)): [*changed_by_import(path.read_text("utf-8"))]
+        for path in PACKAGE.rglob("*.py")
     }
     assert len(found) > 300
     assert {name: tables for name, tables in found.items() if tables} == {}
@@ -56,10 +68,21 @@ def test_whatever_starts_jobs_makes_the_same_checks_first(monkeypatch: pytest.Mo
     def started(*_: Any, look_first: Any, **__: Any) -> None:
         look_first(None, [], print)
 
-    for module, name in ((run, "run_stages"), (run, "run_list"), (run, "launch_stage"), (pipeline, "make_pipeline")):
+    for module, name in (
+        (run, "run_stages"),
+        (run, "run_list"),
+        (run, "launch_stage"),
+        (pipeline, "make_pipeline"),
+    ):
         monkeypatch.setattr(module, name, started)
-    config = {"model": {"path": "s3://bucket/Llama-3.2-1B/"}, "data": {"prepared": "s3://bucket/data/"}}
-    sections = {"train": {"steps": 1}, "compute": {"instance_type": "ml.trn1.32xlarge", "region": "us-east-1"}}
+    config = {
+        "model": {"path": "s3://bucket/Llama-3.2-1B/"},
+        "data": {"prepared": "s3://bucket/data/"},
+    }
+    sections = {
+        "train": {"steps": 1},
+        "compute": {"instance_type": "ml.trn1.32xlarge", "region": "us-east-1"},
+    }
     smtrain.run(config | sections, target="aws")
     smtrain.run([config | sections], target="aws")
     smtrain.launch(config | sections, target="aws")

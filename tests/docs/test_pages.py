@@ -1,4 +1,6 @@
-"""Every command and every line of Python in the docs works as its page says, on the local control plane."""
+"""Every command and every line of Python in the docs works as its page says, on the local control
+plane.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 300  # seconds for one command
 SEARCHED = [str(Path(sys.executable).parent), os.environ["PATH"]]
-# On the AWS page, commands that only read the config ask the local control plane as if it were AWS; commands that start
-# or read jobs use the shared local run of these pages.
+# On the AWS page, commands that only read the config ask the local control plane as if it were AWS;
+# commands that start or read jobs use the shared local run of these pages.
 ON_AWS = "first-run-aws"
 _SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 
@@ -50,14 +52,18 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
 
 
 # Pages that the gate does not walk: it tests their options below, the requests of the AWS page in
-# test_first_run_aws.py, and the work of the others in the tests of chat, evaluate, convert, publish, doctor and pairs.
+# test_first_run_aws.py, and the work of the others in the tests of chat, evaluate, convert,
+# publish, doctor and pairs.
 WALKS = {ON_AWS, "after-training", "chat", "doctor", "dpo", "first-run-here"}
 RUNNABLE = [page for page in pages() if any(block.tag in RUN for block in blocks(page))]
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem in WALKS else []) for page in RUNNABLE],
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem in WALKS else [])
+        for page in RUNNABLE
+    ],
 )
 def test_a_page_does_what_it_says(
     page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,14 +81,22 @@ def test_a_page_does_what_it_says(
             # So that a traceback has the line numbers of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            # The pages' config has no account, so permissions are those for the local control plane.
+            # The pages' config has no account, so permissions are those for the local control
+            # plane.
             more = as_aws() if page.stem == ON_AWS else {"SMTRAIN_TARGET": "local"}
             run_all(page, block, words, {"PATH": path} | more, here)
 
 
-@pytest.mark.parametrize("page", [page for page in RUNNABLE if page.stem in WALKS], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in RUNNABLE if page.stem in WALKS], ids=lambda page: page.stem
+)
 def test_the_commands_of_a_walk_and_their_options_are_there(page: Path) -> None:
-    texts = [command.text for block in blocks(page) if block.tag == "console" for command in commands(block)]
+    texts = [
+        command.text
+        for block in blocks(page)
+        if block.tag == "console"
+        for command in commands(block)
+    ]
     ours = [text for text in texts if text.startswith("smtrain ")]
     assert ours
     for text in ours:
@@ -94,8 +108,12 @@ def as_aws() -> dict[str, str]:
     return as_told.variables()
 
 
-def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str], here: bool) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | more
+def run_all(
+    page: Path, block: Block, words: dict[str, str], more: dict[str, str], here: bool
+) -> None:
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("AWS_")
+    } | more
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
@@ -104,18 +122,26 @@ def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str
             status, output = called(*alone, environment)
         else:
             done = subprocess.run(
-                ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=PATIENCE, check=False,
-            )  # fmt: skip
+                ["bash", "-c", text],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
             status, output = done.returncode, f"{done.stdout}{done.stderr}"
         assert status == command.status, (
-            f"{page.name}:{command.line}: `{text}` exited with {status}, not {command.status}\n{output}"
+            f"{page.name}:{command.line}: `{text}` exited with {status}, not"
+            f" {command.status}\n{output}"
         )
 
 
 def without_a_shell(text: str) -> tuple[list[str], str | None] | None:
     """The words of a single smtrain command, and its output file; None if it needs a shell."""
-    lexer = shlex.shlex(text.replace(DEMO, os.environ["SMTRAIN_HOME"]), posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(
+        text.replace(DEMO, os.environ["SMTRAIN_HOME"]), posix=True, punctuation_chars=True
+    )
     lexer.wordchars += "[]{}:$@,%^+"
     words = list(lexer)
     file = words.pop() if len(words) > 2 and words[-2] == ">" else None
@@ -140,7 +166,9 @@ def examples() -> dict[str, doctest.DocTest]:
     examples_by_name = {}
     for name in smtrain.__all__:
         # The Ctrl-C decorator keeps the docstring, but not its position in the source.
-        held = doctest.DocTestParser().get_doctest(inspect.getdoc(getattr(smtrain, name)) or "", {}, name, None, None)
+        held = doctest.DocTestParser().get_doctest(
+            inspect.getdoc(getattr(smtrain, name)) or "", {}, name, None, None
+        )
         if held.examples:
             examples_by_name[name] = held
     return examples_by_name
@@ -174,7 +202,11 @@ def test_every_parameter_of_a_public_function_is_documented() -> None:
             continue
         text = inspect.getdoc(function) or ""
         documented = set(
-            re.findall(r"^    \*{0,2}(\w+): ", text.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE)
+            re.findall(
+                r"^    \*{0,2}(\w+): ",
+                text.partition("Args:")[2].partition("\n\n")[0],
+                re.MULTILINE,
+            )
         )
         assert documented == inspect.signature(function).parameters.keys(), name
         assert "Raises:" in text, name

@@ -58,7 +58,11 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     for name, value in {**keys, "SMTRAIN_HOME": str(tmp_path), "PIP_NO_INDEX": "1"}.items():
         monkeypatch.setenv(name, value)
     with mock_aws():
@@ -68,23 +72,36 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
         account[1].create_role(RoleName="train", AssumeRolePolicyDocument=json.dumps(made["trust"]))
         for stage in STAGES:
             # moto itself simulates no policies and has no AWS images, so the checks are off.
-            job = smtrain.launch("config.yaml", stage=stage, target="aws", wait=False, check=False, say=lambda _: None)
+            job = smtrain.launch(
+                "config.yaml",
+                stage=stage,
+                target="aws",
+                wait=False,
+                check=False,
+                say=lambda _: None,
+            )
             sent: Any = account[2].describe_training_job(TrainingJobName=job.name)
             assert sent["RoleArn"].endswith(":role/train")
             assert gpu_row(sent["AlgorithmSpecification"]["TrainingImage"])
             assert sent["ResourceConfig"]["InstanceType"].startswith("ml.g6e") == (stage == "train")
-            assert sent["OutputDataConfig"]["S3OutputPath"].startswith("s3://my-bucket/smtrain/my-run/")
+            assert sent["OutputDataConfig"]["S3OutputPath"].startswith(
+                "s3://my-bucket/smtrain/my-run/"
+            )
 
 
 def test_its_commands_and_their_options_are_there(tmp_path: Path) -> None:
-    """Look at their help; tests/install/test_stranger.py runs them, but only in `scripts/test --full`."""
+    """Look at their help; tests/install/test_stranger.py runs them, but only in `scripts/test
+    --full`.
+    """
 
     class Reader(Stranger):
         def type(self, command: str) -> Typed:
             done = typed(*command.split()[1:])
             return Typed(command, 0.0, done.returncode, done.stdout, done.stderr)
 
-    commands = list(dict.fromkeys(Reader(ROOT / "README.md", ROOT / "examples", tmp_path, {}).commands()))
+    commands = list(
+        dict.fromkeys(Reader(ROOT / "README.md", ROOT / "examples", tmp_path, {}).commands())
+    )
     assert len(commands) > 20
     for command in commands:
         assert not lacking_options(command), command
@@ -92,7 +109,9 @@ def test_its_commands_and_their_options_are_there(tmp_path: Path) -> None:
 
 def test_its_links_and_pictures_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    links = [
+        link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link
+    ]
     assert {"docs/panel.svg", "docs/loss.svg", "docs/first-run-aws.md"} <= set(links)
     assert [link for link in links if not (ROOT / link).exists()] == []
 

@@ -1,4 +1,6 @@
-"""The site builds without warnings, and every page is at most two clicks from the index, also without navigation."""
+"""The site builds without warnings, and every page is at most two clicks from the index, also
+without navigation.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def clicks(begin: Path, links: Callable[[Path], Iterable[Path]]) -> dict[Path, i
 
 def on_site(page: Path) -> list[Path]:
     """Pages of the site that a page's text leads to."""
-    targets = [(page.parent / link).resolve() for link in Article(page.read_text("utf-8")).links if link]
+    targets = [
+        (page.parent / link).resolve() for link in Article(page.read_text("utf-8")).links if link
+    ]
     return [target / "index.html" for target in targets if (target / "index.html").is_file()]
 
 
@@ -64,21 +68,43 @@ def in_markdown(page: Path) -> list[Path]:
 
 def far(distances: dict[Path, int], pages: Iterable[Path]) -> list[str]:
     """Pages that are not reached, or by too many clicks."""
-    return [f"{page}: {distances.get(page, 'no way')}" for page in pages if distances.get(page, CLICKS + 1) > CLICKS]
+    return [
+        f"{page}: {distances.get(page, 'no way')}"
+        for page in pages
+        if distances.get(page, CLICKS + 1) > CLICKS
+    ]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def built(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The site's folder, and the result of building it."""
     site = tmp_path_factory.mktemp("docs").resolve() / "site"
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(site)],
-        capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "-q",
+            "-f",
+            str(ROOT / "mkdocs.yml"),
+            "-d",
+            str(site),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     return site, built
 
 
-def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_the_site_builds_without_a_warning(
+    built: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     site, result = built
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -90,7 +116,9 @@ def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.Complet
     assert "more US dollars than this" in texts["api/before/#smtrain.plan"]
     # Inherited members are included.
     assert "api/running/#smtrain.Job.status" in texts
-    assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in texts}
+    assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {
+        place[place.find("#") :] for place in texts
+    }
 
 
 def test_every_page_of_the_site_is_within_two_clicks_of_the_index_by_links_in_the_text(
@@ -108,11 +136,15 @@ def test_every_page_is_within_two_clicks_of_the_index_where_markdown_is_shown() 
 
 def test_a_page_that_only_the_navigation_names_is_found(tmp_path: Path) -> None:
     texts = {
-        "index.html": '<nav><a href="c/">C</a></nav><article><a href="a/#x">A</a> <a href="https://b.org">B</a></article>',
+        "index.html": (
+            '<nav><a href="c/">C</a></nav><article><a href="a/#x">A</a> <a'
+            ' href="https://b.org">B</a></article>'
+        ),
         "a/index.html": '<article><a href="../b/">B</a></article>',
         "b/index.html": '<article><a href="../d/">D</a></article>',
-        "c/index.html": "", "d/index.html": "",
-    }  # fmt: skip
+        "c/index.html": "",
+        "d/index.html": "",
+    }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
@@ -125,7 +157,11 @@ def test_every_page_is_in_the_navigation() -> None:
     def files(entry: Any) -> list[str]:
         if isinstance(entry, str):
             return [entry]
-        return [file for part in (entry.values() if isinstance(entry, dict) else entry) for file in files(part)]
+        return [
+            file
+            for part in (entry.values() if isinstance(entry, dict) else entry)
+            for file in files(part)
+        ]
 
     listed = files(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
     assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages())
@@ -134,7 +170,9 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_site_uses_no_more_than_what_is_to_build_it_next_reads() -> None:
     """docs/decisions/0014-site-after-material.md."""
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
-    named = {plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in config["plugins"]}
+    named = {
+        plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in config["plugins"]
+    }
     assert named == {"search", "mkdocstrings"}
     assert config["hooks"] == ["scripts/docs_version.py"], "another hook would be silently ignored"
     assert "custom_dir" not in config["theme"]
@@ -149,7 +187,9 @@ def test_every_file_that_a_page_leads_to_is_there() -> None:
 def test_every_table_has_a_head() -> None:
     for page in [*pages(), ROOT / "README.md"]:
         lines = page.read_text("utf-8").splitlines()
-        empty = [number for number, line in enumerate(lines, 1) if re.fullmatch(r"\|(\s*\|)+\s*", line)]
+        empty = [
+            number for number, line in enumerate(lines, 1) if re.fullmatch(r"\|(\s*\|)+\s*", line)
+        ]
         assert not empty, f"{page.name}: a table without a head in line {empty}"
 
 
@@ -164,7 +204,9 @@ def test_every_picture_is_there_and_says_what_it_shows() -> None:
 
 
 def test_the_tested_commit_of_neuronx_distributed_is_one_everywhere() -> None:
-    page, script = ((ROOT / name).read_text("utf-8") for name in ("docs/nxd.md", "scripts/nxd-environment"))
+    page, script = (
+        (ROOT / name).read_text("utf-8") for name in ("docs/nxd.md", "scripts/nxd-environment")
+    )
     (commit,) = set(re.findall(r"\b[0-9a-f]{40}\b", page))
     assert f"tested={commit}\n" in script
     short = set(re.findall(r"commit ([0-9a-f]{7})\b", page + script))

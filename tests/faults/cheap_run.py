@@ -1,4 +1,5 @@
-"""A cheap run of the local control plane with all its parts: upload, job, checkpoints, follow, download.
+"""A cheap run of the local control plane with all its parts: upload, job, checkpoints, follow,
+download.
 
 main([HOME, FOLDER])    leaves FOLDER/model/sum; safe to repeat, like `smtrain run`
 """
@@ -78,7 +79,9 @@ def _request(name: str, bucket: str) -> dict[str, Any]:
         "InputDataConfig": [
             {
                 "ChannelName": "in",
-                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/in/"}},
+                "DataSource": {
+                    "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/in/"}
+                },
             }
         ],
         "CheckpointConfig": {"S3Uri": f"s3://{bucket}/checkpoints"},

@@ -22,7 +22,17 @@ class FailingDisk:
         self._log = work / "failed.log"
         if not self._library.exists():
             library = work / f"nthwrite.{os.getpid()}.so"
-            command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-o", str(library), str(SOURCE), "-ldl"]
+            command = [
+                "gcc",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-w",
+                "-o",
+                str(library),
+                str(SOURCE),
+                "-ldl",
+            ]
             subprocess.run(command, check=True)
             library.rename(self._library)
         state = work / "state"
@@ -32,7 +42,9 @@ class FailingDisk:
         self._file = state
 
     def environment(self) -> dict[str, str]:
-        """Variables for a process and its children; the control plane passes these names on to its own processes."""
+        """Variables for a process and its children; the control plane passes these names on to its
+        own processes.
+        """
         return {
             "LD_PRELOAD": str(self._library),
             "NTHWRITE_STATE": str(self._file),

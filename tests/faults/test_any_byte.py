@@ -1,7 +1,9 @@
-"""Any byte of a file that a job has left may change: it is found before the file is used, or it changes nothing.
+"""Any byte of a file that a job has left may change: it is found before the file is used, or it
+changes nothing.
 
-The uploads of a launch are in tests/client/launch/test_damaged_uploads.py, shares of several machines in
-tests/worker/data/spread/test_spread.py, and other kinds of checkpoints in tests/worker/checkpoint/test_mutated.py.
+The uploads of a launch are in tests/client/launch/test_damaged_uploads.py, shares of several
+machines in tests/worker/data/spread/test_spread.py, and other kinds of checkpoints in
+tests/worker/checkpoint/test_mutated.py.
 """
 
 from __future__ import annotations
@@ -40,11 +42,19 @@ SEQ_LEN, VOCABULARY = 8, 257
 def _data(folder: Path) -> list[Any]:
     """All samples, as training reads them."""
     loader = TokenLoader(
-        folder, seq_len=SEQ_LEN, global_batch_size=1, dp_rank=0, dp_size=1, seed=7, vocab_size=VOCABULARY,
+        folder,
+        seq_len=SEQ_LEN,
+        global_batch_size=1,
+        dp_rank=0,
+        dp_size=1,
+        seed=7,
+        vocab_size=VOCABULARY,
         document_mask=True,
-    )  # fmt: skip
+    )
     try:
-        return [[part.tolist() for part in loader.batch(number)] for number in range(loader.samples)]
+        return [
+            [part.tolist() for part in loader.batch(number)] for number in range(loader.samples)
+        ]
     finally:
         loader.close()
 
@@ -90,9 +100,14 @@ def _bundle(folder: Path) -> bytes:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "data": _data, "checkpoint": _checkpoint, "exported": _exported, "line": _line, "tuning": _tuning,
-    "journal": _journal, "bundle": _bundle,
-}  # fmt: skip
+    "data": _data,
+    "checkpoint": _checkpoint,
+    "exported": _exported,
+    "line": _line,
+    "tuning": _tuning,
+    "journal": _journal,
+    "bundle": _bundle,
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +117,25 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f'{{"text": "{"words " * (number % 7)}of {number}"}}\n' for number in range(20)]
     (root / "a.jsonl").write_text("".join(rows))
     options = PrepareOptions(seq_len=SEQ_LEN)
-    prepare(root / "a.jsonl", root / "data", plain_tokenizer(root / "tokenizer"), options, say=lambda _: None)
+    prepare(
+        root / "a.jsonl",
+        root / "data",
+        plain_tokenizer(root / "tokenizer"),
+        options,
+        say=lambda _: None,
+    )
     config = {**LLAMA, "num_hidden_layers": 1}
     model = hf_folder(root / "model", config)
     convert(model, root / "exported", to=HuggingFace())
     convert(model, root / "checkpoint", to=Native(tp=2))
     (root / "line").mkdir()
-    replace(Lineage.of(root / "line", "second"), parts=(LineagePart("second", None), LineagePart("first", 10))).record()
-    TuningRecord(root / "tuning/tuning.json").write([Trial(1, {"train.lr": "1e-4"}, "run", "job", "finished", 2.5)])
+    replace(
+        Lineage.of(root / "line", "second"),
+        parts=(LineagePart("second", None), LineagePart("first", 10)),
+    ).record()
+    TuningRecord(root / "tuning/tuning.json").write(
+        [Trial(1, {"train.lr": "1e-4"}, "run", "job", "finished", 2.5)]
+    )
     journal = Journal(root / "journal")
     journal.mark({"settings": "key", "done_bytes": 12, "counts": {1: 2, 10: 3}}, {})
     journal.close(remove=False)
@@ -124,7 +150,11 @@ def test_a_changed_byte_is_found_or_changes_nothing(kind: str, left: Path, tmp_p
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     wanted, count = read(folder), examples(20 if kind == "bundle" else 200)
 
-    @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
     @given(st.data())
     def check(data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(files))
@@ -133,7 +163,10 @@ def test_a_changed_byte_is_found_or_changes_nothing(kind: str, left: Path, tmp_p
         byte = data.draw(st.integers(0, 255).filter(lambda value: value != whole[at]))
         path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
         try:
-            assert read(folder) in (wanted, "edited"), f"{path.name}: byte {at} was {whole[at]} and is {byte}"
+            assert read(folder) in (
+                wanted,
+                "edited",
+            ), f"{path.name}: byte {at} was {whole[at]} and is {byte}"
         except SmtrainError:
             pass  # found
         finally:

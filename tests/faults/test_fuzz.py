@@ -1,4 +1,6 @@
-"""Mutated configs and damaged inputs: a result or a sentence from every command, in time (`scripts/bench fuzz`)."""
+"""Mutated configs and damaged inputs: a result or a sentence from every command, in time
+(`scripts/bench fuzz`).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,25 @@ from tests.tiers import full
 
 SEED = 60_000
 FORMS = (
-    "model config", "metrics.jsonl", "log", "megatron log", "csv log", "stage", "records", "task", "questions",
-)  # fmt: skip
+    "model config",
+    "metrics.jsonl",
+    "log",
+    "megatron log",
+    "csv log",
+    "stage",
+    "records",
+    "task",
+    "questions",
+)
 """Forms whose readers take milliseconds."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch, world_of(tmp_path_factory.mktemp("fuzz"), patch) as made:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        world_of(tmp_path_factory.mktemp("fuzz"), patch) as made,
+    ):
         yield made
 
 
@@ -65,7 +78,9 @@ def test_configs_that_are_mutated_are_valid_before(world: World, target: str) ->
                 assert answer.status == 0, f"{objective} {extra}: {answer.err}"
 
 
-def test_an_error_that_is_no_sentence_is_a_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_no_sentence_is_a_fault(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options.StartOptions, "show_dry", lambda *_: os.environ["SMTRAIN_MISSING"])
     totals, others = Totals(), [name for name in COMMANDS if name not in ("run", "launch")]
     world.configs(range(20), totals, others)

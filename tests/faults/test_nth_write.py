@@ -1,7 +1,8 @@
-"""If the n-th write of plane, client, script or stage fails, there is one error message, and the same command resumes.
+"""If the n-th write of plane, client, script or stage fails, there is one error message, and the
+same command resumes.
 
-`SMTRAIN_NTH_WRITES` is the number of n to try (spread over all; 0: every one), each with the next of four errors. The
-gate tries one of the plane's and one of a training's.
+`SMTRAIN_NTH_WRITES` is the number of n to try (spread over all; 0: every one), each with the next
+of four errors. The gate tries one of the plane's and one of a training's.
 """
 
 from __future__ import annotations
@@ -32,21 +33,30 @@ pytestmark = pytest.mark.slow
 TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "2" if tiers.full() else "1"))
 FIRST = int(os.environ.get("SMTRAIN_NTH_FIRST", "1"))
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
-NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk quota|input/output error", re.I)
+NAMED = re.compile(
+    r"no space left on|is read-only|read-only file system|disk quota|input/output error", re.I
+)
 
 
 def chosen(count: int) -> list[tuple[int, int]]:
     """(n, error) to try, for so many writes."""
     numbers: Sequence[int] = range(FIRST, count + 1)
     if TRIES and len(numbers) > TRIES:
-        numbers = [numbers[i * len(numbers) // TRIES + len(numbers) // (2 * TRIES)] for i in range(TRIES)]
+        numbers = [
+            numbers[i * len(numbers) // TRIES + len(numbers) // (2 * TRIES)] for i in range(TRIES)
+        ]
     return [(n, ERRORS[i % 4]) for i, n in enumerate(numbers)]
 
 
 def each_ends_in_a_sentence(
-    disk: FailingDisk, count: int, attempt: Callable[[int], tuple[int, str]], again: Callable[[int], tuple[int, str]]
+    disk: FailingDisk,
+    count: int,
+    attempt: Callable[[int], tuple[int, str]],
+    again: Callable[[int], tuple[int, str]],
 ) -> int:
-    """Try the chosen writes; `attempt` and `again` return status and output. Return the number of tries.
+    """Try the chosen writes; `attempt` and `again` return status and output.
+
+    Return the number of tries.
 
     All faults are reported together at the end.
     """
@@ -114,7 +124,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     plane.zygote.close()
 
 
-def test_of_plane_client_and_script(plane: Plane, record_property: Callable[[str, int], None]) -> None:
+def test_of_plane_client_and_script(
+    plane: Plane, record_property: Callable[[str, int], None]
+) -> None:
     plane.disk.fail(errno.ENOSPC, 1 << 60)
     status, output = plane.attempt(0)
     count = plane.disk.count
@@ -145,7 +157,9 @@ class Stage:
         return self._status, output
 
     def again(self, n: int) -> tuple[int, str]:
-        """Run it again if it did not finish, and compare the result with that of an undisturbed run."""
+        """Run it again if it did not finish, and compare the result with that of an undisturbed
+        run.
+        """
         status, output = self.attempt(n) if self._status else (0, "")
         result = self.read(n) if status == 0 else None
         shutil.rmtree(self.ml(n))
@@ -158,13 +172,18 @@ class Stage:
         ml = self.ml(n)
         if self.name != "train":
             files = [path for path in sorted((ml / "model").rglob("*")) if path.is_file()]
-            return {path.relative_to(ml).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}
+            return {
+                path.relative_to(ml).as_posix(): sha256(path.read_bytes()).hexdigest()
+                for path in files
+            }
         lines = (ml / "output/data/metrics.jsonl").read_text().splitlines()
         return {r["step"]: (r["loss"], r["grad_norm"]) for r in map(json.loads, lines)}
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Iterator[dict[str, Stage]]:
+def stages(
+    tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]
+) -> Iterator[dict[str, Stage]]:
     root = tmp_path_factory.mktemp("stages")
     lay_out(root / "ml", trained_inputs)
     config: dict[str, Any] = {
@@ -179,7 +198,9 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
     (root / "tries").mkdir()
     disk = FailingDisk(root / "shim", [root / "tries"])
     zygote = Zygote("tests.faults.one_rank", {**disk.environment(), "OMP_NUM_THREADS": "1"})
-    made = {name: Stage(root, zygote, disk, name) for name in ("prepare", "convert", "train", "export")}
+    made = {
+        name: Stage(root, zygote, disk, name) for name in ("prepare", "convert", "train", "export")
+    }
     status, output = made["train"].attempt(0)
     assert status == 0, output
     shutil.copytree(made["train"].ml(0) / "checkpoints", root / "ml/input/data/checkpoint")
@@ -188,11 +209,16 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
     zygote.close()
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name == "train" else pytest.mark.full)
-    for name in ("prepare", "convert", "train", "export")
-])  # fmt: skip
-def test_of_a_stage(stages: dict[str, Stage], name: str, record_property: Callable[[str, int], None]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "train" else pytest.mark.full)
+        for name in ("prepare", "convert", "train", "export")
+    ],
+)
+def test_of_a_stage(
+    stages: dict[str, Stage], name: str, record_property: Callable[[str, int], None]
+) -> None:
     stage = stages[name]
     stage.disk.fail(errno.ENOSPC, 1 << 60)
     status, output = stage.attempt(0)

@@ -1,4 +1,5 @@
-"""Run a program repeatedly without importing it again: a process that has loaded it forks for each run.
+"""Run a program repeatedly without importing it again: a process that has loaded it forks for each
+run.
 
 python -m tests.faults.zygote MODULE     reads {"argv": [...], "out": file, "limit": s} per line, answers a status
 """
@@ -23,17 +24,27 @@ class Zygote:
     """The client of the forking process."""
 
     def __init__(self, module: str, environment: dict[str, str]) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SMTRAIN_", "RANK", "WORLD_SIZE", "MASTER_"))}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("SMTRAIN_", "RANK", "WORLD_SIZE", "MASTER_"))
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote", module], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**kept, **environment},
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.faults.zygote", module],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**kept, **environment},
+        )
 
     def run(self, argv: list[str], out: Path, limit: float = 120.0) -> tuple[int, str]:
         """Exit status (`HUNG` after `limit` seconds) and output."""
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(json.dumps({"argv": argv, "out": str(out), "limit": limit}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"argv": argv, "out": str(out), "limit": limit}) + "\n"
+        )
         self._process.stdin.flush()
         return int(self._process.stdout.readline()), out.read_text(errors="replace")
 

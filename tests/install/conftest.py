@@ -19,7 +19,8 @@ import pytest
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 REPOSITORY = Path(__file__).parents[2]
-# Imported by every Python of the environment: hides the modules named in BLOCKED as if they were not installed.
+# Imported by every Python of the environment: hides the modules named in BLOCKED as if they were
+# not installed.
 BLOCKER = """
 import os, sys
 class Blocker:
@@ -42,15 +43,23 @@ class Installed:
         """Run a program of the environment, away from the checkout."""
         environment = self.environment(blocked)
         return subprocess.run(
-            [self.bin / command[0], *command[1:]], env=environment, cwd=self.home, capture_output=True, text=True
+            [self.bin / command[0], *command[1:]],
+            env=environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
         )
 
     def environment(self, blocked: str = "") -> dict[str, str]:
         """The variables of a shell in which only the environment is active."""
         return {
-            "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), "SMTRAIN_HOME": str(self.home / "state"),
-            "BLOCKED": blocked, "OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
-        }  # fmt: skip
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "SMTRAIN_HOME": str(self.home / "state"),
+            "BLOCKED": blocked,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        }
 
     def smtrain(self, *arguments: str, blocked: str = "") -> str:
         """The output of a command that succeeds."""
@@ -65,11 +74,15 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "smtrain"
     folder.mkdir()
     for name in ("smtrain", "entrypoints"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder)
     out = folder.parent / "dist"
-    done = subprocess.run([sys.executable, "-c", BUILD, out], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, out], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return out / done.stdout.splitlines()[-1]
 
@@ -89,7 +102,14 @@ def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
         "--python",
         folder / "venv/bin/python",
     ]
-    quick = ["-q", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile", "--ignore-installed"]
+    quick = [
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--no-compile",
+        "--ignore-installed",
+    ]
     subprocess.run([*pip, "install", *quick, sdist], check=True)
     home = folder / "home"
     home.mkdir()
@@ -98,12 +118,19 @@ def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     hf_folder(home / "model", LLAMA)
     (home / "model" / "tokenizer.json").write_text("{}")
     config = {
-        "name": "away", "model": {"path": "model"}, "data": {"path": "text"}, "parallel": {"tp": 2},
-        "train": {"steps": 2, "global_batch_size": 2, "seq_len": 8}, "output": {"s3_uri": "s3://bucket/runs"},
+        "name": "away",
+        "model": {"path": "model"},
+        "data": {"path": "text"},
+        "parallel": {"tp": 2},
+        "train": {"steps": 2, "global_batch_size": 2, "seq_len": 8},
+        "output": {"s3_uri": "s3://bucket/runs"},
         "compute": {
-            "instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2, "max_run": "1h",
-            "role": "arn:aws:iam::123456789012:role/train", "region": "us-east-2",
+            "instance_type": "ml.trn1.2xlarge",
+            "processes_per_instance": 2,
+            "max_run": "1h",
+            "role": "arn:aws:iam::123456789012:role/train",
+            "region": "us-east-2",
         },
-    }  # fmt: skip
+    }
     (home / "config.yaml").write_text(json.dumps(config))
     return Installed(folder / "venv" / "bin", home)

@@ -1,7 +1,8 @@
 """A newcomer: runs the commands of README.md in a folder with the files that they name.
 
-`python stranger.py README EXAMPLES FOLDER` runs them in the calling environment, as scripts/stranger does after a real
-installation; tests/install/test_stranger.py does a shorter run. Only Python's standard library is imported.
+`python stranger.py README EXAMPLES FOLDER` runs them in the calling environment, as
+scripts/stranger does after a real installation; tests/install/test_stranger.py does a shorter run.
+Only Python's standard library is imported.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ from pathlib import Path
 
 _FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\b[A-Z]\b")
-# Commands that only look use the README's own config for AWS; the others run on this machine with the tiny model.
+# Commands that only look use the README's own config for AWS; the others run on this machine with
+# the tiny model.
 _LOOKS = ("plan CONFIG", "check CONFIG", "iam policy CONFIG", "config show CONFIG", "--dry-run")
 _ON_AWS = ("check CONFIG", "--dry-run")
 # The README only names these, so the newcomer asks for their help.
 _ASKED = ("data", "convert", "checkpoint", "pool", "init")
 CONFIG_JSON = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
-}  # fmt: skip
+}
 """The config.json of Llama-3.2-1B, which the README's config names; planning needs no weights."""
 
 
@@ -47,13 +59,16 @@ class Typed:
 class Stranger:
     """A newcomer in a folder with the files that the README's commands name."""
 
-    def __init__(self, readme: Path, examples: Path, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, readme: Path, examples: Path, folder: Path, environment: dict[str, str]
+    ) -> None:
         self.readme = readme.read_text("utf-8")
         self.folder = folder
         self.environment = {
             **{name: value for name, value in environment.items() if not name.startswith("AWS_")},
-            "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-        }  # fmt: skip
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
         shutil.copytree(examples, folder / "examples")
         config = next(text for tag, text in self.blocks if tag == "yaml")
         (folder / "aws.yaml").write_text(config, "utf-8")
@@ -72,31 +87,45 @@ class Stranger:
         return _FENCES.findall(self.readme)
 
     def commands(self) -> Iterator[str]:
-        """The README's smtrain commands, each alone: of `list | status JOB` the second is `smtrain status JOB`."""
+        """The README's smtrain commands, each alone: of `list | status JOB` the second is `smtrain
+        status JOB`.
+        """
         top = set(re.findall(r"^ +([a-z]+) ", self.type("smtrain --help").output, re.MULTILINE))
         for _, text in self.blocks:
             for line in re.findall(r"^(?:\$ )?(smtrain .*)$", text, re.MULTILINE):
                 first, *others = re.split(r" \| ", re.split(r"\s+#|  +|;|\s\[", line)[0])
                 yield first
                 group = first.split()[1]
-                yield from (f"smtrain {'' if other.split()[0] in top else group + ' '}{other}" for other in others)
+                yield from (
+                    f"smtrain {'' if other.split()[0] in top else group + ' '}{other}"
+                    for other in others
+                )
 
     def type(self, command: str) -> Typed:
         began = time.monotonic()
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return Typed(command, time.monotonic() - began, done.returncode, done.stdout, done.stderr)
 
     def python(self) -> Typed:
         """Run the README's Python: a whole run of the tiny model, then its train job."""
         text = next(text for tag, text in self.blocks if tag == "python")
-        (self.folder / "first.py").write_text(f"{text}\nprint('JOB', job.name, run.loss[0], run.loss[-1])\n", "utf-8")
+        (self.folder / "first.py").write_text(
+            f"{text}\nprint('JOB', job.name, run.loss[0], run.loss[-1])\n", "utf-8"
+        )
         return self.type(f"{self.environment.get('STRANGER_PYTHON', 'python')} first.py")
 
     def walk(self) -> Iterator[Typed]:
-        """Run everything: first commands without account and training, then the run, then commands that look at it."""
+        """Run everything: first commands without account and training, then the run, then commands
+        that look at it.
+        """
         commands = list(dict.fromkeys(self.commands()))
         looks = [c for c in commands if c.split()[1] in _ASKED or any(look in c for look in _LOOKS)]
         looks += [c for c in commands if not named(c) and c not in looks and c != "smtrain list"]
@@ -106,7 +135,9 @@ class Stranger:
         yield trained
         job = re.search(r"^JOB (\S+)", trained.output, re.MULTILINE)
         for command in [c for c in commands if c not in looks] if job else []:
-            typed = self.type(self.filled(command, "examples/tiny-llama.yaml", job[1] if job else ""))
+            typed = self.type(
+                self.filled(command, "examples/tiny-llama.yaml", job[1] if job else "")
+            )
             yield self.advised(typed) or typed
 
     def advised(self, refused: Typed) -> Typed | None:
@@ -152,7 +183,9 @@ def main(readme: str, examples: str, folder: str) -> int:
     for typed in stranger.walk():
         wrong = faults(typed)
         failed += bool(wrong)
-        print(f"{'FAILED' if wrong else 'ok':6} {typed.seconds:6.1f} s  {typed.command}", flush=True)
+        print(
+            f"{'FAILED' if wrong else 'ok':6} {typed.seconds:6.1f} s  {typed.command}", flush=True
+        )
         if wrong:
             print(f"       {', '.join(wrong)}\n{typed.output[-2000:]}{typed.errors[-2000:]}")
     return failed

@@ -1,4 +1,6 @@
-"""The requirements of containers and those of pip are one list (deptry compares it with the imports)."""
+"""The requirements of containers and those of pip are one list (deptry compares it with the
+imports).
+"""
 
 from __future__ import annotations
 
@@ -45,23 +47,33 @@ def of_the_file(name: str) -> dict[str, Requirement]:
 
 
 def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any]) -> None:
-    train = by_name([*project["optional-dependencies"]["train"], *project["optional-dependencies"]["eval"]])
-    of_data = by_name([line for extra in EXTRAS.values() for line in project["optional-dependencies"][extra]])
+    train = by_name(
+        [*project["optional-dependencies"]["train"], *project["optional-dependencies"]["eval"]]
+    )
+    of_data = by_name(
+        [line for extra in EXTRAS.values() for line in project["optional-dependencies"][extra]]
+    )
     declared = by_name(project["dependencies"]) | train | of_data
     required, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
     for name, requirement in required.items():
-        assert str(requirement.specifier) == str(declared[name].specifier), f"{name} of entrypoints/requirements.txt"
+        assert str(requirement.specifier) == str(declared[name].specifier), (
+            f"{name} of entrypoints/requirements.txt"
+        )
     assert of_data.keys() <= required.keys()
     for need, extra in EXTRAS.items():
         listed = packages(REPOSITORY / "entrypoints/requirements.txt", need)
-        assert {*listed} == {r.name for r in map(Requirement, project["optional-dependencies"][extra])}, need
+        assert {*listed} == {
+            r.name for r in map(Requirement, project["optional-dependencies"][extra])
+        }, need
         modules = {_MODULE.get(name, name.replace("-", "_")) for name in listed}
         assert modules == {*MODULES[extra]}, f"{extra} in smtrain/core/extras.py"
     assert train.keys() - required.keys() - travelling.keys() == OF_THE_IMAGE
     for name, pinned in travelling.items():
         [version] = pinned.specifier
         if name in declared:
-            assert declared[name].specifier.contains(version.version), f"{name} of entrypoints/wheels.txt"
+            assert declared[name].specifier.contains(version.version), (
+                f"{name} of entrypoints/wheels.txt"
+            )
 
 
 def test_every_python_has_its_wheels_and_its_classifier(project: dict[str, Any]) -> None:
@@ -72,14 +84,20 @@ def test_every_python_has_its_wheels_and_its_classifier(project: dict[str, Any])
     assert project["requires-python"] == f">={dotted[0]},<3.{int(pythons[-1][1:]) + 1}"
     text = (REPOSITORY / "entrypoints/wheels.txt").read_text()
     assert f"(CPython {dotted[0]} to {dotted[-1]}, x86_64 and aarch64)" in text
-    for name in ("awkward-cpp", "zlib-ng"):  # one wheel for each Python and architecture; the others fit all
+    for name in (
+        "awkward-cpp",
+        "zlib-ng",
+    ):  # one wheel for each Python and architecture; the others fit all
         entry = text.partition(f"\n{name}==")[2].partition("#")[0]
         assert entry.count("--hash=sha256:") == 2 * len(pythons), name
 
 
 def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    for line in [*project["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])]:
+    for line in [
+        *project["dependencies"],
+        *(line for name in extras if name != "dev" for line in extras[name]),
+    ]:
         requirement = Requirement(line)
         floors = {specifier.operator for specifier in requirement.specifier}
         assert ">=" in floors or canonicalize_name(requirement.name) == "smtrain", line
@@ -88,7 +106,11 @@ def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:
 def test_the_version_stands_in_one_place(project: dict[str, Any]) -> None:
     assert "version" in project["dynamic"]
     assert metadata.version("smtrain") == smtrain.__version__
-    first = next(line for line in (REPOSITORY / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    first = next(
+        line
+        for line in (REPOSITORY / "CHANGELOG.md").read_text().splitlines()
+        if line.startswith("## ")
+    )
     assert first.split()[1] == smtrain.__version__
     hook: dict[str, Any] = runpy.run_path(str(REPOSITORY / "scripts/docs_version.py"))
     assert hook["version"]() == smtrain.__version__

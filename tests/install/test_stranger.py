@@ -1,4 +1,6 @@
-"""A newcomer who runs the README's commands gets AWS's requests, and a model trained on this machine."""
+"""A newcomer who runs the README's commands gets AWS's requests, and a model trained on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 ALONE = {"pp: 2": "pp: 1", "instance_count: 2": "instance_count: 1"}
 
 
-def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(installed: Installed, tmp_path: Path) -> None:
+def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(
+    installed: Installed, tmp_path: Path
+) -> None:
     examples = tmp_path / "examples"
     shutil.copytree(REPOSITORY / "examples", examples)
     tiny = examples / "tiny-llama.yaml"
@@ -38,7 +42,10 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(installed: Install
         stranger.type("smtrain local stop")
     outputs = {one.command: one.output for one in typed}
     assert len(typed) > 20
-    assert '"TrainingJobName": "my-run-train-' in outputs["smtrain launch aws.yaml --dry-run --target aws"]
+    assert (
+        '"TrainingJobName": "my-run-train-'
+        in outputs["smtrain launch aws.yaml --dry-run --target aws"]
+    )
     assert "g6e.12xlarge" in outputs["smtrain plan aws.yaml"]
     assert re.search(r"\btrain +Completed .*-train-\w+", outputs["smtrain list"])
     assert (folder / "my-model/model.safetensors").stat().st_size > 1_000_000

@@ -12,21 +12,38 @@ from smtrain.client.launch.bundle import build_bundle
 from tests.install.conftest import Installed
 
 
-def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(installed: Installed) -> None:
-    code = "import smtrain, smtrain.client.launch.bundle as b; print(smtrain.__file__, b.build_bundle().sha256)"
+def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(
+    installed: Installed,
+) -> None:
+    code = (
+        "import smtrain, smtrain.client.launch.bundle as b; print(smtrain.__file__,"
+        " b.build_bundle().sha256)"
+    )
     file, sha256 = installed.run("python", "-c", code).stdout.split()
     assert Path(file).is_relative_to(installed.bin.parent)
     assert sha256 == build_bundle().sha256
-    assert not (Path(file).parents[1] / "entrypoints").exists(), "nothing but smtrain lands in site-packages"
+    assert not (Path(file).parents[1] / "entrypoints").exists(), (
+        "nothing but smtrain lands in site-packages"
+    )
 
 
 def test_dry_run_policy_and_python_m(installed: Installed) -> None:
-    request = json.loads(installed.smtrain("launch", "config.yaml", "--stage", "convert", "--dry-run"))
+    request = json.loads(
+        installed.smtrain("launch", "config.yaml", "--stage", "convert", "--dry-run")
+    )
     assert build_bundle().sha256[:8] in json.dumps(request)
     assert "s3:GetObject" in installed.smtrain("iam", "policy", "config.yaml", "--target", "local")
     as_module = installed.run("python", "-m", "smtrain", "--version")
     assert as_module.stdout == installed.smtrain("--version")
-    words = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib", "--machines", "here", "--force")
+    words = (
+        "--model",
+        "demo://tiny-llama",
+        "--data",
+        "demo://python-stdlib",
+        "--machines",
+        "here",
+        "--force",
+    )
     installed.smtrain("init", "first.yaml", *words)
     assert str(installed.bin.parent) not in (installed.home / "first.yaml").read_text(), (
         "a colleague has no such folder"
@@ -39,7 +56,9 @@ def test_dry_run_policy_and_python_m(installed: Installed) -> None:
 
 def test_a_job_on_this_machine(installed: Installed) -> None:
     try:
-        checked = installed.run("smtrain", "check", "config.yaml", "--stage", "convert", "--target", "local")
+        checked = installed.run(
+            "smtrain", "check", "config.yaml", "--stage", "convert", "--target", "local"
+        )
         assert re.search(r"\d+ faults?, \d+ warnings?, \d+ ok", checked.stdout), checked.stderr
         installed.smtrain("launch", "config.yaml", "--stage", "convert", "--target", "local")
         assert "Completed" in installed.smtrain("list", "--target", "local")
@@ -50,8 +69,16 @@ def test_a_job_on_this_machine(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("blocked", "command", "expected"),
     [
-        ("numpy", ["convert", "model", "out", "--to", "nxd"], "package numpy, .* run `pip install 'numpy"),
-        ("moto", ["launch", "config.yaml", "--stage", "convert", "--target", "local"], "moto, .*'moto\\[server\\]"),
+        (
+            "numpy",
+            ["convert", "model", "out", "--to", "nxd"],
+            "package numpy, .* run `pip install 'numpy",
+        ),
+        (
+            "moto",
+            ["launch", "config.yaml", "--stage", "convert", "--target", "local"],
+            "moto, .*'moto\\[server\\]",
+        ),
         ("tokenizers", ["data", "prepare", "text", "out", "--model", "model"], "tokenizers, "),
     ],
 )
@@ -75,4 +102,6 @@ def test_a_missing_extra_is_our_error_in_python(installed: Installed) -> None:
         "except smtrain.JobError as error: print(error)\n"
     )
     lines = installed.run("python", "-c", code, blocked="numpy pandas").stdout.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"this needs the package {name}" for name in ("numpy", "pandas")]
+    assert [line.split(",")[0] for line in lines] == [
+        f"this needs the package {name}" for name in ("numpy", "pandas")
+    ]

@@ -1,4 +1,6 @@
-"""Cells of a real kernel: a panel is shown once, and interrupting the kernel ends with one sentence."""
+"""Cells of a real kernel: a panel is shown once, and interrupting the kernel ends with one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ from tests.conftest import LLAMA
 def kernel(local_home: Path, tmp_path: Path) -> Iterator[Any]:
     """Runs cells in one kernel; `kernel.pid` is its process."""
     client: Any = NotebookClient(
-        nbformat.v4.new_notebook(), timeout=300, startup_timeout=300, allow_errors=True,
+        nbformat.v4.new_notebook(),
+        timeout=300,
+        startup_timeout=300,
+        allow_errors=True,
         resources={"metadata": {"path": str(tmp_path)}},
-    )  # fmt: skip
+    )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     with client.setup_kernel(env=environment):
 
@@ -49,17 +54,22 @@ def shown(outputs: list[Any]) -> list[str]:
 def test_a_job_that_was_followed_in_a_cell_is_shown_once(kernel: Any) -> None:
     endpoint, name = ensure_running(), f"in-a-cell-{time.time_ns()}"
     endpoint.session().client("sagemaker").create_training_job(
-        TrainingJobName=name, RoleArn=endpoint.role,
+        TrainingJobName=name,
+        RoleArn=endpoint.role,
         AlgorithmSpecification={
-            "TrainingImage": "image", "TrainingInputMode": "File",
-            "ContainerEntrypoint": ["bash"], "ContainerArguments": ["-c", "echo hello"],
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash"],
+            "ContainerArguments": ["-c", "echo hello"],
         },
         OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 600},
-    )  # fmt: skip
+    )
     last = kernel(f"job = smtrain.Job({name!r}, 'local')\njob.follow()")
-    assert [output.output_type for output in last if output.output_type != "stream"] == ["display_data"]
+    assert [output.output_type for output in last if output.output_type != "stream"] == [
+        "display_data"
+    ]
     assert name in shown(last)[0]
     (again,) = kernel("job")
     assert again.output_type == "execute_result"
@@ -71,21 +81,28 @@ def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "model/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
-    save_tokenizer(["hello world, this is text"] * 20, tmp_path / "model", vocabulary=300, end="<end>")
+    save_tokenizer(
+        ["hello world, this is text"] * 20, tmp_path / "model", vocabulary=300, end="<end>"
+    )
     (tmp_path / "text.jsonl").write_text('{"text": "hello world, this is text"}\n' * 200_000)
     name = f"in-a-kernel-{time.time_ns()}"
     config = {
-        "name": name, "target": "local", "model": {"path": str(tmp_path / "model")},
+        "name": name,
+        "target": "local",
+        "model": {"path": str(tmp_path / "model")},
         "data": {"path": str(tmp_path / "text.jsonl"), "workers": 1},
-        "train": {"steps": 4, "global_batch_size": 4, "seq_len": 16}, "parallel": {"tp": 1, "pp": 1},
+        "train": {"steps": 4, "global_batch_size": 4, "seq_len": 16},
+        "parallel": {"tp": 1, "pp": 1},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
-    }  # fmt: skip
+    }
     sagemaker, ended = ensure_running().session().client("sagemaker"), threading.Event()
 
     def interrupt() -> None:
         while not ended.wait(0.1):
             for job in sagemaker.list_training_jobs(NameContains=name)["TrainingJobSummaries"]:
-                description = sagemaker.describe_training_job(TrainingJobName=job["TrainingJobName"])
+                description = sagemaker.describe_training_job(
+                    TrainingJobName=job["TrainingJobName"]
+                )
                 if description["SecondaryStatus"] == "Training":
                     os.kill(kernel.pid, signal.SIGINT)  # as JupyterLab's button does
                     return

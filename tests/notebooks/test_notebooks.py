@@ -1,4 +1,6 @@
-"""Every notebook runs headless: here with the tiny model, and for AWS as a dry run without credentials or network."""
+"""Every notebook runs headless: here with the tiny model, and for AWS as a dry run without
+credentials or network.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PREPARE, TRAIN, EXPORT, WHOLE = (path.stem for path in NOTEBOOKS)
 # The tiny model's run, short enough for a test.
 SHORT = {
-    "steps: 100": "steps: 6", "warmup_steps: 10": "warmup_steps: 2", "save_interval: 25": "save_interval: 3",
+    "steps: 100": "steps: 6",
+    "warmup_steps: 10": "warmup_steps: 2",
+    "save_interval: 25": "save_interval: 3",
     "max_new_tokens: 60": "max_new_tokens: 8",
-}  # fmt: skip
+}
 Execute = Callable[[str], Any]
 
 
@@ -48,7 +52,10 @@ def shown(notebook: Any, kind: str) -> list[str]:
 def requests(notebook: Any) -> list[Any]:
     """The requests in the cells, each displayed as a line that opens."""
     opened = [html for html in shown(notebook, "text/html") if html.startswith("<details>")]
-    return [json.loads(unescape(re.findall(r"<pre[^>]*>(.*)</pre>", html, re.DOTALL)[0])) for html in opened]
+    return [
+        json.loads(unescape(re.findall(r"<pre[^>]*>(.*)</pre>", html, re.DOTALL)[0]))
+        for html in opened
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +76,13 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, di
             tiny.write_text(text.replace("max_new_tokens: 8", "max_new_tokens: 9"), "utf-8")
         notebook: Any = nbformat.read(root / f"notebooks/{name}.ipynb", as_version=4)
         first = code_cells(notebook)[0]
-        first.source = re.sub(r'^TARGET = "\w+"', f'TARGET = "{target}"', first.source, flags=re.MULTILINE)
+        first.source = re.sub(
+            r'^TARGET = "\w+"', f'TARGET = "{target}"', first.source, flags=re.MULTILINE
+        )
         folder = {"metadata": {"path": str(root / "notebooks")}}
-        NotebookClient(notebook, timeout=300, startup_timeout=300, resources=folder).execute(env=environment)
+        NotebookClient(notebook, timeout=300, startup_timeout=300, resources=folder).execute(
+            env=environment
+        )
         return notebook
 
     return execute
@@ -99,11 +110,18 @@ def on_aws(tmp_path_factory: pytest.TempPathFactory, executed: Any) -> Execute:
     """Runs a notebook for AWS without a login and without a network."""
     home = tmp_path_factory.mktemp("nobody")
     environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SAGEMAKER_"))},
-        "HOME": str(home), "SMTRAIN_HOME": str(home / "smtrain"),
+        **{
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("AWS_", "SAGEMAKER_"))
+        },
+        "HOME": str(home),
+        "SMTRAIN_HOME": str(home / "smtrain"),
         "AWS_EC2_METADATA_DISABLED": "true",
-        **dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), "http://127.0.0.1:9"),
-    }  # fmt: skip
+        **dict.fromkeys(
+            ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), "http://127.0.0.1:9"
+        ),
+    }
 
     def run(name: str) -> Any:
         notebook = executed(name, "aws", environment)
@@ -129,22 +147,32 @@ def test_a_notebook_is_stored_with_what_one_run_of_it_showed(path: Path) -> None
     """`scripts/notebooks` runs and stores them."""
     notebook: Any = nbformat.read(path, as_version=4)
     cells = code_cells(notebook)
-    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)], "from the first cell to the last"
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)], (
+        "from the first cell to the last"
+    )
     outputs = [output for cell in cells for output in cell.outputs]
-    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}, "no error"
+    assert {output.output_type for output in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }, "no error"
     assert "stderr" not in {output.get("name") for output in outputs}
     assert shown(notebook, "text/html"), "tables and panels"
     assert printed(notebook).strip()
     stored = path.read_text("utf-8")
     assert not re.search(r"Traceback|/tmp/|/root/|/home/|\\u001b", stored)
-    assert "<svg" not in "".join(shown(notebook, "text/html")), "an untrusted notebook shows only the text"
+    assert "<svg" not in "".join(shown(notebook, "text/html")), (
+        "an untrusted notebook shows only the text"
+    )
     assert len(stored) < 300_000
     assert all(cell.metadata == {} for cell in cells), "no timestamps"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_switches_are_seen_on_a_narrow_screen(path: Path) -> None:
-    """At 900 pixels a cell of JupyterLab next to its file list shows 57 characters without scrolling."""
+    """At 900 pixels a cell of JupyterLab next to its file list shows 57 characters without
+    scrolling.
+    """
     cells = code_cells(nbformat.read(path, as_version=4))
     assert max(map(len, cells[0].source.splitlines())) <= 57
     assert max(len(line) for cell in cells for line in cell.source.splitlines()) <= 79
@@ -190,7 +218,9 @@ def test_the_whole_run_with_one_call(here: Execute) -> None:
     for stage in ("prepare", "convert", "train", "export", "generate"):
         assert re.search(rf"^{stage} +[\d.]+ s\n  s3://", printed(done), re.MULTILINE)
     assert "[4/5] export: done before" in printed(done)
-    assert "[5/5] generate: done " in printed(done), "in so many seconds; before, where another notebook asked it"
+    assert "[5/5] generate: done " in printed(done), (
+        "in so many seconds; before, where another notebook asked it"
+    )
 
 
 @pytest.mark.sample(1)

@@ -12,11 +12,29 @@ from smtrain.plane.client import ROLE
 
 # Values for the patterns of the models; the first that matches is sent.
 CANDIDATES = (
-    "some-name", "name", "1.0", "1", "12345678", ROLE, "arn:aws:sagemaker:us-east-1:123456789012:pipeline/some-name",
-    "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl", "s3://smtrain-local/x", "vpc-12345678",
-    "subnet-12345678", "sg-12345678", "i-1234567890abcdef0", "https://example.com/x", "2026-01-01T00:00:00Z",
-    "123456789012", "arn:aws:kms:us-east-1:123456789012:key/x", "/opt/ml/x", "image:1", "{}", "a" * 32, "a" * 64,
-)  # fmt: skip
+    "some-name",
+    "name",
+    "1.0",
+    "1",
+    "12345678",
+    ROLE,
+    "arn:aws:sagemaker:us-east-1:123456789012:pipeline/some-name",
+    "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl",
+    "s3://smtrain-local/x",
+    "vpc-12345678",
+    "subnet-12345678",
+    "sg-12345678",
+    "i-1234567890abcdef0",
+    "https://example.com/x",
+    "2026-01-01T00:00:00Z",
+    "123456789012",
+    "arn:aws:kms:us-east-1:123456789012:key/x",
+    "/opt/ml/x",
+    "image:1",
+    "{}",
+    "a" * 32,
+    "a" * 64,
+)
 
 
 def required_values(shape: Any, seen: tuple[str, ...] = ()) -> Any:
@@ -64,7 +82,10 @@ def answer(client: Any, operation: str) -> tuple[int, str, str]:
     try:
         getattr(client, xform_name(operation))(**(required_values(shape) if shape else {}))
     except ClientError as error:
-        fault, status = error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+        fault, status = (
+            error.response["Error"],
+            error.response["ResponseMetadata"]["HTTPStatusCode"],
+        )
         return status, fault["Code"], fault.get("Message", "")
     except BotoCoreError as error:
         return 0, type(error).__name__, str(error)

@@ -30,7 +30,15 @@ GRACE = 1.5
 def serve(home: Path, *options: str) -> Endpoint:
     """Start a server with a short grace and wait until it answers."""
     (home / "local").mkdir(parents=True, exist_ok=True)
-    arguments = ["--home", str(home), "--grace", str(GRACE), "--extend", "testing.synthetic", *options]
+    arguments = [
+        "--home",
+        str(home),
+        "--grace",
+        str(GRACE),
+        "--extend",
+        "testing.synthetic",
+        *options,
+    ]
     process = begin(arguments, home / "local/server.log")
     while not ((endpoint := running(home)) and endpoint.pid == process.pid):
         assert process.poll() is None, (home / "local" / "server.log").read_text()
@@ -65,7 +73,9 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
 
 def within_limits(argv: list[str]) -> list[str]:
-    """`PROGRAM -c SCRIPT ...` with the script in pieces that the API accepts: a line of at most 256 characters."""
+    """`PROGRAM -c SCRIPT ...` with the script in pieces that the API accepts: a line of at most 256
+    characters.
+    """
     if len(argv) < 3 or (len(argv[2]) <= 256 and "\n" not in argv[2]):
         return argv
     text = base64.b64encode(argv[2].encode()).decode()
@@ -86,11 +96,15 @@ class Client:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.bucket = endpoint, endpoint.bucket
         session = endpoint.session()
-        self.s3, self.sagemaker, self.logs = (session.client(n) for n in ("s3", "sagemaker", "logs"))
+        self.s3, self.sagemaker, self.logs = (
+            session.client(n) for n in ("s3", "sagemaker", "logs")
+        )
         self.cloudwatch = session.client("cloudwatch")
 
     def request(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
-        """A CreateTrainingJob request; `changes` replace its top-level keys, `hosts` the instance count."""
+        """A CreateTrainingJob request; `changes` replace its top-level keys, `hosts` the instance
+        count.
+        """
         name = f"test-{time.time_ns()}-{next(self._numbers)}"
         argv = within_limits(["bash", "-c", command] if isinstance(command, str) else command)
         resources = {"InstanceCount": changes.pop("hosts", 1)}
@@ -105,7 +119,9 @@ class Client:
     def describe(self, name: str) -> dict[str, Any]:
         return dict(self.sagemaker.describe_training_job(TrainingJobName=name))
 
-    def wait(self, name: str, until: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+    def wait(
+        self, name: str, until: Callable[[dict[str, Any]], Any] | None = None
+    ) -> dict[str, Any]:
         """Poll until the job has ended or `until` is true."""
 
         def reached() -> dict[str, Any] | None:
@@ -125,11 +141,15 @@ class Client:
 
     def lines(self, job: dict[str, Any] | str, host: str = "algo-1") -> list[str]:
         name = job if isinstance(job, str) else job["TrainingJobName"]
-        streams = self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/{host}-")
+        streams = self.logs.describe_log_streams(
+            logGroupName=GROUP, logStreamNamePrefix=f"{name}/{host}-"
+        )
         if not streams["logStreams"]:
             return []
         stream = streams["logStreams"][0]["logStreamName"]
-        events = self.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, startFromHead=True)
+        events = self.logs.get_log_events(
+            logGroupName=GROUP, logStreamName=stream, startFromHead=True
+        )
         return [event["message"] for event in events["events"]]
 
     def wait_for_line(self, name: str, line: str, host: str = "algo-1") -> None:
@@ -158,7 +178,9 @@ class Client:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-def follow(page: Callable[..., dict[str, Any]], token: str | None = None) -> tuple[list[str], str | None]:
+def follow(
+    page: Callable[..., dict[str, Any]], token: str | None = None
+) -> tuple[list[str], str | None]:
     """All messages of GetLogEvents, and the token at their end."""
     messages: list[str] = []
     while True:
@@ -169,7 +191,9 @@ def follow(page: Callable[..., dict[str, Any]], token: str | None = None) -> tup
         token = answer["nextForwardToken"]
 
 
-def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyReplicated") -> dict[str, Any]:
+def channel(
+    name: str, uri: str, mode: str = "File", distribution: str = "FullyReplicated"
+) -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
     return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}
 

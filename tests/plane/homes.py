@@ -1,7 +1,8 @@
-"""Damage to a home of the control plane: every file, in several ways, one at a time, and the checks afterwards.
+"""Damage to a home of the control plane: every file, in several ways, one at a time, and the checks
+afterwards.
 
-`make` builds a home with one job of each kind, `mutations` lists the damages of its files, `check` damages a copy,
-starts a control plane on it, and returns the faults.
+`make` builds a home with one job of each kind, `mutations` lists the damages of its files, `check`
+damages a copy, starts a control plane on it, and returns the faults.
 """
 
 from __future__ import annotations
@@ -87,19 +88,29 @@ class Calls:
         request = request_of(name, ["sh", "-c", command], **{"OutputDataConfig": output, **more})
         self.sagemaker.create_training_job(**request)
 
-    def wait(self, name: str, until: Callable[[dict[str, Any]], Any], seconds: float = 90.0) -> dict[str, Any]:
+    def wait(
+        self, name: str, until: Callable[[dict[str, Any]], Any], seconds: float = 90.0
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:
             job: dict[str, Any] = self.sagemaker.describe_training_job(TrainingJobName=name)
             if until(job):
                 return job
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name} is {job['TrainingJobStatus']}, {job['SecondaryStatus']}")
+                raise TimeoutError(
+                    f"{name} is {job['TrainingJobStatus']}, {job['SecondaryStatus']}"
+                )
             time.sleep(0.05)
 
     def jobs(self) -> dict[str, str]:
-        pages = self.sagemaker.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100})
-        return {s["TrainingJobName"]: s["TrainingJobStatus"] for p in pages for s in p["TrainingJobSummaries"]}
+        pages = self.sagemaker.get_paginator("list_training_jobs").paginate(
+            PaginationConfig={"PageSize": 100}
+        )
+        return {
+            s["TrainingJobName"]: s["TrainingJobStatus"]
+            for p in pages
+            for s in p["TrainingJobSummaries"]
+        }
 
     def streams(self) -> list[str]:
         pages = self.logs.get_paginator("describe_log_streams").paginate(logGroupName=LOG_GROUP)
@@ -114,7 +125,9 @@ class Calls:
         return by_stream
 
     def lines(self, stream: str) -> list[str]:
-        answer = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True)
+        answer = self.logs.get_log_events(
+            logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True
+        )
         return [event["message"] for event in answer["events"]]
 
 
@@ -130,7 +143,9 @@ def _training(job: dict[str, Any]) -> bool:
 
 
 SCRIPTS = {
-    "completed": "echo one; echo two; echo model > /opt/ml/model/m; echo data > /opt/ml/output/data/d",
+    "completed": (
+        "echo one; echo two; echo model > /opt/ml/model/m; echo data > /opt/ml/output/data/d"
+    ),
     "failed": "echo about to fail; echo why > /opt/ml/output/failure; exit 3",
     "metrics": "for i in 1 2 3; do echo loss=$i.5; done",
     "several": "echo $HOSTNAME",
@@ -139,9 +154,12 @@ SCRIPTS = {
     "tagged": "echo tagged; cat /opt/ml/input/data/text/a.txt",
     "stopped": "echo up; sleep 60",
     "limit": "echo long; sleep 60",
-    "spot": "echo attempt; [ -e /opt/ml/checkpoints/n ] && exit 0; echo 1 > /opt/ml/checkpoints/n; sleep 60",
+    "spot": (
+        "echo attempt; [ -e /opt/ml/checkpoints/n ] && exit 0; echo 1 > /opt/ml/checkpoints/n;"
+        " sleep 60"
+    ),
     RUNS: "echo runs; echo k > /opt/ml/checkpoints/k; sleep 60",
-}  # fmt: skip
+}
 
 
 def _more(name: str) -> dict[str, Any]:
@@ -171,7 +189,9 @@ def _more(name: str) -> dict[str, Any]:
 
 
 def make(folder: Path, forks: Forks) -> Known:
-    """Build the home, kill its control plane while a job runs, and copy the files to `folder`/base."""
+    """Build the home, kill its control plane while a job runs, and copy the files to
+    `folder`/base.
+    """
     known = Known(folder / "base", folder / "home")
     server = Server(known.home, forks=forks)
     server.start()
@@ -197,7 +217,9 @@ def _fill(server: Server, known: Known) -> None:
     calls.s3.create_bucket(Bucket="second")
     calls.s3.put_bucket_versioning(Bucket="second", VersioningConfiguration={"Status": "Enabled"})
     for body in (b"old", b"new"):
-        calls.s3.put_object(Bucket="second", Key="versions/\u00fc", Body=body, Metadata={"a": "b"}, Tagging="t=1")
+        calls.s3.put_object(
+            Bucket="second", Key="versions/\u00fc", Body=body, Metadata={"a": "b"}, Tagging="t=1"
+        )
     calls.s3.put_object(Bucket="second", Key="gone", Body=b"gone")
     calls.s3.delete_object(Bucket="second", Key="gone")
     plane.spot(after=[0.7], away=0.1)
@@ -218,7 +240,9 @@ def _fill(server: Server, known: Known) -> None:
     (server.home / "models").mkdir(exist_ok=True)
     (server.home / "models/kept").write_text("a file of another command\n")
     streams = calls.streams()
-    wait_for(lambda: calls.lines(next(stream for stream in streams if stream.startswith(f"{RUNS}/"))), 20)
+    wait_for(
+        lambda: calls.lines(next(stream for stream in streams if stream.startswith(f"{RUNS}/"))), 20
+    )
     known.logs = {stream: calls.lines(stream) for stream in streams}
     assert len(known.logs) >= len(SCRIPTS) + 1
     for bucket in (BUCKET, "second"):
@@ -231,7 +255,9 @@ def _fill(server: Server, known: Known) -> None:
 
 
 def files(known: Known, *, everything: bool) -> list[str]:
-    """Files below the home; without `everything`, only three of the blobs and three of the running host."""
+    """Files below the home; without `everything`, only three of the blobs and three of the running
+    host.
+    """
     paths = sorted(str(p.relative_to(known.folder)) for p in known.folder.rglob("*") if p.is_file())
     if everything:
         return paths
@@ -250,19 +276,42 @@ def mutations(known: Known, *, everything: bool = False, many: bool = False) -> 
     for number, path in enumerate(files(known, everything=everything)):
         for way in WAYS:
             total = len(_variants(known.folder / path)) if way == "types" else 1
-            chosen = range(total) if many else [random.Random(number).randrange(total)] if total else []
+            chosen = (
+                range(total) if many else [random.Random(number).randrange(total)] if total else []
+            )
             all_mutations += [Mutation(path, way, variant) for variant in chosen]
     return all_mutations
 
 
 LEAVES: tuple[Any, ...] = (
-    5, -1, 1e300, "1e999", None, [], {}, True, "\ud800", "", "text", [None], {"a": None}, "NESTED", "NAN", "9" * 5000,
-)  # fmt: skip
+    5,
+    -1,
+    1e300,
+    "1e999",
+    None,
+    [],
+    {},
+    True,
+    "\ud800",
+    "",
+    "text",
+    [None],
+    {"a": None},
+    "NESTED",
+    "NAN",
+    "9" * 5000,
+)
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
-    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items: Any = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, member in items:
         yield from _places(member, (*path, key))
 
@@ -280,46 +329,96 @@ def _written(value: Any) -> str:
 
 
 ROWS = (
-    (1, "key = CAST(X'ff' AS TEXT)"), (1, "key = 5"), (2, "key = NULL"), (1, "bucket = 7"), (1, "bucket = 'nowhere'"),
-    (3, "record = 'NESTED'"), (2, "record = '{\"marker\": 5, \"modified\": \"2026-01-01T00:00:00\"}'"),
-)  # fmt: skip
+    (1, "key = CAST(X'ff' AS TEXT)"),
+    (1, "key = 5"),
+    (2, "key = NULL"),
+    (1, "bucket = 7"),
+    (1, "bucket = 'nowhere'"),
+    (3, "record = 'NESTED'"),
+    (2, 'record = \'{"marker": 5, "modified": "2026-01-01T00:00:00"}\''),
+)
 """Changes of the object in this row."""
 FIELDS = (
-    ("modified", "5"), ("modified", "'9999-12-31T23:59:59+14:00'"), ("blob", "'../../../../etc/passwd'"),
-    ("blob", "5"), ("blob", "''"), ("metadata", "5"), ("metadata.a", "5"), ("tags", "5"), ("tags", "json('[1]')"),
-    ("attributes", "5"), ("attributes.contentsize", "'x'"), ("attributes._etag", "5"),
-    ("attributes._storage_class", "5"), ("attributes.checksum_value", "5"), ("attributes.value", "'x'"),
-)  # fmt: skip
+    ("modified", "5"),
+    ("modified", "'9999-12-31T23:59:59+14:00'"),
+    ("blob", "'../../../../etc/passwd'"),
+    ("blob", "5"),
+    ("blob", "''"),
+    ("metadata", "5"),
+    ("metadata.a", "5"),
+    ("tags", "5"),
+    ("tags", "json('[1]')"),
+    ("attributes", "5"),
+    ("attributes.contentsize", "'x'"),
+    ("attributes._etag", "5"),
+    ("attributes._storage_class", "5"),
+    ("attributes.checksum_value", "5"),
+    ("attributes.value", "'x'"),
+)
 """Members of the second object's record, and SQL for their new values."""
 BUCKETS = (
-    "record = 'NESTED'", "record = CAST(X'ff' AS TEXT)", "name = CAST(X'ff' AS TEXT)", "name = 5", "name = 'x'",
-    "name = '../up'", "name = NULL", "record = json_set(record, '$.region', 'mars')",
-    "record = json_set(record, '$.region', NULL)", "record = json_set(record, '$.created', 5)",
+    "record = 'NESTED'",
+    "record = CAST(X'ff' AS TEXT)",
+    "name = CAST(X'ff' AS TEXT)",
+    "name = 5",
+    "name = 'x'",
+    "name = '../up'",
+    "name = NULL",
+    "record = json_set(record, '$.region', 'mars')",
+    "record = json_set(record, '$.region', NULL)",
+    "record = json_set(record, '$.created', 5)",
     "record = json_set(record, '$.created', '0001-01-01T00:00:00+14:00')",
     "record = json_set(record, '$.versioning', 5)",
-)  # fmt: skip
+)
 SQL = (
     *(f"UPDATE objects SET {change} WHERE rowid = {row}" for row, change in ROWS),
-    *(f"UPDATE objects SET record = json_set(record, '$.{name}', {new}) WHERE rowid = 2" for name, new in FIELDS),
+    *(
+        f"UPDATE objects SET record = json_set(record, '$.{name}', {new}) WHERE rowid = 2"
+        for name, new in FIELDS
+    ),
     *(f"UPDATE buckets SET {change} WHERE name = 'second'" for change in BUCKETS),
-    "UPDATE objects SET record = 5", "UPDATE objects SET record = X'ff00'",
-    "UPDATE objects SET record = CAST(X'ff' AS TEXT)", "UPDATE objects SET record = '[]'",
-    "UPDATE objects SET record = 'null'", "UPDATE objects SET ordinal = 'x'",
-    "UPDATE objects SET record = json_set(record, '$.attributes._version_id', 5)", "UPDATE buckets SET record = 5",
+    "UPDATE objects SET record = 5",
+    "UPDATE objects SET record = X'ff00'",
+    "UPDATE objects SET record = CAST(X'ff' AS TEXT)",
+    "UPDATE objects SET record = '[]'",
+    "UPDATE objects SET record = 'null'",
+    "UPDATE objects SET ordinal = 'x'",
+    "UPDATE objects SET record = json_set(record, '$.attributes._version_id', 5)",
+    "UPDATE buckets SET record = 5",
     "UPDATE buckets SET record = json_set(record, '$.region', 5)",
-    "INSERT INTO buckets SELECT 'third' || rowid, record FROM objects", "DELETE FROM buckets WHERE name = 'second'",
-    "DROP TABLE objects", "DROP TABLE buckets; CREATE TABLE buckets (a, b, c)",
-    "ALTER TABLE objects RENAME COLUMN record TO r", "DROP TABLE objects; CREATE VIEW objects AS SELECT 1 AS bucket",
-    "INSERT INTO objects SELECT bucket, key, ordinal + 1, record FROM objects", "PRAGMA journal_mode = DELETE",
+    "INSERT INTO buckets SELECT 'third' || rowid, record FROM objects",
+    "DELETE FROM buckets WHERE name = 'second'",
+    "DROP TABLE objects",
+    "DROP TABLE buckets; CREATE TABLE buckets (a, b, c)",
+    "ALTER TABLE objects RENAME COLUMN record TO r",
+    "DROP TABLE objects; CREATE VIEW objects AS SELECT 1 AS bucket",
+    "INSERT INTO objects SELECT bucket, key, ordinal + 1, record FROM objects",
+    "PRAGMA journal_mode = DELETE",
     "CREATE TRIGGER t BEFORE INSERT ON objects BEGIN SELECT RAISE(FAIL, 'no'); END",
-)  # fmt: skip
+)
 LINES = (
-    "5", '["a", "b"]', '[1e300, "x"]', '[-1, "x"]', '[1, "\\ud800"]', '[1764000000000, "lone \\ud800 surrogate"]',
-    "NESTED", '[NaN, "x"]', "[true, \"x\"]", '[1764000000000, null]', "null", "{}", "[" + "9" * 5000 + ', "x"]',
-    '[8796093022207, "far"]', '[1764000000000, "\\u0000"]', '[1764000000000, "loss=nan"]',
-    '[1764000000000, "loss=' + "9" * 400 + '"]', '[1764000000000, "' + "x" * (2 << 20) + '"]',
-    '[1764000000000, "\\ud83d\\ude00 pair"]', "[1764000000000]", '[1764000000000, "a", "b"]',
-)  # fmt: skip
+    "5",
+    '["a", "b"]',
+    '[1e300, "x"]',
+    '[-1, "x"]',
+    '[1, "\\ud800"]',
+    '[1764000000000, "lone \\ud800 surrogate"]',
+    "NESTED",
+    '[NaN, "x"]',
+    '[true, "x"]',
+    "[1764000000000, null]",
+    "null",
+    "{}",
+    "[" + "9" * 5000 + ', "x"]',
+    '[8796093022207, "far"]',
+    '[1764000000000, "\\u0000"]',
+    '[1764000000000, "loss=nan"]',
+    '[1764000000000, "loss=' + "9" * 400 + '"]',
+    '[1764000000000, "' + "x" * (2 << 20) + '"]',
+    '[1764000000000, "\\ud83d\\ude00 pair"]',
+    "[1764000000000]",
+    '[1764000000000, "a", "b"]',
+)
 
 
 def _variants(path: Path) -> list[Callable[[Path], None]]:
@@ -337,11 +436,22 @@ def _variants(path: Path) -> list[Callable[[Path], None]]:
 
         return [run(sql) for sql in SQL]
     if path.suffix == ".jsonl":
-        return [lambda target, line=line: _insert(target, line.replace("NESTED", NESTED)) for line in LINES]  # type: ignore[misc]
+        return [
+            lambda target, line=line: _insert(target, line.replace("NESTED", NESTED))  # type: ignore[misc]
+            for line in LINES
+        ]
     try:
         value = json.loads(path.read_text())
     except (ValueError, OSError):
-        texts = ("5", "null", NESTED, '"\\ud800"', "{}", "[profile smtrain]\nendpoint_url = 5\n", "9" * 5000)
+        texts = (
+            "5",
+            "null",
+            NESTED,
+            '"\\ud800"',
+            "{}",
+            "[profile smtrain]\nendpoint_url = 5\n",
+            "9" * 5000,
+        )
         return [lambda target, text=text: _replace(target, text.encode()) for text in texts]  # type: ignore[misc]
     places = list(_places(value))
     ways: list[Callable[[Path], None]] = []
@@ -350,7 +460,9 @@ def _variants(path: Path) -> list[Callable[[Path], None]]:
             text = _written(_put(value, place, leaf))
             ways.append(lambda target, text=text: _replace(target, text.encode()))  # type: ignore[misc]
         if place:
-            ways.append(lambda target, place=place: _replace(target, _without(value, place).encode()))  # type: ignore[misc]
+            ways.append(
+                lambda target, place=place: _replace(target, _without(value, place).encode())  # type: ignore[misc]
+            )
     return ways
 
 
@@ -397,7 +509,8 @@ def apply(known: Known, mutation: Mutation) -> None:
     elif mutation.way == "removed":
         path.unlink()
     elif mutation.way == "foreign":
-        # Files of other programs, next to the file and in its parent: a file, a dangling link, a fifo, a folder.
+        # Files of other programs, next to the file and in its parent: a file, a dangling link, a
+        # fifo, a folder.
         for folder in {path.parent, path.parent.parent} - {known.home.parent}:
             (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
             (folder / "nowhere").symlink_to("does-not-exist")
@@ -410,7 +523,9 @@ def apply(known: Known, mutation: Mutation) -> None:
 
 
 def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int = 2) -> list[str]:
-    """Damage a copy, start a control plane on it, twice, and return the faults with their causes in the log."""
+    """Damage a copy, start a control plane on it, twice, and return the faults with their causes in
+    the log.
+    """
     apply(known, mutation)
     server = Server(known.home, forks=forks)
     faults: list[str] = []
@@ -442,14 +557,20 @@ def _cause(log: str) -> str:
     return next(reversed(reasons)) if reasons else " ".join(log.split())[:300]
 
 
-def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *, again: bool) -> None:
+def _look(
+    known: Known, mutation: Mutation, server: Server, faults: list[str], *, again: bool
+) -> None:
     calls, log = Calls.of(server), server.log.read_text(errors="replace")
     parts = mutation.path.split("/")
     theirs = parts[2] if parts[:2] == ["local", "jobs"] else ""
     file = parts[-1]
 
     def named(*words: str) -> bool:
-        return any(word and "warning: " in line and word in line for line in log.splitlines() for word in words)
+        return any(
+            word and "warning: " in line and word in line
+            for line in log.splitlines()
+            for word in words
+        )
 
     harmless = mutation.way == "foreign" or mutation.path.startswith(f"local/jobs/{RUNS}/hosts/")
     jobs = calls.jobs()
@@ -477,7 +598,9 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
         if stream not in streams:
             if not (stream.split("/")[0] == theirs and not harmless):
                 faults.append(f"log {stream} is gone")
-            elif file.endswith(".jsonl") and mutation.way in ("random", "folder") and not named(file):
+            elif (
+                file.endswith(".jsonl") and mutation.way in ("random", "folder") and not named(file)
+            ):
                 faults.append(f"log {stream} is gone and server.log does not name it")
             continue
         theirs_too = stream.split("/")[0] == theirs
@@ -489,7 +612,11 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
         if expected != lines:
             faults.append(f"log {stream} had {lines} and has {expected}")
     _look_at_objects(known, mutation, server, calls, named, faults)
-    spoilt = file in ("endpoint.json", "hosts.json") and mutation.way in ("random", "folder", "half")
+    spoilt = file in ("endpoint.json", "hosts.json") and mutation.way in (
+        "random",
+        "folder",
+        "half",
+    )
     if spoilt and not named(file):
         faults.append(f"server.log does not name {file}")
     _look_at_new_job(calls, faults)
@@ -504,7 +631,12 @@ def _look_at_new_job(calls: Calls, faults: list[str]) -> None:
 
 
 def _look_at_objects(
-    known: Known, mutation: Mutation, server: Server, calls: Calls, named: Callable[..., bool], faults: list[str]
+    known: Known,
+    mutation: Mutation,
+    server: Server,
+    calls: Calls,
+    named: Callable[..., bool],
+    faults: list[str],
 ) -> None:
     file = mutation.path.rsplit("/", 1)[-1]
     loose = file in LOOSE and mutation.way != "foreign"
@@ -535,15 +667,24 @@ def _look_at_objects(
         if lost := set(known.keys) - held:
             faults.append(f"{len(lost)} of {len(known.keys)} bodies are deleted from the disk")
         return
-    lost = {blob for blob in known.keys if blob != file} - {path.name for path in server.state.glob("s3*/blobs*/*/*")}
+    lost = {blob for blob in known.keys if blob != file} - {
+        path.name for path in server.state.glob("s3*/blobs*/*/*")
+    }
     if lost and not loose:
         faults.append(f"{len(lost)} bodies are deleted from the disk")
 
 
 def _look_at_hurt(
-    calls: Calls, bucket: str, key: str, mutation: Mutation, named: Callable[..., bool], faults: list[str]
+    calls: Calls,
+    bucket: str,
+    key: str,
+    mutation: Mutation,
+    named: Callable[..., bool],
+    faults: list[str],
 ) -> None:
-    """Check an object with a damaged body: it is missing, or an error for the client, and the log names it."""
+    """Check an object with a damaged body: it is missing, or an error for the client, and the log
+    names it.
+    """
     there = True
     try:
         calls.s3.get_object(Bucket=bucket, Key=key)["Body"].read()

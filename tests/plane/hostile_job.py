@@ -3,9 +3,9 @@
     python3 -I -S hostile_job.py SEED JOB [FAMILY ...]
     python3 -I -S hostile_job.py neighbour JOB
 
-The first writes a good checkpoint, model and output, then takes the steps of `plan_of(SEED)`. The second behaves well.
-`scripts/bench hostile` runs both and reads the same plan to know how the job must end. Imports only the standard
-library, as a job's host runs this file.
+The first writes a good checkpoint, model and output, then takes the steps of `plan_of(SEED)`. The
+second behaves well. `scripts/bench hostile` runs both and reads the same plan to know how the job
+must end. Imports only the standard library, as a job's host runs this file.
 """
 
 from __future__ import annotations
@@ -35,34 +35,136 @@ LINES = 200
 
 # Names that S3 takes as they are; each must arrive.
 FINE = (
-    "-rf", "--help", "a b", " lead", "trail ", "a+b", "100%", "%2e%2e", "a?b", "a#b", "a&b=c", "\u00fc", "\u65e5\u672c",
-    "\U0001f600", "e\u0301", "x" * 255, "...", "..a", "a..", "~", "$HOME", "`id`", "a\\b", "'\"", "*", "a;b", ".hidden",
-    "manifest.json", "CON", "a:b", "[x]", "{0}", "%s", "\u00e9" * 127, "<b>", "]]>",
-)  # fmt: skip
+    "-rf",
+    "--help",
+    "a b",
+    " lead",
+    "trail ",
+    "a+b",
+    "100%",
+    "%2e%2e",
+    "a?b",
+    "a#b",
+    "a&b=c",
+    "\u00fc",
+    "\u65e5\u672c",
+    "\U0001f600",
+    "e\u0301",
+    "x" * 255,
+    "...",
+    "..a",
+    "a..",
+    "~",
+    "$HOME",
+    "`id`",
+    "a\\b",
+    "'\"",
+    "*",
+    "a;b",
+    ".hidden",
+    "manifest.json",
+    "CON",
+    "a:b",
+    "[x]",
+    "{0}",
+    "%s",
+    "\u00e9" * 127,
+    "<b>",
+    "]]>",
+)
 # Names that may be left out if the log says so: control characters and names that are not UTF-8.
 ODD = (
-    b"a\nb", b"\n", b"a\tb", b"\x01", b"\x7f", b"\x1b[31mred", b"\r", "\u202egnp".encode(), "\ufeff".encode(),
-    "\u2028".encode(), "\uffff".encode(), b"\xff", b"caf\xe9", b"\xed\xa0\x80", b"\x80" * 255, b"%\xff", b"\xc0\xaf..",
-)  # fmt: skip
+    b"a\nb",
+    b"\n",
+    b"a\tb",
+    b"\x01",
+    b"\x7f",
+    b"\x1b[31mred",
+    b"\r",
+    "\u202egnp".encode(),
+    "\ufeff".encode(),
+    "\u2028".encode(),
+    "\uffff".encode(),
+    b"\xff",
+    b"caf\xe9",
+    b"\xed\xa0\x80",
+    b"\x80" * 255,
+    b"%\xff",
+    b"\xc0\xaf..",
+)
 NUMBERS = (
-    "nan", "NaN", "-nan", "inf", "-inf", "Infinity", "1e999", "-1e999", "1e308", "1.7976931348623157e308", "5e-324",
-    "1e-400", "1_000", "0x10", "0x1p3", "", "\u0661\u0662", "\uff11\uff12", "1e", "--1", ".5", "5.", "+3", "1,5",
-    "None", "True", "9" * 400, "1e+", "1e400", "-0", "00", "1.2.3", "\u00bd", "1\u00a0", "1\x00",
-)  # fmt: skip
+    "nan",
+    "NaN",
+    "-nan",
+    "inf",
+    "-inf",
+    "Infinity",
+    "1e999",
+    "-1e999",
+    "1e308",
+    "1.7976931348623157e308",
+    "5e-324",
+    "1e-400",
+    "1_000",
+    "0x10",
+    "0x1p3",
+    "",
+    "\u0661\u0662",
+    "\uff11\uff12",
+    "1e",
+    "--1",
+    ".5",
+    "5.",
+    "+3",
+    "1,5",
+    "None",
+    "True",
+    "9" * 400,
+    "1e+",
+    "1e400",
+    "-0",
+    "00",
+    "1.2.3",
+    "\u00bd",
+    "1\u00a0",
+    "1\x00",
+)
 LINKS = (
-    ("dangling", "nothing"), ("itself", "itself"), ("up", ".."), ("here", "."), ("passwd", "/etc/passwd"), ("all", "/"),
-    ("climbs", "../" * 30 + "etc/passwd"), ("environ", "/proc/self/environ"), ("model", "/opt/ml/model"),
-    ("checkpoints", "/opt/ml/checkpoints"), ("config", "/opt/ml/input/config/hyperparameters.json"), ("odd", "\udcff"),
-    ("long", "x" * 4000), ("many", "a/" * 1500), ("empty-part", "/opt/ml//model/./good.bin"), ("proc", "/proc/1/root"),
-    ("tty", "/dev/stdin"), ("back", "/opt/ml/../../etc/passwd"),
-)  # fmt: skip
+    ("dangling", "nothing"),
+    ("itself", "itself"),
+    ("up", ".."),
+    ("here", "."),
+    ("passwd", "/etc/passwd"),
+    ("all", "/"),
+    ("climbs", "../" * 30 + "etc/passwd"),
+    ("environ", "/proc/self/environ"),
+    ("model", "/opt/ml/model"),
+    ("checkpoints", "/opt/ml/checkpoints"),
+    ("config", "/opt/ml/input/config/hyperparameters.json"),
+    ("odd", "\udcff"),
+    ("long", "x" * 4000),
+    ("many", "a/" * 1500),
+    ("empty-part", "/opt/ml//model/./good.bin"),
+    ("proc", "/proc/1/root"),
+    ("tty", "/dev/stdin"),
+    ("back", "/opt/ml/../../etc/passwd"),
+)
 OUTSIDE = ("passwd", "all", "climbs", "environ", "proc", "tty", "back")
 """Links that lead out of /opt/ml."""
 METRICS = (
-    ("loss", r"loss=(\S+)"), ("any", r"loss=(\S*)"), ("all", r"loss=(.*)"), ("strict", r"loss=([0-9.eE+-]+)"),
-    ("none", r"loss=\S+"), ("two", r"(lo)ss=(\S+)"), ("optional", r"acc=(\d+)?"), ("either", r"x=(\d+)|loss="),
-    ("empty", r"()loss"), ("unicode", r"loss=(\d+)"), ("ahead", r"(?=loss=(\S+))"), ("last", r"loss=(\S+)$"),
-)  # fmt: skip
+    ("loss", r"loss=(\S+)"),
+    ("any", r"loss=(\S*)"),
+    ("all", r"loss=(.*)"),
+    ("strict", r"loss=([0-9.eE+-]+)"),
+    ("none", r"loss=\S+"),
+    ("two", r"(lo)ss=(\S+)"),
+    ("optional", r"acc=(\d+)?"),
+    ("either", r"x=(\d+)|loss="),
+    ("empty", r"()loss"),
+    ("unicode", r"loss=(\d+)"),
+    ("ahead", r"(?=loss=(\S+))"),
+    ("last", r"loss=(\S+)$"),
+)
 SIGNALS = ("SIGSEGV", "SIGABRT", "SIGKILL", "SIGTERM", "SIGHUP", "SIGBUS")
 
 
@@ -104,7 +206,9 @@ def content(seed: int | str, name: str, size: int = 3000) -> bytes:
 
 
 def good_files(seed: int | str) -> dict[str, bytes]:
-    """The good files of every job, by path below /opt/ml: a checkpoint, its manifest last, a model and an output."""
+    """The good files of every job, by path below /opt/ml: a checkpoint, its manifest last, a model
+    and an output.
+    """
     parts = {f"checkpoints/good/part-{i}": content(seed, f"part-{i}") for i in range(2)}
     manifest = json.dumps({name: len(body) for name, body in parts.items()}).encode()
     return {
@@ -167,7 +271,9 @@ def _write(path: bytes, body: bytes) -> None:
 
 def _opened(path: bytes) -> BinaryIO:
     """Open a file for writing, without waiting for a pipe that an earlier step has put there."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "wb")
+    return os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "wb"
+    )
 
 
 def names(folder: str, which: list[int], odd: list[int]) -> None:
@@ -252,7 +358,11 @@ def immutable(folder: str, what: str) -> None:
     """A file or folder with chattr +i, or a file with +a."""
     _write(_path(folder, "immutable", "file"), b"stays")
     target = _path(folder, "immutable") if what == "folder" else _path(folder, "immutable", "file")
-    subprocess.run(["chattr", "+a" if what == "append" else "+i", target], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["chattr", "+a" if what == "append" else "+i", target],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def failure(kind: str) -> None:
@@ -329,8 +439,12 @@ def daemons(count: int, way: str) -> None:
                     time.sleep(0.1)
         elif way == "closes":
             os.closerange(0, 64)
-        elif way == "strips" and ROOT == "/opt/ml":  # else nothing could find it, which docs/reliability.md says
-            os.execve(sys.executable, ["python3", "-c", "import time; time.sleep(300)", sys.argv[2]], {})
+        elif (
+            way == "strips" and ROOT == "/opt/ml"
+        ):  # else nothing could find it, which docs/reliability.md says
+            os.execve(
+                sys.executable, ["python3", "-c", "import time; time.sleep(300)", sys.argv[2]], {}
+            )
         elif way == "forks":
             for _ in range(200):
                 if os.fork():
@@ -380,11 +494,19 @@ def churn(folder: str, seconds: float) -> None:
     while time.monotonic() < until:
         one, two = (os.path.join(base, b"%d" % chance.randrange(8)) for _ in range(2))
         with contextlib.suppress(OSError):
-            chance.choice([
-                lambda a, b: _write(a, b"x" * chance.randrange(5000)), os.rename, os.link, os.symlink,
-                lambda a, b: os.unlink(a), lambda a, b: os.mkdir(a), lambda a, b: os.rmdir(a),
-                lambda a, b: os.symlink("/etc", a), lambda a, b: _write(os.path.join(a, b"in"), b"y"),
-            ])(one, two)  # fmt: skip
+            chance.choice(
+                [
+                    lambda a, b: _write(a, b"x" * chance.randrange(5000)),
+                    os.rename,
+                    os.link,
+                    os.symlink,
+                    lambda a, b: os.unlink(a),
+                    lambda a, b: os.mkdir(a),
+                    lambda a, b: os.rmdir(a),
+                    lambda a, b: os.symlink("/etc", a),
+                    lambda a, b: _write(os.path.join(a, b"in"), b"y"),
+                ]
+            )(one, two)
         time.sleep(0.001)
 
 
@@ -424,7 +546,9 @@ def config(kind: str) -> None:
     elif kind == "remove":
         subprocess.run(["rm", "-rf", _path("input")], check=False, stderr=subprocess.DEVNULL)
     elif kind == "tmp":
-        subprocess.run(["rm", "-rf", _path(".tmp"), _path("code")], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["rm", "-rf", _path(".tmp"), _path("code")], check=False, stderr=subprocess.DEVNULL
+        )
     elif kind == "locked":
         os.chmod(_path("input"), 0)
 
@@ -436,41 +560,89 @@ def _some(chance: random.Random, of: int, most: int) -> list[int]:
 Maker = Callable[[random.Random], dict[str, Any]]
 FAMILIES: dict[str, tuple[Maker, Callable[..., None]]] = {
     "names": (lambda c: {"folder": _folder(c), "which": _some(c, len(FINE), 8), "odd": []}, names),
-    "odd": (lambda c: {"folder": _folder(c), "which": _some(c, len(FINE), 3), "odd": _some(c, len(ODD), 3)}, names),
+    "odd": (
+        lambda c: {
+            "folder": _folder(c),
+            "which": _some(c, len(FINE), 3),
+            "odd": _some(c, len(ODD), 3),
+        },
+        names,
+    ),
     "links": (lambda c: {"folder": _folder(c), "which": _some(c, len(LINKS), 5)}, links),
     "bomb": (lambda c: {"folder": _folder(c), "depth": c.choice([6, 24])}, bomb),
     "chain": (lambda c: {"folder": _folder(c), "length": c.choice([5, 45, 300])}, chain),
     "deep": (
         lambda c: {
-            "folder": _folder(c), "levels": c.choice([500, 1100, 3000]), "name": c.choice(["d", "dd", "d" * 20]),
+            "folder": _folder(c),
+            "levels": c.choice([500, 1100, 3000]),
+            "name": c.choice(["d", "dd", "d" * 20]),
         },
         deep,
     ),
-    "fifo": (lambda c: {"folder": _folder(c), "name": c.choice(["fifo", "config.json", "manifest.json"])}, fifo),
+    "fifo": (
+        lambda c: {
+            "folder": _folder(c),
+            "name": c.choice(["fifo", "config.json", "manifest.json"]),
+        },
+        fifo,
+    ),
     "socket": (lambda c: {"folder": _folder(c)}, sock),
-    "device": (lambda c: {"folder": _folder(c), "major": 1, "minor": c.choice([3, 5, 7, 9])}, device),
+    "device": (
+        lambda c: {"folder": _folder(c), "major": 1, "minor": c.choice([3, 5, 7, 9])},
+        device,
+    ),
     "sparse": (
-        lambda c: c.choice([
-            {"folder": _folder(c), "size": 16 << 20},
-            {"folder": c.choice(["output", "code", "output/intermediate"]), "size": 1 << 40},
-        ]),
+        lambda c: c.choice(
+            [
+                {"folder": _folder(c), "size": 16 << 20},
+                {"folder": c.choice(["output", "code", "output/intermediate"]), "size": 1 << 40},
+            ]
+        ),
         sparse,
     ),
     "huge": (lambda c: {"folder": c.choice(UPLOADED), "size": 1 << 40}, sparse),
     "locked": (lambda c: {"folder": _folder(c), "what": c.choice(["file", "folder"])}, locked),
-    "immutable": (lambda c: {"folder": _folder(c), "what": c.choice(["file", "folder", "append"])}, immutable),
+    "immutable": (
+        lambda c: {"folder": _folder(c), "what": c.choice(["file", "folder", "append"])},
+        immutable,
+    ),
     "failure": (
-        lambda c: {"kind": c.choice([
-            "text", "binary", "fifo", "folder", "passwd", "circle", "zero", "nuls", "spaces", "locked",
-        ])},
+        lambda c: {
+            "kind": c.choice(
+                [
+                    "text",
+                    "binary",
+                    "fifo",
+                    "folder",
+                    "passwd",
+                    "circle",
+                    "zero",
+                    "nuls",
+                    "spaces",
+                    "locked",
+                ]
+            )
+        },
         failure,
     ),
     "flood": (
         lambda c: {
-            "kind": c.choice([
-                "one line", "binary", "nul", "surrogates", "returns", "ansi", "lines", "empty lines", "crlf",
-                "separators", "json", "wide",
-            ]),
+            "kind": c.choice(
+                [
+                    "one line",
+                    "binary",
+                    "nul",
+                    "surrogates",
+                    "returns",
+                    "ansi",
+                    "lines",
+                    "empty lines",
+                    "crlf",
+                    "separators",
+                    "json",
+                    "wide",
+                ]
+            ),
             "size": c.choice([1000, 300_000, 1 << 20, 4 << 20]),
         },
         flood,
@@ -479,7 +651,10 @@ FAMILIES: dict[str, tuple[Maker, Callable[..., None]]] = {
     "backtracking": (lambda c: {}, backtracking),
     "digits": (lambda c: {"size": c.choice([1000, 100_000])}, digits),
     "daemons": (
-        lambda c: {"count": c.randrange(1, 5), "way": c.choice(["sleeps", "writes", "closes", "strips", "forks"])},
+        lambda c: {
+            "count": c.randrange(1, 5),
+            "way": c.choice(["sleeps", "writes", "closes", "strips", "forks"]),
+        },
         daemons,
     ),
     "deaf": (lambda c: {}, deaf),
@@ -487,7 +662,9 @@ FAMILIES: dict[str, tuple[Maker, Callable[..., None]]] = {
     "replaced": (
         lambda c: {
             "folder": c.choice(["model", "output/data", "output"]),
-            "kind": c.choice(["file", "fifo", "root", "etc", "circle", "checkpoints", "config", "nothing"]),
+            "kind": c.choice(
+                ["file", "fifo", "root", "etc", "circle", "checkpoints", "config", "nothing"]
+            ),
         },
         replaced,
     ),
@@ -495,11 +672,22 @@ FAMILIES: dict[str, tuple[Maker, Callable[..., None]]] = {
     "swap": (lambda c: {"folder": c.choice(UPLOADED), "seconds": 1.5}, swap),
     "growing": (lambda c: {"folder": _folder(c)}, growing),
     "config": (lambda c: {"kind": c.choice(["truncate", "remove", "tmp", "locked"])}, config),
-}  # fmt: skip
+}
 WEIGHTS = {
-    "names": 1.5, "metrics": 2.0, "flood": 1.5, "failure": 1.5, "huge": 0.03, "backtracking": 0.5, "digits": 0.4,
-    "bomb": 0.5, "churn": 0.6, "swap": 0.6, "deaf": 0.5, "quiet": 0.4, "config": 0.5,
-}  # fmt: skip
+    "names": 1.5,
+    "metrics": 2.0,
+    "flood": 1.5,
+    "failure": 1.5,
+    "huge": 0.03,
+    "backtracking": 0.5,
+    "digits": 0.4,
+    "bomb": 0.5,
+    "churn": 0.6,
+    "swap": 0.6,
+    "deaf": 0.5,
+    "quiet": 0.4,
+    "config": 0.5,
+}
 HELD: list[Any] = []
 _closed = False
 
@@ -536,7 +724,8 @@ def hostile(plan: Plan) -> None:
     _say(f"last words good={len(plan.steps)}\n".encode())
     how, what = plan.end
     if how == "signal":
-        # Process 1 of a namespace takes no signal that it has no handler for, so there is an exit after it.
+        # Process 1 of a namespace takes no signal that it has no handler for, so there is an exit
+        # after it.
         number = getattr(signal, what)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,5 @@
-"""Control planes for fuzzers: homes that can always be removed, servers that may not start, and job requests.
+"""Control planes for fuzzers: homes that can always be removed, servers that may not start, and job
+requests.
 
     python -m tests.plane.planes
 
@@ -36,21 +37,29 @@ SILENCE = 20.0
 
 
 def request_of(name: str, command: list[str], **more: Any) -> dict[str, Any]:
-    """A CreateTrainingJob request; `algorithm` and `resources` extend those parts, other arguments the whole."""
+    """A CreateTrainingJob request; `algorithm` and `resources` extend those parts, other arguments
+    the whole.
+    """
     return {
         "TrainingJobName": name,
         "RoleArn": ROLE,
         "AlgorithmSpecification": {
-            "TrainingImage": "image", "TrainingInputMode": "File", "ContainerEntrypoint": command[:1],
-            "ContainerArguments": command[1:], **more.pop("algorithm", {}),
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": command[:1],
+            "ContainerArguments": command[1:],
+            **more.pop("algorithm", {}),
         },
         "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out"},
         "ResourceConfig": {
-            "InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1, **more.pop("resources", {}),
+            "InstanceType": "ml.m5.large",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 1,
+            **more.pop("resources", {}),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": 600},
         **more,
-    }  # fmt: skip
+    }
 
 
 class NoStartError(Exception):
@@ -61,7 +70,8 @@ class NoStartError(Exception):
 def scratch(limit: str = "") -> Iterator[Path]:
     """A temporary folder, removed at the end with files that are immutable, locked or very deep.
 
-    With `limit` (`2G`) it is a tmpfs of this size, if this process may mount one: a job may fill it, not the disk.
+    With `limit` (`2G`) it is a tmpfs of this size, if this process may mount one: a job may fill
+    it, not the disk.
     """
     folder = Path(tempfile.mkdtemp(prefix="smtrain-fuzz-"))
     mounted = bool(limit) and mount(folder, limit)
@@ -121,18 +131,28 @@ class Forks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        environment = {**server_environment(), "MOTO_DISABLE_GLOBAL_CORS": "true", "AWS_EC2_METADATA_DISABLED": "true"}
+        environment = {
+            **server_environment(),
+            "MOTO_DISABLE_GLOBAL_CORS": "true",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.plane.planes"], cwd=ROOT, env=environment, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.plane.planes"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def start(self, arguments: list[str], log: Path) -> Forked:
         """Fork a server with the environment that a new Python would get now."""
         assert self._process.stdin
         assert self._process.stdout
         with self._lock:
-            self._process.stdin.write(json.dumps([arguments, str(log), server_environment()]) + "\n")
+            self._process.stdin.write(
+                json.dumps([arguments, str(log), server_environment()]) + "\n"
+            )
             self._process.stdin.flush()
             return Forked(int(self._process.stdout.readline()))
 
@@ -162,7 +182,12 @@ def new(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "smtrain.plane.server.serve", *arguments]
     with open(log, "ab") as out:
         return subprocess.Popen(
-            command, cwd=ROOT, env=server_environment(), stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=server_environment(),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
 
 
@@ -198,7 +223,11 @@ class Server:
                     return endpoint
             time.sleep(0.05)
         ended = self.process.poll()
-        how = f"it ended (status {ended})" if ended is not None else f"no answer within {seconds:.0f} s"
+        how = (
+            f"it ended (status {ended})"
+            if ended is not None
+            else f"no answer within {seconds:.0f} s"
+        )
         self.kill()
         raise NoStartError(f"{how}\n{self.logged()[-4000:]}")
 
@@ -240,11 +269,18 @@ def traces(mark: str) -> list[str]:
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
-                state = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                state = (
+                    Path(f"/proc/{entry}/stat")
+                    .read_text(errors="replace")
+                    .rpartition(")")[2]
+                    .split()[0]
+                )
                 line = Path(f"/proc/{entry}/cmdline").read_bytes()
                 world = Path(f"/proc/{entry}/environ").read_bytes()
                 if state not in "ZX" and mark.encode() in line + b"\0" + world:
-                    seen.append(f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+                    seen.append(
+                        f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}"
+                    )
     return seen
 
 
@@ -265,11 +301,19 @@ def main() -> None:
     import moto.scheduler.models
 
     from smtrain.core.botocore_models import described
-    from smtrain.plane.server import executor, logs_api, quotas, schedules, serve, store, training_api  # noqa: F401
+    from smtrain.plane.server import (
+        executor,  # noqa: F401
+        logs_api,  # noqa: F401
+        quotas,  # noqa: F401
+        schedules,  # noqa: F401
+        serve,
+        store,  # noqa: F401
+        training_api,  # noqa: F401
+    )
 
     for service in ("sagemaker", "s3", "logs", "iam", "cloudwatch", "scheduler"):
         described(service)
-        moto.backends.get_backend(service)  # type: ignore[call-overload]
+        moto.backends.get_backend(service)
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGCHLD, _wait_for_ended)

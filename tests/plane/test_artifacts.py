@@ -46,7 +46,9 @@ def test_compression_none_leaves_plain_objects(client: Client) -> None:
 
 
 def test_an_output_bucket_that_is_not_there_fails_the_job(client: Client) -> None:
-    job = client.run("echo x > /opt/ml/model/x", OutputDataConfig={"S3OutputPath": "s3://no-such-bucket/x"})
+    job = client.run(
+        "echo x > /opt/ml/model/x", OutputDataConfig={"S3OutputPath": "s3://no-such-bucket/x"}
+    )
     assert job["TrainingJobStatus"] == "Failed"
     assert "NoSuchBucket" in job["FailureReason"]
 
@@ -57,7 +59,13 @@ ln -s ../../opt/ml/code/made outside_it; echo made > /opt/ml/code/made; ln -s /o
 ln -s /etc/hostname machine; ln -s nothing broken; ln -s . circle; ln -s a b; ln -s b a; mkfifo pipe
 ln -s ../../../../etc/hostname climbing; ln -s latest/file through; cat through absolute made
 """
-LINKED = {"absolute": "two", "latest/file": "two", "made": "made", "step_2/file": "two", "through": "two"}
+LINKED = {
+    "absolute": "two",
+    "latest/file": "two",
+    "made": "made",
+    "step_2/file": "two",
+    "through": "two",
+}
 NOWHERE = ("a", "b", "broken", "circle", "climbing and 2 more")  # and machine, outside_it
 
 
@@ -65,15 +73,24 @@ def test_links_are_uploaded_as_what_the_job_sees_there(client: Client) -> None:
     """The log names links that lead out of /opt/ml or to nothing."""
     job = client.completed(LINK.replace("FOLDER", "model"))
     assert unpacked(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz")) == LINKED
-    outside = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: " + ", ".join(
-        NOWHERE
+    outside = (
+        "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: "
+        + ", ".join(NOWHERE)
     )
-    special = "smtrain: files that are not regular (pipes, sockets, devices) are not uploaded from /opt/ml/model: pipe"
+    special = (
+        "smtrain: files that are not regular (pipes, sockets, devices) are not uploaded from"
+        " /opt/ml/model: pipe"
+    )
     assert client.lines(job) == ["two", "two", "made", outside, special]
 
 
 def test_links_among_checkpoints_are_treated_alike(client: Client) -> None:
     uri = f"s3://{client.bucket}/linked"
     job = client.completed(LINK.replace("FOLDER", "checkpoints"), CheckpointConfig={"S3Uri": uri})
-    assert {key.removeprefix("linked/"): client.get(key).decode().strip() for key in client.keys("linked/")} == LINKED
-    assert client.lines(job)[-2].endswith("not uploaded from /opt/ml/checkpoints: " + ", ".join(NOWHERE))
+    assert {
+        key.removeprefix("linked/"): client.get(key).decode().strip()
+        for key in client.keys("linked/")
+    } == LINKED
+    assert client.lines(job)[-2].endswith(
+        "not uploaded from /opt/ml/checkpoints: " + ", ".join(NOWHERE)
+    )

@@ -1,4 +1,6 @@
-"""Only the owner of the home's secret can start a process: every attack ends in 403 and changes nothing."""
+"""Only the owner of the home's secret can start a process: every attack ends in 403 and changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ TARGET = "SageMaker.CreateTrainingJob"
 
 
 def call(
-    endpoint: Endpoint, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    body: bytes = b"",
 ) -> tuple[int, bytes]:
     """One request as it is given, over a plain connection."""
     where = urlsplit(endpoint.url)
@@ -40,7 +46,9 @@ def call(
         connection.close()
 
 
-def signed(endpoint: Endpoint, body: bytes, *, access_key: str = "", secret: str = "") -> dict[str, str]:
+def signed(
+    endpoint: Endpoint, body: bytes, *, access_key: str = "", secret: str = ""
+) -> dict[str, str]:
     """Headers of a CreateTrainingJob call with this body."""
     headers = {"X-Amz-Target": TARGET, "Content-Type": "application/x-amz-json-1.1"}
     request = AWSRequest("POST", f"{endpoint.url}/", headers, body)
@@ -91,10 +99,20 @@ def test_a_signature_is_for_what_was_signed(client: Client, job: dict[str, Any])
     other = body.replace(b"true", b"evil")
     assert other != body
     assert call(endpoint, "POST", "/", headers, other)[0] == 403
-    assert call(endpoint, "POST", "/", {**headers, "X-Amz-Target": "SageMaker.StopTrainingJob"}, body)[0] == 403
+    assert (
+        call(endpoint, "POST", "/", {**headers, "X-Amz-Target": "SageMaker.StopTrainingJob"}, body)[
+            0
+        ]
+        == 403
+    )
     assert call(endpoint, "POST", "/?x=1", headers, body)[0] == 403
     assert call(endpoint, "PUT", "/", headers, body)[0] == 403
-    assert call(endpoint, "POST", "/", {**headers, "Authorization": headers["Authorization"][:-1]}, body)[0] == 403
+    assert (
+        call(
+            endpoint, "POST", "/", {**headers, "Authorization": headers["Authorization"][:-1]}, body
+        )[0]
+        == 403
+    )
     unsigned = headers["Authorization"].replace("host;", "")
     assert call(endpoint, "POST", "/", {**headers, "Authorization": unsigned}, body)[0] == 403
     with pytest.raises(ClientError, match="Requested resource not found"):
@@ -104,12 +122,21 @@ def test_a_signature_is_for_what_was_signed(client: Client, job: dict[str, Any])
 @pytest.mark.parametrize(
     "path",
     [
-        "/moto-api/reset", "/%6doto-api/reset", "/%6Doto%2Dapi/reset", "//moto-api/reset", "/./moto-api/reset",
-        "/x/../moto-api/reset", f"{CONTROL_PATH}faults", f"/.{CONTROL_PATH}faults", "/%73mtrain/control/faults",
-        "/smtrain/ready/../control/faults", "/smtrain/ready%2F..%2Fcontrol/faults", "/smtrain/ready?x",
+        "/moto-api/reset",
+        "/%6doto-api/reset",
+        "/%6Doto%2Dapi/reset",
+        "//moto-api/reset",
+        "/./moto-api/reset",
+        "/x/../moto-api/reset",
+        f"{CONTROL_PATH}faults",
+        f"/.{CONTROL_PATH}faults",
+        "/%73mtrain/control/faults",
+        "/smtrain/ready/../control/faults",
+        "/smtrain/ready%2F..%2Fcontrol/faults",
+        "/smtrain/ready?x",
         "/SMTRAIN/ready/",
     ],
-)  # fmt: skip
+)
 def test_no_spelling_of_a_path_is_a_way_in(client: Client, path: str) -> None:
     for headers in ({}, {"Authorization": f"SMTRAIN Credential={client.endpoint.access_key}/"}):
         status, reply = call(client.endpoint, "POST", path, headers, b'{"clear": true}')
@@ -148,7 +175,9 @@ def test_a_link_is_for_one_object_and_its_time(client: Client, version: str) -> 
     s3 = endpoint.session().client("s3", config=Config(signature_version=version))
 
     def path(**options: Any) -> str:
-        url = s3.generate_presigned_url("get_object", Params={"Bucket": client.bucket, "Key": key}, **options)
+        url = s3.generate_presigned_url(
+            "get_object", Params={"Bucket": client.bucket, "Key": key}, **options
+        )
         return str(url.removeprefix(endpoint.url))
 
     link = path()
@@ -165,8 +194,13 @@ def test_a_link_is_for_one_object_and_its_time(client: Client, version: str) -> 
 
 def test_a_link_to_put_an_object_puts_that_object(client: Client) -> None:
     s3 = client.endpoint.session().client("s3", config=Config(signature_version="s3v4"))
-    url = s3.generate_presigned_url("put_object", Params={"Bucket": client.bucket, "Key": "put by link"})
-    assert call(client.endpoint, "PUT", url.removeprefix(client.endpoint.url), body=b"by link")[0] == 200
+    url = s3.generate_presigned_url(
+        "put_object", Params={"Bucket": client.bucket, "Key": "put by link"}
+    )
+    assert (
+        call(client.endpoint, "PUT", url.removeprefix(client.endpoint.url), body=b"by link")[0]
+        == 200
+    )
     assert client.get("put by link") == b"by link"
 
 
@@ -178,8 +212,12 @@ def test_a_link_obeys_no_header_that_it_does_not_sign(client: Client, method: st
     s3 = client.endpoint.session().client("s3", config=Config(signature_version="s3v4"))
     url = s3.generate_presigned_url(method, Params={"Bucket": client.bucket, "Key": "by link"})
     link, verb = url.removeprefix(client.endpoint.url), method[:3].upper()
-    for name, value in (("x-amz-copy-source", f"/{client.bucket}/secret"), ("X-AMZ-ACL", "public-read"),
-                        ("x-amz-tagging", "a=b"), ("x-amz-meta-a", "b")):  # fmt: skip
+    for name, value in (
+        ("x-amz-copy-source", f"/{client.bucket}/secret"),
+        ("X-AMZ-ACL", "public-read"),
+        ("x-amz-tagging", "a=b"),
+        ("x-amz-meta-a", "b"),
+    ):
         assert call(client.endpoint, verb, link, {name: value}, b"")[0] == 403
     assert client.get("by link") == b"own"
     signed = s3.generate_presigned_url(
@@ -189,41 +227,69 @@ def test_a_link_obeys_no_header_that_it_does_not_sign(client: Client, method: st
     assert call(client.endpoint, "PUT", link, {"x-amz-meta-a": "b"}, b"new")[0] == 200
 
 
-@pytest.mark.parametrize(("minutes", "status"), [(-30, 403), (-14, 200), (14, 200), (16, 403), (60 * 24 * 30, 403)])
+@pytest.mark.parametrize(
+    ("minutes", "status"), [(-30, 403), (-14, 200), (14, 200), (16, 403), (60 * 24 * 30, 403)]
+)
 def test_a_signed_request_is_valid_for_a_quarter_of_an_hour(
     client: Client, job: dict[str, Any], minutes: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = datetime.now(timezone.utc) - timedelta(minutes=minutes)
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: at.replace(tzinfo=None))
+    monkeypatch.setattr(
+        botocore.auth, "get_current_datetime", lambda remove_tzinfo=True: at.replace(tzinfo=None)
+    )
     body = json.dumps({}).encode()
     request = AWSRequest(
-        "POST", f"{client.endpoint.url}/", {"X-Amz-Target": "SageMaker.ListTrainingJobs",
-        "Content-Type": "application/x-amz-json-1.1"}, body
-    )  # fmt: skip
-    SigV4Auth(Credentials(client.endpoint.access_key, client.endpoint.secret_key), "sagemaker", "us-east-1").add_auth(
-        request
+        "POST",
+        f"{client.endpoint.url}/",
+        {
+            "X-Amz-Target": "SageMaker.ListTrainingJobs",
+            "Content-Type": "application/x-amz-json-1.1",
+        },
+        body,
     )
+    SigV4Auth(
+        Credentials(client.endpoint.access_key, client.endpoint.secret_key),
+        "sagemaker",
+        "us-east-1",
+    ).add_auth(request)
     assert call(client.endpoint, "POST", "/", dict(request.headers.items()), body)[0] == status
 
 
 def test_every_client_of_aws_is_let_in(client: Client) -> None:
-    """boto3's signatures of encoded names, queries, streamed bodies and multipart uploads are accepted."""
+    """boto3's signatures of encoded names, queries, streamed bodies and multipart uploads are
+    accepted.
+    """
     s3, bucket = client.s3, client.bucket
     for key in ("plain", "a b+c/ü&=?#%41~.txt", "x//y", "./dots/../z"):
         s3.put_object(Bucket=bucket, Key=f"signed/{key}", Body=b"12345678")
-        assert s3.get_object(Bucket=bucket, Key=f"signed/{key}", Range="bytes=2-3")["Body"].read() == b"34"
-    assert s3.list_objects_v2(Bucket=bucket, Prefix="signed/a b+c/ü&", Delimiter="/")["KeyCount"] == 1
+        assert (
+            s3.get_object(Bucket=bucket, Key=f"signed/{key}", Range="bytes=2-3")["Body"].read()
+            == b"34"
+        )
+    assert (
+        s3.list_objects_v2(Bucket=bucket, Prefix="signed/a b+c/ü&", Delimiter="/")["KeyCount"] == 1
+    )
     upload = s3.create_multipart_upload(Bucket=bucket, Key="signed/parts")["UploadId"]
-    part = s3.upload_part(Bucket=bucket, Key="signed/parts", UploadId=upload, PartNumber=1, Body=b"p")["ETag"]
+    part = s3.upload_part(
+        Bucket=bucket, Key="signed/parts", UploadId=upload, PartNumber=1, Body=b"p"
+    )["ETag"]
     done = {"Parts": [{"PartNumber": 1, "ETag": part}]}
-    s3.complete_multipart_upload(Bucket=bucket, Key="signed/parts", UploadId=upload, MultipartUpload=done)
+    s3.complete_multipart_upload(
+        Bucket=bucket, Key="signed/parts", UploadId=upload, MultipartUpload=done
+    )
     metrics = client.cloudwatch.list_metrics(Namespace="/aws/sagemaker/TrainingJobs")
     assert metrics["ResponseMetadata"]["HTTPStatusCode"] == 200
-    assert client.endpoint.session().client("sts").get_caller_identity()["Account"] == client.endpoint.account
+    assert (
+        client.endpoint.session().client("sts").get_caller_identity()["Account"]
+        == client.endpoint.account
+    )
     stranger = boto3.client(
-        "s3", endpoint_url=client.endpoint.url, region_name="us-east-1", aws_access_key_id=client.endpoint.access_key,
+        "s3",
+        endpoint_url=client.endpoint.url,
+        region_name="us-east-1",
+        aws_access_key_id=client.endpoint.access_key,
         aws_secret_access_key="x",
-    )  # fmt: skip
+    )
     with pytest.raises(ClientError) as caught:
         stranger.list_buckets()
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403

@@ -13,7 +13,8 @@ from testing.plane import Plane
 from .conftest import Client, refused
 
 NO_CAPACITY = (
-    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a"
+    " different ML instance type."
 )
 
 
@@ -31,13 +32,20 @@ def refusal(client: Client, **changes: Any) -> str:
     return message
 
 
-def test_without_capacity_a_job_waits_and_fails_in_sagemakers_words(plane: Plane, client: Client) -> None:
+def test_without_capacity_a_job_waits_and_fails_in_sagemakers_words(
+    plane: Plane, client: Client
+) -> None:
     plane.no_capacity("ml.trn1.32xlarge", attempts=1)
     job = client.run("true", ResourceConfig=on("ml.trn1.32xlarge"))
     assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", NO_CAPACITY)
     assert statuses(job) == ["Starting", "Pending", "Failed"]
-    assert client.run("true", ResourceConfig=on("ml.trn1.32xlarge"))["TrainingJobStatus"] == "Completed"
-    assert client.run("true", ResourceConfig=on("ml.trn1.2xlarge"))["TrainingJobStatus"] == "Completed"
+    assert (
+        client.run("true", ResourceConfig=on("ml.trn1.32xlarge"))["TrainingJobStatus"]
+        == "Completed"
+    )
+    assert (
+        client.run("true", ResourceConfig=on("ml.trn1.2xlarge"))["TrainingJobStatus"] == "Completed"
+    )
 
 
 def test_capacity_may_come_while_a_job_is_pending_and_a_pending_job_can_be_stopped(
@@ -54,13 +62,20 @@ def test_capacity_may_come_while_a_job_is_pending_and_a_pending_job_can_be_stopp
     assert client.wait(name)["TrainingJobStatus"] == "Stopped"
 
 
-def test_instance_preferences_get_the_first_type_that_there_is(plane: Plane, client: Client) -> None:
+def test_instance_preferences_get_the_first_type_that_there_is(
+    plane: Plane, client: Client
+) -> None:
     plane.no_capacity("ml.trn1.32xlarge")
     choices = [on("ml.trn1.32xlarge", 2), on("ml.trn1n.32xlarge", 2), on("ml.trn2.48xlarge", 1)]
     preferences = [{k: v for k, v in choice.items() if k != "VolumeSizeInGB"} for choice in choices]
-    job = client.completed("true", ResourceConfig={"VolumeSizeInGB": 1, "InstancePreferences": preferences})
+    job = client.completed(
+        "true", ResourceConfig={"VolumeSizeInGB": 1, "InstancePreferences": preferences}
+    )
     resources = job["ResourceConfig"]
-    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == ("ml.trn1n.32xlarge", 2)
+    assert (resources["SelectedInstanceType"], resources["SelectedInstanceCount"]) == (
+        "ml.trn1n.32xlarge",
+        2,
+    )
     assert resources["InstancePreferences"] == preferences
 
 
@@ -68,7 +83,10 @@ def test_quotas_are_kept_by_use_and_count_what_runs(plane: Plane, client: Client
     kind = "ml.trn1.32xlarge"
     plane.quota(f"{kind} for training job usage", 2)
     message = refusal(client, ResourceConfig=on(kind, 3))
-    assert f"'{kind} for training job usage' is 2 Instances, with current utilization of 0 Instances" in message
+    assert (
+        f"'{kind} for training job usage' is 2 Instances, with current utilization of 0 Instances"
+        in message
+    )
     assert "a request delta of 3 Instances" in message
     name = client.start("sleep 60", ResourceConfig=on(kind, 2))
     assert "current utilization of 2 Instances" in refusal(client, ResourceConfig=on(kind))
@@ -86,7 +104,9 @@ def test_quotas_are_kept_by_use_and_count_what_runs(plane: Plane, client: Client
     warm = on(kind, KeepAlivePeriodInSeconds=60)
     assert "for training warm pool usage' is 0" in refusal(client, ResourceConfig=warm)
     plane.quota("Maximum number of instances per training job", 1)
-    assert "'Maximum number of instances per training job' is 1" in refusal(client, ResourceConfig=on(kind, 2))
+    assert "'Maximum number of instances per training job' is 1" in refusal(
+        client, ResourceConfig=on(kind, 2)
+    )
     with pytest.raises(LocalError, match="no such quota"):
         plane.quota("something else", 1)
 
@@ -103,11 +123,17 @@ def test_service_quotas_lists_them_by_name_and_takes_requests(plane: Plane) -> N
     assert "Maximum number of instances per training job" in by_name
     code = by_name["ml.trn1.32xlarge for training job usage"]["QuotaCode"]
     assert quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode=code)["Quota"]["Value"] == 8
-    increase = quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=16)
+    increase = quotas.request_service_quota_increase(
+        ServiceCode="sagemaker", QuotaCode=code, DesiredValue=16
+    )
     assert increase["RequestedQuota"]["Status"] == "PENDING"
     with pytest.raises(ClientError, match="greater than the current"):
-        quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=8)
-    history = quotas.list_requested_service_quota_change_history_by_quota(ServiceCode="sagemaker", QuotaCode=code)
+        quotas.request_service_quota_increase(
+            ServiceCode="sagemaker", QuotaCode=code, DesiredValue=8
+        )
+    history = quotas.list_requested_service_quota_change_history_by_quota(
+        ServiceCode="sagemaker", QuotaCode=code
+    )
     assert [request["DesiredValue"] for request in history["RequestedQuotas"]] == [16]
     with pytest.raises(ClientError, match="NoSuchResource"):
         quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode="L-00000000")

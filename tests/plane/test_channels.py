@@ -20,11 +20,17 @@ def listed(client: Client, uri: str, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["File", "FastFile"])
-def test_a_prefix_matches_keys_and_only_a_slash_makes_it_a_folder(client: Client, mode: str) -> None:
+def test_a_prefix_matches_keys_and_only_a_slash_makes_it_a_folder(
+    client: Client, mode: str
+) -> None:
     for key in ("folder/a", "folder/sub/b", "folder/", "folder-2/c"):
         client.put(f"{mode}/{key}")
     base = f"s3://{client.bucket}/{mode}"
-    assert listed(client, f"{base}/folder", mode=mode) == ["./a", "./folder-2/c", "./sub/b"], "as on SageMaker"
+    assert listed(client, f"{base}/folder", mode=mode) == [
+        "./a",
+        "./folder-2/c",
+        "./sub/b",
+    ], "as on SageMaker"
     assert listed(client, f"{base}/folder/", mode=mode) == ["./a", "./sub/b"]
     assert listed(client, f"{base}/folder/sub/b", mode=mode) == ["./b"]
     assert listed(client, f"{base}/folder-", mode=mode) == ["./folder-2/c"]
@@ -104,11 +110,15 @@ def test_all_mounts_of_a_host_come_from_one_process(client: Client) -> None:
     """The process imports boto3 once; the mounts end with the job."""
     if not os.path.exists("/dev/fuse"):
         pytest.skip("this machine has no /dev/fuse, so FastFile is a download")
-    inputs = [channel(name, client.put(f"several/{name}/x", f"of {name}\n"), "FastFile") for name in "abc"]
+    inputs = [
+        channel(name, client.put(f"several/{name}/x", f"of {name}\n"), "FastFile") for name in "abc"
+    ]
     name = client.start("cat /opt/ml/input/data/*/x; echo ready; sleep 600", InputDataConfig=inputs)
     client.wait_for_line(name, "ready")
     assert client.lines(name) == ["of a", "of b", "of c", "ready"]
-    assert len([line for line in processes(name) if "smtrain.plane.server.fastfile" in line]) == 1 + len(inputs)
+    assert len(
+        [line for line in processes(name) if "smtrain.plane.server.fastfile" in line]
+    ) == 1 + len(inputs)
     client.sagemaker.stop_training_job(TrainingJobName=name)
     assert client.wait(name)["TrainingJobStatus"] == "Stopped"
     assert gone(name)

@@ -1,4 +1,6 @@
-"""Checkpoint folders and S3: downloads at the start, uploads and deletions while running and at every end."""
+"""Checkpoint folders and S3: downloads at the start, uploads and deletions while running and at
+every end.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_checkpoints_come_down_go_up_and_are_deleted(on_hosts: Client) -> None:
         )
     )
     assert on_hosts.get(f"ckpt/{on_hosts.kind}/whole/new/file") == b"hello\n"
-    assert on_hosts.describe(name)["TrainingJobStatus"] == "InProgress", "the sync does not wait for the end"
+    assert on_hosts.describe(name)["TrainingJobStatus"] == "InProgress", (
+        "the sync does not wait for the end"
+    )
     on_hosts.sagemaker.stop_training_job(TrainingJobName=name)
     on_hosts.wait(name)
     assert on_hosts.lines(name)[0] == "oldkept"
@@ -59,7 +63,10 @@ def test_what_is_written_last_arrives_however_the_job_ends(client: Client) -> No
             CheckpointConfig=config(client, name),
             StoppingCondition={"MaxRuntimeInSeconds": 1 if name == "limit" else 600},
         )
-        assert job["TrainingJobStatus"] == {"fail": "Failed", "finish": "Completed", "limit": "Stopped"}[name]
+        assert (
+            job["TrainingJobStatus"]
+            == {"fail": "Failed", "finish": "Completed", "limit": "Stopped"}[name]
+        )
         assert client.get(f"ckpt/{name}/last").decode().strip() == name
 
 
@@ -138,13 +145,18 @@ def test_a_file_still_being_written_waits_and_so_does_what_follows(tmp_path: Pat
 names = st.sampled_from(["a", "b", "c/d", "c/e"])
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), names, st.binary(max_size=20)), st.tuples(st.just("remove"), names, st.none())
+        st.tuples(st.just("write"), names, st.binary(max_size=20)),
+        st.tuples(st.just("remove"), names, st.none()),
     ),
     max_size=12,
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=tiers.examples(40), deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=tiers.examples(40),
+    deadline=None,
+)
 @given(rounds=st.lists(steps, max_size=5))
 def test_after_the_last_push_the_prefix_equals_the_folder(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[str, str, bytes]]]
@@ -162,7 +174,11 @@ def test_after_the_last_push_the_prefix_equals_the_folder(
                 path.unlink(missing_ok=True)
         sync.push(settled=False)
     sync.push(settled=True)
-    there = {f"p/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    there = {
+        f"p/{p.relative_to(folder).as_posix()}": p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
     assert store.objects == there
 
 
@@ -184,14 +200,20 @@ def test_an_older_checkpoint_is_deleted_there_only_when_what_replaced_it_has_arr
         (tmp_path / name / f"old-{name}").unlink()
     for _ in range(3):
         hosts[0].push(settled=False)
-    assert sorted(store.objects) == ["p/new-one", "p/old-one", "p/old-two"], "the other host has its half of it"
+    assert sorted(store.objects) == [
+        "p/new-one",
+        "p/old-one",
+        "p/old-two",
+    ], "the other host has its half of it"
     for _ in range(2):
         hosts[1].push(settled=False)
         hosts[0].push(settled=False)
     assert sorted(store.objects) == ["p/new-one", "p/new-two"]
 
 
-def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(tmp_path: Path) -> None:
+def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(
+    tmp_path: Path,
+) -> None:
     store = RecordedStore()
     sync = CheckpointSync(store, "s3://b/p", tmp_path)
     (tmp_path / "step-0").write_text("0")
@@ -201,14 +223,18 @@ def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(t
         (tmp_path / f"step-{step}").write_text(str(step))
         (tmp_path / f"step-{step - 1}").unlink()
         sync.push(settled=False)
-        assert store.objects == {"p/step-0": b"0"}, "each is gone before two looks have seen it alike"
+        assert store.objects == {"p/step-0": b"0"}, (
+            "each is gone before two looks have seen it alike"
+        )
     for _ in range(2):
         sync.push(settled=False)
     assert store.objects == {"p/step-5": b"5"}
 
 
 class Saver:
-    """A script that saves steps of two files and a manifest in each folder, and deletes the last step."""
+    """A script that saves steps of two files and a manifest in each folder, and deletes the last
+    step.
+    """
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders, self.step = folders, 0
@@ -252,9 +278,13 @@ class SavingStore(RecordedStore):
         return names in held.values()
 
 
-@settings(max_examples=int(os.environ.get("SMTRAIN_SAVERS", str(tiers.examples(40)))), deadline=None)
+@settings(
+    max_examples=int(os.environ.get("SMTRAIN_SAVERS", str(tiers.examples(40)))), deadline=None
+)
 @given(hosts=st.integers(1, 2), saves=st.lists(st.integers(0, 3), max_size=60))
-def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(hosts: int, saves: list[int]) -> None:
+def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(
+    hosts: int, saves: list[int]
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(host) for host in range(hosts)]
         for folder in folders:
@@ -277,7 +307,9 @@ def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(h
         for _ in range(3):
             for sync in syncs:
                 sync.push(settled=False)
-        assert {key.split("/")[2] for key in store.objects} == {f"step-{saver.step}"}, "and older ones are gone"
+        assert {key.split("/")[2] for key in store.objects} == {f"step-{saver.step}"}, (
+            "and older ones are gone"
+        )
 
 
 # Saves states of 24 MB, keeps only the newest, and prints when one is complete.
@@ -312,8 +344,13 @@ def whole_steps(client: Client, prefix: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start_server: StartServer) -> None:
-    """Two kills, one in the gate, or SMTRAIN_KILLS. Half of the jobs save faster than files can arrive."""
+def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(
+    start_server: StartServer,
+) -> None:
+    """Two kills, one in the gate, or SMTRAIN_KILLS.
+
+    Half of the jobs save faster than files can arrive.
+    """
     endpoint = start_server()
     for number in range(int(os.environ.get("SMTRAIN_KILLS", "2" if tiers.full() else "1"))):
         client, prefix = Client(endpoint), f"ckpt/killed{number}/"

@@ -1,4 +1,6 @@
-"""`smtrain local clean` removes what only finished runs use, and keeps what running jobs and unfinished runs need."""
+"""`smtrain local clean` removes what only finished runs use, and keeps what running jobs and
+unfinished runs need.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def cli(*arguments: str) -> tuple[int, str]:
 
 
 class Runs:
-    """A finished, an unfinished and a running run, and a job without a run; all read the same text."""
+    """A finished, an unfinished and a running run, and a job without a run; all read the same
+    text.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -54,27 +58,45 @@ class Runs:
         self.start("half-prepare-0b0b0b0b", ["shared"])
         self.start("half-train-0b0b0b0b", [], checkpoints="half", then="; exit 1")
         self.start("loose", [])
-        for name in ("done-prepare-0a0a0a0a", "done-train-0a0a0a0a", "done-export-0a0a0a0a", "done-evaluate-0a0a0a0a",
-                     "half-prepare-0b0b0b0b", "half-train-0b0b0b0b", "loose"):  # fmt: skip
+        for name in (
+            "done-prepare-0a0a0a0a",
+            "done-train-0a0a0a0a",
+            "done-export-0a0a0a0a",
+            "done-evaluate-0a0a0a0a",
+            "half-prepare-0b0b0b0b",
+            "half-train-0b0b0b0b",
+            "loose",
+        ):
             client.wait(name)
-        self.start("live-train-0c0c0c0c", ["shared"], checkpoints="live", then="; echo ready; sleep 600")
+        self.start(
+            "live-train-0c0c0c0c", ["shared"], checkpoints="live", then="; echo ready; sleep 600"
+        )
         client.wait_for_line("live-train-0c0c0c0c", "ready")
         wait_for(lambda: client.keys("ckpt/live/"))
 
     def start(self, name: str, inputs: list[str], checkpoints: str = "", then: str = "") -> None:
         bucket = self.client.bucket
-        changes = {"CheckpointConfig": {"S3Uri": f"s3://{bucket}/ckpt/{checkpoints}/"}} if checkpoints else {}
+        changes = (
+            {"CheckpointConfig": {"S3Uri": f"s3://{bucket}/ckpt/{checkpoints}/"}}
+            if checkpoints
+            else {}
+        )
         command = "head -c 50000 /dev/zero | tee /opt/ml/model/w > /opt/ml/checkpoints/c"
         request = self.client.request(
-            command + then, TrainingJobName=name,
-            InputDataConfig=[channel(i, f"s3://{bucket}/inputs/{i}/{HASH}/") for i in inputs] or None,
-            OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out", "CompressionType": "NONE"}, **changes,
-        )  # fmt: skip
+            command + then,
+            TrainingJobName=name,
+            InputDataConfig=[channel(i, f"s3://{bucket}/inputs/{i}/{HASH}/") for i in inputs]
+            or None,
+            OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out", "CompressionType": "NONE"},
+            **changes,
+        )
         self.client.sagemaker.create_training_job(**request)
 
     def jobs(self) -> set[str]:
         listed = self.client.sagemaker.list_training_jobs(MaxResults=100)["TrainingJobSummaries"]
-        return {job["TrainingJobName"].rpartition("-")[0] or job["TrainingJobName"] for job in listed}
+        return {
+            job["TrainingJobName"].rpartition("-")[0] or job["TrainingJobName"] for job in listed
+        }
 
     def objects(self) -> set[str]:
         return {key.rpartition("/")[0].replace(f"/{HASH}", "") for key in self.client.keys("")}
@@ -96,14 +118,23 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     assert cli("clean", "--older-than", "1h", "--yes")[1].endswith("nothing to remove\n")
     assert cli("clean", "--older-than", "soon")[0] == 2
     assert "no run or job is called 'unknown'" in cli("clean", "--run", "unknown", "--yes")[1]
-    assert "live cannot be removed: live-train-0c0c0c0c runs" in cli("clean", "--run", "live", "--yes")[1]
+    assert (
+        "live cannot be removed: live-train-0c0c0c0c runs"
+        in cli("clean", "--run", "live", "--yes")[1]
+    )
     assert (runs.jobs(), runs.objects()) == (jobs, objects)
 
     before = usage(client.endpoint.home).total
     status, output = cli("clean", "--jobs", "--yes")
     assert status == 0, output
     assert runs.jobs() == {"done-export", "half-prepare", "half-train", "live-train"}
-    kept = {"inputs/shared", "mine", "ckpt/half", "ckpt/live", "out/done-export-0a0a0a0a/output/model"}
+    kept = {
+        "inputs/shared",
+        "mine",
+        "ckpt/half",
+        "ckpt/live",
+        "out/done-export-0a0a0a0a/output/model",
+    }
     kept |= {f"out/half-{stage}-0b0b0b0b/output/model" for stage in ("prepare", "train")}
     assert runs.objects() == kept
     assert usage(client.endpoint.home).total < before - 150_000, "bytes have left the disk"
@@ -125,9 +156,16 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
 
 
 def test_kinds_and_sizes(tmp_path: Path) -> None:
-    for name, size in (("demo/text", 10_000), ("local/s3/blobs/ab/abc", 50_000), ("local/jobs/j/logs/a.jsonl", 1),
-                       ("local/jobs/j/hosts/algo-1/ml/x", 1), ("local/s3.damaged-1/x", 9), ("follow/local/j.json", 1),
-                       ("local/server.log", 1), ("models/0a0a/config.json", 2)):  # fmt: skip
+    for name, size in (
+        ("demo/text", 10_000),
+        ("local/s3/blobs/ab/abc", 50_000),
+        ("local/jobs/j/logs/a.jsonl", 1),
+        ("local/jobs/j/hosts/algo-1/ml/x", 1),
+        ("local/s3.damaged-1/x", 9),
+        ("follow/local/j.json", 1),
+        ("local/server.log", 1),
+        ("models/0a0a/config.json", 2),
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)

@@ -25,7 +25,9 @@ def of_home(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     return endpoint
 
 
-def test_status_shows_no_secret_and_says_how_to_get_it(of_home: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_no_secret_and_says_how_to_get_it(
+    of_home: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
     status(secrets=False)
     output = capsys.readouterr().out
     assert of_home.secret_key not in output
@@ -37,7 +39,13 @@ def test_status_shows_no_secret_and_says_how_to_get_it(of_home: Endpoint, capsys
 
 
 def test_nothing_else_that_shows_an_endpoint_shows_its_secret(of_home: Endpoint) -> None:
-    shown = [repr(of_home), str(of_home), f"{of_home}", repr(of_home.session()), repr(running(of_home.home))]
+    shown = [
+        repr(of_home),
+        str(of_home),
+        f"{of_home}",
+        repr(of_home.session()),
+        repr(running(of_home.home)),
+    ]
     log = (of_home.home / "local" / "server.log").read_text()
     config = (of_home.home / "local" / "aws_config").read_text()
     assert [text for text in (*shown, log, config) if of_home.secret_key in text] == []
@@ -53,8 +61,11 @@ def test_a_shell_that_evaluates_env_has_the_public_environment(
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     done = subprocess.run(
         ["bash", "-c", f'eval "$1"; exec {sys.executable} -c "$2"', "bash", lines, program],
-        env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     seen = json.loads(done.stdout)
     expected = of_home.environment()
     assert {name: seen[name] for name in expected} == expected
@@ -79,13 +90,18 @@ def test_env_starts_the_control_plane(
 def test_the_aws_cli(client: Client) -> None:
     def aws(*words: str) -> str:
         done = subprocess.run(
-            ["aws", *words, "--output", "json"], env=as_told.environment(client.endpoint),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["aws", *words, "--output", "json"],
+            env=as_told.environment(client.endpoint),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.stdout if done.returncode == 0 else done.stderr
 
     client.put("cli/a", b"x")
-    listed = json.loads(aws("s3api", "list-objects-v2", "--bucket", client.bucket, "--prefix", "cli/"))
+    listed = json.loads(
+        aws("s3api", "list-objects-v2", "--bucket", client.bucket, "--prefix", "cli/")
+    )
     assert [item["Key"] for item in listed["Contents"]] == ["cli/a"]
     refused = aws("sagemaker", "list-clusters")
     assert "(NotImplemented)" in refused
@@ -114,19 +130,32 @@ for role in sys.argv[3:]:
 
 
 @pytest.mark.slow
-@pytest.mark.full  # the gate has ModelTrainer in tests/client/sdk, and the policies in test_simulator.py
+# the gate has ModelTrainer in tests/client/sdk, and the policies in test_simulator.py
+@pytest.mark.full
 def test_a_model_trainer_of_sdk_v3_validates_its_role(client: Client, tmp_path: Path) -> None:
-    """It simulates the role's policies: the default role passes, one without permissions does not."""
+    """It simulates the role's policies: the default role passes, one without permissions does
+    not.
+    """
     pytest.importorskip("sagemaker.train")
-    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sagemaker.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
     iam = client.endpoint.session().client("iam")
-    poor = iam.create_role(RoleName="v3-poor", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]}))["Role"][
-        "Arn"
-    ]
+    poor = iam.create_role(
+        RoleName="v3-poor", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]})
+    )["Role"]["Arn"]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", V3, "v3", client.bucket, client.endpoint.role, poor], cwd=tmp_path,
-        env=as_told.environment(client.endpoint), capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", V3, "v3", client.bucket, client.endpoint.role, poor],
+        cwd=tmp_path,
+        env=as_told.environment(client.endpoint),
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("MADE", "REFUSED"))]
-    assert lines == [f"MADE {client.endpoint.role}", f"REFUSED {poor} RoleValidationError"], done.stderr[-2000:]
+    assert lines == [
+        f"MADE {client.endpoint.role}",
+        f"REFUSED {poor} RoleValidationError",
+    ], done.stderr[-2000:]

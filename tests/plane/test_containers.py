@@ -74,7 +74,10 @@ def probe(client: Client, more: str = "", **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.docker
 def test_a_container_finds_what_sagemaker_promises(in_docker: Client) -> None:
-    """The pages "How Amazon SageMaker AI Runs Your Training Image" and "... Provides Training Information"."""
+    """The pages "How Amazon SageMaker AI Runs Your Training Image" and "...
+
+    Provides Training Information".
+    """
     seen = probe(in_docker, HyperParameters={"lr": "0.1"}, Environment={"MINE": "x y"})
     assert (seen["pid"], seen["host"], seen["arguments"][-2:]) == (1, "algo-2", ["one", "t wo"])
     assert seen["data"] == "data"
@@ -139,13 +142,19 @@ def _accept(server: socket.socket) -> None:
 
 
 def _addresses() -> list[str]:
-    output = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        ["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True
+    ).stdout
     return [line.split()[3].partition("/")[0] for line in output.splitlines()]
 
 
 @pytest.mark.docker
-def test_an_isolated_container_reaches_its_peers_and_nothing_else(in_docker: Client, listener: int) -> None:
-    """A job with a network reaches a port of this machine at its gateway, which shows that the test can fail."""
+def test_an_isolated_container_reaches_its_peers_and_nothing_else(
+    in_docker: Client, listener: int
+) -> None:
+    """A job with a network reaches a port of this machine at its gateway, which shows that the test
+    can fail.
+    """
     look = f"""
 import struct
 route = [line.split() for line in text("/proc/net/route").splitlines()[1:]]
@@ -186,20 +195,34 @@ def test_fastfile_is_mounted_into_the_container(in_docker: Client, isolated: boo
         pytest.skip("who is not root cannot mount for a container")
     uri = in_docker.put("lazy/a", "read late")
     read_it = "cat /opt/ml/input/data/t/a; echo; grep -c smtrain-fastfile /proc/mounts"
-    job = in_docker.completed(read_it, InputDataConfig=[channel("t", uri, "FastFile")], EnableNetworkIsolation=isolated)
+    job = in_docker.completed(
+        read_it, InputDataConfig=[channel("t", uri, "FastFile")], EnableNetworkIsolation=isolated
+    )
     assert in_docker.lines(job) == ["read late", "1"]
     assert str(in_docker.endpoint.home) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.docker
 def test_limits_hold_and_memory_that_runs_out_is_told_apart_from_a_kill(in_docker: Client) -> None:
-    """One host of two, in a child of process 1: SageMaker's sentence, and the cause that `explain` knows."""
-    eat = "import os; host = os.uname().nodename; x = bytearray(300 << 20) if host == 'algo-2' else None"
+    """One host of two, in a child of process 1: SageMaker's sentence, and the cause that `explain`
+    knows.
+    """
+    eat = (
+        "import os; host = os.uname().nodename; x = bytearray(300 << 20) if host == 'algo-2' else"
+        " None"
+    )
     wait = f'{sys.executable} -c "{eat}"; code=$?; [ $HOSTNAME = algo-2 ] || sleep 600; exit $code'
     job = in_docker.run(wait, hosts=2, limits={"memory": "64m"})
-    assert job["FailureReason"].startswith("ClientError: Please use an instance type with more memory")
-    quota = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null"  # of either generation
-    job = in_docker.run(f"{quota}; sh -c 'kill -9 $$'; echo killed; exit 137", limits={"memory": "64m", "cpus": "0.5"})
+    assert job["FailureReason"].startswith(
+        "ClientError: Please use an instance type with more memory"
+    )
+    quota = (  # of either generation
+        "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null"
+    )
+    job = in_docker.run(
+        f"{quota}; sh -c 'kill -9 $$'; echo killed; exit 137",
+        limits={"memory": "64m", "cpus": "0.5"},
+    )
     assert job["FailureReason"] == "AlgorithmError: killed, exit code: 137"
     assert in_docker.lines(job)[0].split()[0] == "50000", "half of a core"
 
@@ -249,14 +272,25 @@ def _image_of(architecture: str, name: str) -> bytes:
     layer = b"\0" * 10240
     config = json.dumps(
         {
-            "architecture": architecture, "os": "linux", "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+            "architecture": architecture,
+            "os": "linux",
+            "config": {},
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"],
+            },
         }
-    ).encode()  # fmt: skip
-    manifest = json.dumps([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    ).encode()
+    manifest = json.dumps(
+        [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    ).encode()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for path, body in (("config.json", config), ("layer.tar", layer), ("manifest.json", manifest)):
+        for path, body in (
+            ("config.json", config),
+            ("layer.tar", layer),
+            ("manifest.json", manifest),
+        ):
             entry = tarfile.TarInfo(path)
             entry.size = len(body)
             tar.addfile(entry, io.BytesIO(body))
@@ -270,22 +304,37 @@ def test_where_docker_does_not_answer_it_says_how_and_auto_takes_the_sandbox(
     assert "DOCKER_HOST" in server_environment()
     client = Client(start_server())
     wanted = {"Tags": [{"Key": TAG, "Value": "run_in=docker"}]}
-    code, message = refused(client.sagemaker.create_training_job, **client.request("true", **wanted))
+    code, message = refused(
+        client.sagemaker.create_training_job, **client.request("true", **wanted)
+    )
     assert code == "ValidationException"
-    assert f"Docker does not answer at unix://{tmp_path}/nothing.sock (No such file or directory)" in message
+    assert (
+        f"Docker does not answer at unix://{tmp_path}/nothing.sock (No such file or directory)"
+        in message
+    )
     assert message.endswith("set DOCKER_HOST, or leave out local.run_in")
     assert "\n" not in message
     job = client.completed("echo here", Tags=[{"Key": TAG, "Value": "run_in=auto"}])
     lines = client.lines(job)
-    assert lines[0].startswith("smtrain: this host is a sandbox, not a container: Docker does not answer")
+    assert lines[0].startswith(
+        "smtrain: this host is a sandbox, not a container: Docker does not answer"
+    )
     assert lines[1:] == ["here"]
 
 
 @pytest.mark.parametrize(
     ("tool", "start", "allowed"),
     [
-        ("Docker", "start it (`sudo systemctl start docker`", "join its group (`sudo usermod -aG docker $USER`"),
-        ("podman", "start its service (`systemctl start podman.socket`", "set DOCKER_HOST to a service of your own"),
+        (
+            "Docker",
+            "start it (`sudo systemctl start docker`",
+            "join its group (`sudo usermod -aG docker $USER`",
+        ),
+        (
+            "podman",
+            "start its service (`systemctl start podman.socket`",
+            "set DOCKER_HOST to a service of your own",
+        ),
     ],
 )
 def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
@@ -299,7 +348,8 @@ def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
     message = in_flags(str(caught.value))
     forget()
     assert message.startswith(
-        f"{tool} does not answer at unix://{tmp_path}/{tool.lower()}.sock (No such file or directory): "
+        f"{tool} does not answer at unix://{tmp_path}/{tool.lower()}.sock (No such file or"
+        " directory): "
     )
     assert f": {start}" in message
     assert message.endswith(", or leave out --docker")
@@ -309,10 +359,14 @@ def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
     assert refused.startswith(f"making an image failed: {tool} said: ")
     denied = docker.sentence(ConnectionRefusedError(111, "Connection refused"), "making an image")
     assert denied.startswith(f"making an image failed: {tool} does not answer at ")
-    assert f"{tool.lower()} system prune" in docker.sentence(OSError("no space left on device"), "pulling")
+    assert f"{tool.lower()} system prune" in docker.sentence(
+        OSError("no space left on device"), "pulling"
+    )
     with closed_to_us(tmp_path), pytest.raises(LocalError) as caught:
         docker.connect("")
-    assert str(caught.value).startswith(f"you may not use {tool} at unix://{tmp_path}/{tool.lower()}.sock: {allowed}")
+    assert str(caught.value).startswith(
+        f"you may not use {tool} at unix://{tmp_path}/{tool.lower()}.sock: {allowed}"
+    )
 
 
 @contextlib.contextmanager
@@ -339,12 +393,16 @@ def test_the_control_plane_can_be_told_for_requests_that_do_not_say_it(start_ser
     client = Client(start_server())
     job = client.completed("cat /proc/1/comm; echo $HOSTNAME $SMTRAIN_MASTER_PORT")
     assert client.lines(job)[-1] == "algo-1"
-    boxed = client.completed("echo ${SMTRAIN_MASTER_PORT:+port}", Tags=[{"Key": TAG, "Value": "run_in=sandbox"}])
+    boxed = client.completed(
+        "echo ${SMTRAIN_MASTER_PORT:+port}", Tags=[{"Key": TAG, "Value": "run_in=sandbox"}]
+    )
     assert client.lines(boxed) == ["port"]
 
 
 @pytest.mark.docker
-def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_crash_left_is_removed_by_clean(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Control plane and supervisor are killed at once."""
     endpoint = start_server()
     client = ContainerClient(endpoint)
@@ -352,7 +410,9 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     name = client.start("echo ready; sleep 600", InputDataConfig=[channel("t", uri, "FastFile")])
     client.wait_for_line(name, "ready")
     supervisors = [
-        pid for pid, line in commands().items() if b"containers.supervisor" in line and name.encode() in line
+        pid
+        for pid, line in commands().items()
+        if b"containers.supervisor" in line and name.encode() in line
     ]
     for pid in supervisors:
         os.kill(pid, signal.SIGSTOP)
@@ -362,9 +422,12 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
         os.kill(pid, signal.SIGKILL)
     assert len(test_docker.left(endpoint.home)) == 2
     done = subprocess.run(
-        [sys.executable, "-m", "smtrain", "local", "clean"], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "smtrain", "local", "clean"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "SMTRAIN_HOME": str(endpoint.home)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "1 container, 1 network" in done.stdout
     assert not test_docker.left(endpoint.home)
@@ -380,11 +443,22 @@ class Daemon:
 
     def start(self) -> None:
         root = self.root
-        # In namespaces of its own: bridge, firewall and mounts of the machine's Docker are not its to touch.
+        # In namespaces of its own: bridge, firewall and mounts of the machine's Docker are not its
+        # to touch.
         command = [
-            "unshare", "--net", "--mount", "dockerd", "--data-root", f"{root}/data",
-            "--exec-root", f"{root}/exec", "--pidfile", f"{root}/pid", "--host", self.address,
-        ]  # fmt: skip
+            "unshare",
+            "--net",
+            "--mount",
+            "dockerd",
+            "--data-root",
+            f"{root}/data",
+            "--exec-root",
+            f"{root}/exec",
+            "--pidfile",
+            f"{root}/pid",
+            "--host",
+            self.address,
+        ]
         with open(root / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         while not _answers():
@@ -444,9 +518,12 @@ def test_a_killed_docker_fails_its_jobs_and_leaves_nothing_once_it_is_back(
     own_daemon.start()
     home = client.endpoint.home
     done = subprocess.run(
-        [sys.executable, "-m", "smtrain", "local", "clean"], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "smtrain", "local", "clean"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "SMTRAIN_HOME": str(home)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert not test_docker.left(home)
     assert client.lines(client.completed("echo on", EnableNetworkIsolation=True)) == ["on"]
@@ -457,10 +534,18 @@ def test_what_an_image_has_in_opt_ml_stays_below_the_hosts_folder(tmp_path: Path
     for name in ("model", "input", "code"):
         (ml / name).mkdir(parents=True)
     entries = [
-        ("ml/", None), ("ml/model/hidden", b"x"), ("ml/code/", None), ("ml/code/train.sh", b"run"), ("ml/own/", None),
-        ("ml/own/a", b"a"), ("ml/code/up", "../own"), ("ml/out", "/etc"), ("ml/code/up/b", b"b"), ("ml/out/evil", b"x"),
+        ("ml/", None),
+        ("ml/model/hidden", b"x"),
+        ("ml/code/", None),
+        ("ml/code/train.sh", b"run"),
+        ("ml/own/", None),
+        ("ml/own/a", b"a"),
+        ("ml/code/up", "../own"),
+        ("ml/out", "/etc"),
+        ("ml/code/up/b", b"b"),
+        ("ml/out/evil", b"x"),
         ("ml/code/../../evil", b"x"),
-    ]  # fmt: skip
+    ]
     with tarfile.open(packed, "w") as tar:
         for name, content in entries:
             entry = tarfile.TarInfo(name)

@@ -25,7 +25,9 @@ def send(client: Client, name: str, body: bytes) -> tuple[int, dict[str, Any]]:
     return status, json.loads(body_)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"5", b"null", b"\xff", b"[" * 100_000, b'{"x": ' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"5", b"null", b"\xff", b"[" * 100_000, b'{"x": ' + b"[" * 100_000]
+)
 def test_a_body_that_is_no_object_is_a_400(client: Client, body: bytes) -> None:
     for name in TAKES:
         status, answer = send(client, name, body)
@@ -34,7 +36,9 @@ def test_a_body_that_is_no_object_is_a_400(client: Client, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", TAKES)
-def test_a_value_of_another_type_is_a_400_and_changes_nothing(client: Client, plane: Plane, name: str) -> None:
+def test_a_value_of_another_type_is_a_400_and_changes_nothing(
+    client: Client, plane: Plane, name: str
+) -> None:
     """A pattern that is a number would fail in each later request."""
     odd: list[Any] = [5, "x", [5], {"a": [5]}, {"a": "x"}, True, [[]], float("nan"), 1e300]
     for key, fits in TAKES[name].items():
@@ -47,7 +51,9 @@ def test_a_value_of_another_type_is_a_400_and_changes_nothing(client: Client, pl
         assert key in send(client, name, b"{}")[1]["error"]
     assert send(client, name, b'{"nonsense": 1}')[0] == 400
     assert client.s3.list_buckets()["Buckets"]
-    assert not any(count["throttled"] + count["failed"] + count["dropped"] for count in plane.counts().values())
+    assert not any(
+        count["throttled"] + count["failed"] + count["dropped"] for count in plane.counts().values()
+    )
 
 
 def test_what_is_not_there_is_a_404(client: Client) -> None:
@@ -64,7 +70,9 @@ def test_what_is_not_there_is_a_404(client: Client) -> None:
         ({"name": "a", "instance_type": "laptop"}, "instanceType"),
     ],
 )
-def test_a_synthetic_job_that_could_not_end_is_refused(plane: Plane, options: dict[str, Any], says: str) -> None:
+def test_a_synthetic_job_that_could_not_end_is_refused(
+    plane: Plane, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(LocalError, match=says):
         plane.call("synthetic", **options)
     with pytest.raises(LocalError, match="not be negative"):

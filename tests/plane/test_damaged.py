@@ -1,4 +1,6 @@
-"""Damaged files in the control plane's state: each is set aside or left out and named; everything else is there."""
+"""Damaged files in the control plane's state: each is set aside or left out and named; everything
+else is there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from smtrain.plane.client import Endpoint, ensure_running, shut_down
 
 from .conftest import Client
 
-NOT_OURS = [b"", b"{", b"[]", b"null", b'{"request": {}}', b"\xff\xfe\x00", b'{"request": {"TrainingJobName": 3}}']
+NOT_OURS = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'{"request": {}}',
+    b"\xff\xfe\x00",
+    b'{"request": {"TrainingJobName": 3}}',
+]
 
 
 @pytest.fixture
@@ -27,7 +37,9 @@ def restarted(home: Path) -> Endpoint:
     return ensure_running(home)
 
 
-def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_records_and_lines_are_set_aside_and_named(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     client = Client(ensure_running(home))
     damaged = [client.start("echo lost") for _ in NOT_OURS]
     kept = client.start("echo one; echo two; echo three")
@@ -45,7 +57,9 @@ def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.Cap
     log.write_bytes(one + b"\xff not ours\n5\n[1, 2]\n" + two[:7] + b"\n" + three)
     database = sqlite3.connect(home / "local/s3/index.sqlite")
     database.execute("UPDATE objects SET record = '{' WHERE key = 'spoilt/c'")
-    blob = json.loads(database.execute("SELECT record FROM objects WHERE key = 'robbed/b'").fetchone()[0])["blob"]
+    blob = json.loads(
+        database.execute("SELECT record FROM objects WHERE key = 'robbed/b'").fetchone()[0]
+    )["blob"]
     database.commit()
     database.close()
     (home / "local/s3/blobs" / blob[:2] / blob).unlink()
@@ -56,11 +70,18 @@ def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.Cap
     for name in damaged:
         assert f"smtrain: warning: {jobs / name / 'job.json'} is damaged" in output
         assert (jobs / name / "job.json.damaged-1").exists()
-    assert [f"line {n} of {log} is damaged" in output for n in (1, 2, 3, 4, 5, 6)] == [False, *[True] * 4, False]
+    assert [f"line {n} of {log} is damaged" in output for n in (1, 2, 3, 4, 5, 6)] == [
+        False,
+        *[True] * 4,
+        False,
+    ]
     assert "s3://smtrain-local/robbed/b cannot be brought back" in output
     assert "s3://smtrain-local/spoilt/c cannot be brought back" in output
     assert client.lines(kept) == ["one", "three"]
-    assert [job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]] == [kept]
+    assert [
+        job["TrainingJobName"]
+        for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]
+    ] == [kept]
     assert client.get("whole/a") == b"a"
     assert {key for key in client.keys("") if not key.startswith("out/")} == {"whole/a"}
     request = client.request("echo again", TrainingJobName=damaged[0])
@@ -69,7 +90,9 @@ def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.Cap
     assert client.lines(damaged[0])[-1] == "again"
 
 
-def test_an_index_that_is_no_database_goes_aside_with_all_bodies(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_index_that_is_no_database_goes_aside_with_all_bodies(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     client = Client(ensure_running(home))
     client.put("a/a", b"precious")
     shut_down(home)
@@ -79,7 +102,9 @@ def test_an_index_that_is_no_database_goes_aside_with_all_bodies(home: Path, cap
     assert f"warning: {home / 'local/s3/index.sqlite'} is damaged" in output
     aside = next((home / "local").glob("s3.damaged-*"))
     assert str(aside) in output
-    assert b"precious" in {blob.read_bytes() for blob in (aside / "blobs").rglob("*") if blob.is_file()}
+    assert b"precious" in {
+        blob.read_bytes() for blob in (aside / "blobs").rglob("*") if blob.is_file()
+    }
     assert client.keys("") == []
     assert client.put("b/b", b"new")
 
@@ -90,21 +115,31 @@ ROWS = {
     "a number": ("record = ?", (5,)),
     "another body": ("record = json_set(record, '$.blob', '../../../endpoint.json')", ()),
     "another size": ("record = json_set(record, '$.attributes.contentsize', 7)", ()),
-    "a time of no zone": ("record = json_set(record, '$.modified', '9999-12-31T23:59:59+14:00')", ()),
+    "a time of no zone": (
+        "record = json_set(record, '$.modified', '9999-12-31T23:59:59+14:00')",
+        (),
+    ),
     "other metadata": ("record = json_set(record, '$.metadata', json('[5]'))", ()),
 }
 
 
-def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_rows_are_left_out_and_all_others_are_there(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     client = Client(ensure_running(home))
     for key in ("whole", *ROWS):
         client.put(f"a/{key}", b"a body")
     for bucket in ("other", "numbered", "climbing"):
         client.s3.create_bucket(Bucket=bucket)
     client.s3.put_bucket_versioning(Bucket="other", VersioningConfiguration={"Status": "Enabled"})
-    old, _ = [client.s3.put_object(Bucket="other", Key="v", Body=body)["VersionId"] for body in (b"old", b"new")]
+    old, _ = [
+        client.s3.put_object(Bucket="other", Key="v", Body=body)["VersionId"]
+        for body in (b"old", b"new")
+    ]
     shut_down(home)
-    (new,) = (file for file in (home / "local/s3/blobs").glob("??/*") if file.read_bytes() == b"new")
+    (new,) = (
+        file for file in (home / "local/s3/blobs").glob("??/*") if file.read_bytes() == b"new"
+    )
     new.write_bytes(b"ne")
     with sqlite3.connect(home / "local/s3/index.sqlite") as database:
         for key, (change, values) in ROWS.items():
@@ -120,9 +155,14 @@ def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: p
     with pytest.raises(client.s3.exceptions.NoSuchKey):  # the older one would be taken for it
         client.s3.get_object(Bucket="other", Key="v")
     assert client.s3.get_object(Bucket="other", Key="v", VersionId=old)["Body"].read() == b"old"
-    assert all(f"the record of bucket {name} is damaged" in output for name in ("numbered", "../up"))
+    assert all(
+        f"the record of bucket {name} is damaged" in output for name in ("numbered", "../up")
+    )
     assert client.keys("") == ["a/whole"]
-    assert {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]} == {client.bucket, "other"}
+    assert {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]} == {
+        client.bucket,
+        "other",
+    }
     assert client.get("a/whole") == b"a body"
 
 
@@ -138,9 +178,18 @@ STATES = {
 def test_a_state_that_no_job_can_have_goes_aside_alone(home: Path) -> None:
     client = Client(ensure_running(home))
     names = {what: client.start("echo lost") for what in STATES}
-    kept, numbers = client.start("echo kept"), client.start("echo m=3", algorithm={
-        "MetricDefinitions": [{"Name": "m", "Regex": "m=(.)"}, {"Name": "n", "Regex": "n=(.)"}],
-    })  # fmt: skip
+    kept, numbers = (
+        client.start("echo kept"),
+        client.start(
+            "echo m=3",
+            algorithm={
+                "MetricDefinitions": [
+                    {"Name": "m", "Regex": "m=(.)"},
+                    {"Name": "n", "Regex": "n=(.)"},
+                ],
+            },
+        ),
+    )
     for name in (*names.values(), kept, numbers):
         client.wait(name)
     shut_down(home)
@@ -165,10 +214,16 @@ def test_a_state_that_no_job_can_have_goes_aside_alone(home: Path) -> None:
     log = next((jobs / kept / "logs").glob("algo-1-*.jsonl"))
     log.write_bytes(b'[1000, "lone \\ud800"]\n' + log.read_bytes())
     client = Client(ensure_running(home))
-    assert {job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]} == {
-        kept, numbers,
-    }  # fmt: skip
-    assert {m["MetricName"]: m["Value"] for m in client.describe(numbers)["FinalMetricDataList"]} == {"m": 3}
+    assert {
+        job["TrainingJobName"]
+        for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]
+    } == {
+        kept,
+        numbers,
+    }
+    assert {
+        m["MetricName"]: m["Value"] for m in client.describe(numbers)["FinalMetricDataList"]
+    } == {"m": 3}
     assert client.lines(kept) == ["lone ?", "kept"]
     for name in names.values():
         assert (jobs / name / "job.json.damaged-1").exists()

@@ -1,7 +1,8 @@
-"""Every file of a home, damaged in several ways, one at a time: the control plane starts with everything else.
+"""Every file of a home, damaged in several ways, one at a time: the control plane starts with
+everything else.
 
-In the gate a sample; with SMTRAIN_DAMAGED_HOMES=all everything, which `scripts/bench homes --full` does as well. The
-sample changes with SMTRAIN_DAMAGED_SEED.
+In the gate a sample; with SMTRAIN_DAMAGED_HOMES=all everything, which `scripts/bench homes --full`
+does as well. The sample changes with SMTRAIN_DAMAGED_SEED.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def test_the_plane_starts_with_all_else_that_was_there(
 def test_the_home_that_is_damaged_is_whole(known: Known) -> None:
     """Without damage there is no fault."""
     paths = {mutation.path for mutation in mutations(known)}
-    assert {"local/endpoint.json", "local/s3/index.sqlite", "local/s3/index.sqlite-wal", "local/reserve"} <= paths
+    assert {
+        "local/endpoint.json",
+        "local/s3/index.sqlite",
+        "local/s3/index.sqlite-wal",
+        "local/reserve",
+    } <= paths
     assert len({path.split("/")[2] for path in paths if path.endswith("/job.json")}) >= 10
     assert check(known, Mutation("local/reserve", "removed"), forks(), starts=1) == []

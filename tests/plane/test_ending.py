@@ -16,14 +16,20 @@ DEAF = "trap '' TERM; echo ready; while true; do sleep 0.05; done"
 
 
 def test_failure_names_what_the_script_wrote(on_hosts: Client) -> None:
-    job = on_hosts.run("printf 'no data in /x' > /opt/ml/output/failure; echo m > /opt/ml/model/w; exit 3")
+    job = on_hosts.run(
+        "printf 'no data in /x' > /opt/ml/output/failure; echo m > /opt/ml/model/w; exit 3"
+    )
     assert job["TrainingJobStatus"] == job["SecondaryStatus"] == "Failed"
     assert job["FailureReason"] == "AlgorithmError: no data in /x, exit code: 3"
-    assert f"out/{job['TrainingJobName']}/output/model.tar.gz" in on_hosts.keys("out/" + job["TrainingJobName"])
+    assert f"out/{job['TrainingJobName']}/output/model.tar.gz" in on_hosts.keys(
+        "out/" + job["TrainingJobName"]
+    )
 
 
 def test_failure_without_a_word_gives_the_last_line(on_hosts: Client) -> None:
-    assert on_hosts.run("echo oh no; exit 1")["FailureReason"] == "AlgorithmError: oh no, exit code: 1"
+    assert (
+        on_hosts.run("echo oh no; exit 1")["FailureReason"] == "AlgorithmError: oh no, exit code: 1"
+    )
 
 
 def test_failure_without_output_gives_the_meaning_of_its_status(client: Client) -> None:
@@ -34,14 +40,17 @@ def test_failure_without_output_gives_the_meaning_of_its_status(client: Client) 
 
 
 def test_failure_reason_is_cut_to_what_aws_keeps(on_hosts: Client) -> None:
-    reason = on_hosts.run("printf 'x%.0s' {1..5000} > /opt/ml/output/failure; exit 1")["FailureReason"]
+    reason = on_hosts.run("printf 'x%.0s' {1..5000} > /opt/ml/output/failure; exit 1")[
+        "FailureReason"
+    ]
     assert len(reason) == 1024
     assert reason.endswith("xxx, exit code: 1")
 
 
 def test_one_host_that_fails_ends_the_others(on_hosts: Client) -> None:
     command = (
-        "if [ $HOSTNAME = algo-2 ]; then sleep 0.5; echo mine > /opt/ml/output/failure; exit 7; else sleep 999; fi"
+        "if [ $HOSTNAME = algo-2 ]; then sleep 0.5; echo mine > /opt/ml/output/failure; exit 7;"
+        " else sleep 999; fi"
     )
     job = on_hosts.run(command, hosts=2)
     assert job["FailureReason"] == "AlgorithmError: mine, exit code: 7"
@@ -74,7 +83,9 @@ def test_stop_kills_the_deaf_after_the_grace(on_hosts: Client) -> None:
 
 
 def test_time_limit(on_hosts: Client) -> None:
-    job = on_hosts.run(TRAP + "; echo m > /opt/ml/model/w", StoppingCondition={"MaxRuntimeInSeconds": 1}, hosts=1)
+    job = on_hosts.run(
+        TRAP + "; echo m > /opt/ml/model/w", StoppingCondition={"MaxRuntimeInSeconds": 1}, hosts=1
+    )
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert on_hosts.lines(job)[-1] == "got TERM"
 

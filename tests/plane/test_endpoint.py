@@ -24,7 +24,10 @@ from .conftest import ROOT, StartServer
 
 def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> None:
     endpoints: list[Endpoint] = []
-    callers = [threading.Thread(target=lambda: endpoints.append(ensure_running(tmp_path))) for _ in range(2)]
+    callers = [
+        threading.Thread(target=lambda: endpoints.append(ensure_running(tmp_path)))
+        for _ in range(2)
+    ]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -37,7 +40,9 @@ def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> Non
     shut_down(tmp_path)
 
 
-def test_an_endpoint_file_of_another_process_is_seen_through(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_an_endpoint_file_of_another_process_is_seen_through(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     """The process that answers at the port is not the one that wrote the file."""
     (tmp_path / "local").mkdir()
     written = json.loads((endpoint.home / "local" / "endpoint.json").read_text())
@@ -54,7 +59,9 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
         ensure_running(tmp_path / "file")
 
 
-def test_the_session_ignores_the_users_aws_settings(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_ignores_the_users_aws_settings(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
         "AWS_PROFILE": "work",
         "AWS_SESSION_TOKEN": "real",
@@ -80,7 +87,9 @@ def test_the_environment_points_plain_boto3_here(endpoint: Endpoint) -> None:
     )
     users = {"AWS_PROFILE": "work", "AWS_SESSION_TOKEN": "real", "AWS_REGION": "eu-west-1"}
     env = {**os.environ, **users, **as_told.variables(endpoint)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True
+    )
     assert done.stdout.split() == [endpoint.account, endpoint.bucket], done.stderr
 
 
@@ -101,7 +110,9 @@ def test_a_suspended_server_is_named_waited_for_and_ended(
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     first = ensure_running(tmp_path)
     os.kill(first.pid, signal.SIGSTOP)
-    with pytest.raises(LocalError, match=rf"\(process {first.pid}\) does not answer; .* `kill -CONT {first.pid}`"):
+    with pytest.raises(
+        LocalError, match=rf"\(process {first.pid}\) does not answer; .* `kill -CONT {first.pid}`"
+    ):
         ensure_running(tmp_path)
     status()
     assert f"process {first.pid} does not answer" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The table of jobs: a failure between a job's record and its first thread leaves no job and nothing open; ports."""
+"""The table of jobs: a failure between a job's record and its first thread leaves no job and
+nothing open; ports.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, ensure_running, state_folder
+from smtrain.plane.client import (
+    ACCOUNT,
+    BUCKET,
+    REGION,
+    ROLE,
+    Endpoint,
+    ensure_running,
+    state_folder,
+)
 from smtrain.plane.server import jobrun
 from smtrain.plane.server.attempt import Attempt
 from smtrain.plane.server.executor import Executor
@@ -24,7 +34,9 @@ from smtrain.plane.server.jobs import JobRecord
 @pytest.fixture
 def executor(tmp_path: Path) -> Executor:
     state_folder(tmp_path).mkdir()
-    endpoint = Endpoint("http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, tmp_path, os.getpid(), "key", "secret")
+    endpoint = Endpoint(
+        "http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, tmp_path, os.getpid(), "key", "secret"
+    )
     return Executor(endpoint, grace=1, namespaces=True)
 
 
@@ -46,7 +58,9 @@ def no_descriptor(*_: Any, **__: Any) -> Any:
     raise OSError(24, "Too many open files")
 
 
-@pytest.mark.parametrize("what", [(threading.Thread, "start"), (jobrun.JobRun, "__init__"), (JobRecord, "save")])
+@pytest.mark.parametrize(
+    "what", [(threading.Thread, "start"), (jobrun.JobRun, "__init__"), (JobRecord, "save")]
+)
 def test_a_job_that_cannot_be_begun_is_no_job(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, what: tuple[type, str]
 ) -> None:
@@ -97,7 +111,9 @@ def test_a_host_that_cannot_be_started_leaves_no_descriptor_open(
 LISTEN = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).listen()"
 
 
-def test_no_connection_and_no_other_server_gets_the_port_before_the_rendezvous(local_home: Path) -> None:
+def test_no_connection_and_no_other_server_gets_the_port_before_the_rendezvous(
+    local_home: Path,
+) -> None:
     executor = Executor(ensure_running(), grace=1, namespaces=False)
     port = executor.take_port()
     try:

@@ -25,8 +25,18 @@ def test_each_service_refuses_in_its_own_words(plane: Plane) -> None:
 
     calls = [
         (client("sagemaker").list_training_jobs, {}, "ThrottlingException", "InternalFailure"),
-        (client("logs").describe_log_groups, {}, "ThrottlingException", "ServiceUnavailableException"),
-        (client("s3").list_objects_v2, {"Bucket": plane.endpoint.bucket}, "SlowDown", "InternalError"),
+        (
+            client("logs").describe_log_groups,
+            {},
+            "ThrottlingException",
+            "ServiceUnavailableException",
+        ),
+        (
+            client("s3").list_objects_v2,
+            {"Bucket": plane.endpoint.bucket},
+            "SlowDown",
+            "InternalError",
+        ),
         (client("sts").get_caller_identity, {}, "Throttling", "InternalFailure"),
         (client("cloudwatch").list_metrics, {}, "ThrottlingException", "InternalFailure"),
     ]
@@ -36,11 +46,21 @@ def test_each_service_refuses_in_its_own_words(plane: Plane) -> None:
     plane.faults(errors=1)
     for call, arguments, _, failed in calls:
         assert refused(call, **arguments)[0] == failed
-    assert plane.counts()["sts:GetCallerIdentity"] == {"calls": 2, "throttled": 1, "failed": 1, "dropped": 0}
+    assert plane.counts()["sts:GetCallerIdentity"] == {
+        "calls": 2,
+        "throttled": 1,
+        "failed": 1,
+        "dropped": 0,
+    }
     plane.calm()
     for call, arguments, _, _ in calls:
         call(**arguments)
-    assert plane.counts()["s3:ListObjectsV2"] == {"calls": 1, "throttled": 0, "failed": 0, "dropped": 0}
+    assert plane.counts()["s3:ListObjectsV2"] == {
+        "calls": 1,
+        "throttled": 0,
+        "failed": 0,
+        "dropped": 0,
+    }
 
 
 def test_a_rule_keeps_to_its_operations_its_share_and_its_seed(plane: Plane) -> None:
@@ -50,7 +70,8 @@ def test_a_rule_keeps_to_its_operations_its_share_and_its_seed(plane: Plane) -> 
         plane.calm()
         plane.faults(operations="sagemaker:Describe*", throttle=0.3, seed=5)
         return [
-            refused(sagemaker.describe_training_job, TrainingJobName="nobody")[0] == "ThrottlingException"
+            refused(sagemaker.describe_training_job, TrainingJobName="nobody")[0]
+            == "ThrottlingException"
             for _ in range(60)
         ]
 
@@ -59,7 +80,9 @@ def test_a_rule_keeps_to_its_operations_its_share_and_its_seed(plane: Plane) -> 
     assert outcomes() == first
     sagemaker.list_training_jobs()
     plane.faults(operations="sagemaker:ListTrainingJobs", throttle=1, times=2)
-    assert [refused(sagemaker.list_training_jobs)[0] for _ in range(2)] == ["ThrottlingException"] * 2
+    assert [refused(sagemaker.list_training_jobs)[0] for _ in range(2)] == [
+        "ThrottlingException"
+    ] * 2
     sagemaker.list_training_jobs()
 
 
@@ -70,7 +93,10 @@ def test_a_rate_throttles_what_comes_too_fast(plane: Plane) -> None:
         logs.describe_log_groups()
     assert refused(logs.describe_log_groups)[0] == "ThrottlingException"
     patient = Config(retries={"mode": "standard", "max_attempts": 20})
-    assert plane.endpoint.session().client("logs", config=patient).describe_log_groups()["logGroups"] is not None
+    assert (
+        plane.endpoint.session().client("logs", config=patient).describe_log_groups()["logGroups"]
+        is not None
+    )
 
 
 def test_an_answer_can_be_lost_after_the_call_took_effect(plane: Plane, client: Client) -> None:
@@ -85,10 +111,13 @@ def test_an_answer_can_be_lost_after_the_call_took_effect(plane: Plane, client: 
     with pytest.raises(ConnectionClosedError):
         sagemaker.create_training_job(**other)
     assert (
-        refused(sagemaker.describe_training_job, TrainingJobName=other["TrainingJobName"])[0] == "ValidationException"
+        refused(sagemaker.describe_training_job, TrainingJobName=other["TrainingJobName"])[0]
+        == "ValidationException"
     )
     # botocore's own retry runs into the first attempt's job.
-    patient = plane.endpoint.session().client("sagemaker", config=Config(retries={"mode": "standard"}))
+    patient = plane.endpoint.session().client(
+        "sagemaker", config=Config(retries={"mode": "standard"})
+    )
     plane.faults(operations="sagemaker:CreateTrainingJob", errors=1, after=1, times=1)
     assert refused(patient.create_training_job, **other)[0] == "ResourceInUse"
     client.wait(other["TrainingJobName"])
@@ -98,16 +127,25 @@ def test_a_third_of_all_calls_may_fail_while_a_job_runs(plane: Plane, client: Cl
     plane.faults(throttle=0.15, errors=0.1, drops=0.05, seed=2)
     session = plane.endpoint.session()
     patient = Config(retries={"mode": "standard", "max_attempts": 20})
-    s3, sagemaker = session.client("s3", config=patient), session.client("sagemaker", config=patient)
+    s3, sagemaker = (
+        session.client("s3", config=patient),
+        session.client("sagemaker", config=patient),
+    )
     for i in range(10):
         s3.put_object(Bucket=client.bucket, Key=f"faults/{i}", Body=b"x" * 100_000)
     assert all(
-        s3.get_object(Bucket=client.bucket, Key=f"faults/{i}")["Body"].read() == b"x" * 100_000 for i in range(10)
+        s3.get_object(Bucket=client.bucket, Key=f"faults/{i}")["Body"].read() == b"x" * 100_000
+        for i in range(10)
     )
     request = client.request("echo done > /opt/ml/model/w")
     sagemaker.create_training_job(**request)
     name = request["TrainingJobName"]
-    wait_for(lambda: sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Completed")
+    wait_for(
+        lambda: (
+            sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]
+            == "Completed"
+        )
+    )
     assert sum(count["throttled"] + count["failed"] for count in plane.counts().values()) >= 3
 
 
@@ -128,11 +166,15 @@ def streams(client: Client, name: str) -> list[str]:
 
 
 def read(client: Client, stream: str, **params: Any) -> list[str]:
-    return follow(partial(client.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, **params))[0]
+    return follow(
+        partial(client.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, **params)
+    )[0]
 
 
 def test_a_synthetic_job_says_beforehand_what_its_hosts_write(plane: Plane, client: Client) -> None:
-    job = plane.synthetic_job(hosts=60, lines=50, last_words={"algo-7": ["Traceback", "ValueError: 7"]})
+    job = plane.synthetic_job(
+        hosts=60, lines=50, last_words={"algo-7": ["Traceback", "ValueError: 7"]}
+    )
     written = streams(client, job.name)
     assert len(written) == 60
     for stream in written:
@@ -144,7 +186,9 @@ def test_a_synthetic_job_says_beforehand_what_its_hosts_write(plane: Plane, clie
     assert client.wait(failed.name)["FailureReason"] == "AlgorithmError: 7, exit code: 1"
 
 
-def test_lines_become_readable_as_time_goes_and_a_stop_ends_the_job(plane: Plane, client: Client) -> None:
+def test_lines_become_readable_as_time_goes_and_a_stop_ends_the_job(
+    plane: Plane, client: Client
+) -> None:
     job = plane.synthetic_job(lines=4000, seconds=400)
     assert client.describe(job.name)["SecondaryStatus"] == "Training"
     (stream,) = streams(client, job.name)
@@ -161,8 +205,13 @@ def test_pages_end_at_ten_thousand_events_and_a_megabyte(plane: Plane, client: C
     page = client.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, startFromHead=True)
     assert len(page["events"]) == 10_000
     page = client.logs.get_log_events(logGroupName=GROUP, logStreamName=stream)
-    assert [page["events"][-1]["message"], len(page["events"])] == [job.expected("algo-1")[-1], 10_000]
-    back = client.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, nextToken=page["nextBackwardToken"])
+    assert [page["events"][-1]["message"], len(page["events"])] == [
+        job.expected("algo-1")[-1],
+        10_000,
+    ]
+    back = client.logs.get_log_events(
+        logGroupName=GROUP, logStreamName=stream, nextToken=page["nextBackwardToken"]
+    )
     assert [event["message"] for event in back["events"]] == job.expected("algo-1")[:5]
     long = plane.synthetic_job(lines=0, last_words={"algo-1": ["x" * 300_000] * 4})
     (stream,) = streams(client, long.name)
@@ -170,7 +219,9 @@ def test_pages_end_at_ten_thousand_events_and_a_megabyte(plane: Plane, client: C
     assert len(page["events"]) == 3
 
 
-def test_late_streams_and_events_all_arrive_and_ids_tell_them_apart(plane: Plane, client: Client) -> None:
+def test_late_streams_and_events_all_arrive_and_ids_tell_them_apart(
+    plane: Plane, client: Client
+) -> None:
     plane.delivery(late=1.0, reorder=0.2, late_streams=0.5, empty_pages=0.4, seed=3)
     job = plane.synthetic_job(hosts=3, lines=300)
     seen: dict[str, tuple[str, str]] = {}

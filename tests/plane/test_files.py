@@ -24,7 +24,9 @@ def test_a_tree_deeper_than_python_recurses_is_measured_and_removed(tmp_path: Pa
     assert not (tmp_path / "home").exists()
 
 
-def test_folders_without_permissions_are_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_permissions_are_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a/b/c").mkdir(parents=True)
     (tmp_path / "a/b/c/d").write_text("x")
     (tmp_path / "a/link").symlink_to("/")

@@ -26,7 +26,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         folder.chmod(0o700)
         return
-    if not shutil.which("chattr") or subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:
+    if (
+        not shutil.which("chattr")
+        or subprocess.run(["chattr", "+i", folder], capture_output=True).returncode
+    ):
         pytest.skip("root may write everywhere here")
     try:
         yield
@@ -55,5 +58,8 @@ def test_a_home_that_may_not_be_written_does_not_start(tmp_path: Path) -> None:
     from smtrain.plane.client import ensure_running
 
     (tmp_path / "local").mkdir()
-    with locked(tmp_path / "local"), pytest.raises(LocalError, match="set SMTRAIN_HOME to a folder you can write"):
+    with (
+        locked(tmp_path / "local"),
+        pytest.raises(LocalError, match="set SMTRAIN_HOME to a folder you can write"),
+    ):
         ensure_running(tmp_path)

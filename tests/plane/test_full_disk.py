@@ -1,4 +1,6 @@
-"""A full disk of SMTRAIN_HOME: jobs fail with the reason, no new one starts, and deletions still work."""
+"""A full disk of SMTRAIN_HOME: jobs fail with the reason, no new one starts, and deletions still
+work.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MEGABYTE = b"x" * (1 << 20)
 
 
 class Disk:
-    """A disk that can be filled and freed: a small tmpfs, or, without one, a disk that fails all writes."""
+    """A disk that can be filled and freed: a small tmpfs, or, without one, a disk that fails all
+    writes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.home = root / "disk"
@@ -79,9 +83,14 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk, kind: 
     client = client_of(kind, serve(disk.home))
     for name in ("a", "b", "c"):
         client.put(f"bodies/{name}", MEGABYTE)
-    sentence = f"no space left on {disk.home} (SMTRAIN_HOME): free some (`smtrain local clean` says what can go)"
+    sentence = (
+        f"no space left on {disk.home} (SMTRAIN_HOME): free some (`smtrain local clean` says what"
+        " can go)"
+    )
     talk = "echo ready; i=0; while true; do i=$((i+1)); echo line $i of many; done"
-    mark = f"9{os.getpid()}.987"  # a number, or sleep ends at once and its complaint may be the log's first line
+    mark = (  # a number, or sleep ends at once and its complaint may be the log's first line
+        f"9{os.getpid()}.987"
+    )
     name = client.start(f"sleep {mark} & {talk}")
     client.wait_for_line(name, "ready")
     disk.fill()
@@ -102,7 +111,9 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk, kind: 
     assert len(client.keys("bodies/")) == 3
     assert len(client.sagemaker.list_training_jobs()["TrainingJobSummaries"]) == 1
     if disk.mounted:
-        client.s3.delete_objects(Bucket=client.bucket, Delete={"Objects": [{"Key": f"bodies/{n}"} for n in "ab"]})
+        client.s3.delete_objects(
+            Bucket=client.bucket, Delete={"Objects": [{"Key": f"bodies/{n}"} for n in "ab"]}
+        )
         client.s3.delete_object(Bucket=client.bucket, Key="bodies/c")
         assert client.put("bodies/e", MEGABYTE), "deleting has freed the space"
     disk.free()
@@ -110,7 +121,9 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk, kind: 
 
     shut_down(disk.home)
     again = client_of(kind, serve(disk.home))
-    assert again.describe(name)["FailureReason"] == job["FailureReason"], "also its end was written down"
+    assert again.describe(name)["FailureReason"] == job["FailureReason"], (
+        "also its end was written down"
+    )
     if disk.mounted:
         assert again.keys("bodies/") == ["bodies/e"]
 
@@ -129,14 +142,20 @@ def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk
         (disk.home / "local/reserve").unlink(missing_ok=True)
         disk.fill()
     # If it is not a real disk, this process does not see that it is full.
-    why = r"no space left on .*set SMTRAIN_HOME to a folder" if disk.mounted else "look whether its disk takes writes"
+    why = (
+        r"no space left on .*set SMTRAIN_HOME to a folder"
+        if disk.mounted
+        else "look whether its disk takes writes"
+    )
     with pytest.raises(LocalError, match=why):
         ensure_running(disk.home)
     disk.free()
     assert ensure_running(disk.home)
 
 
-def test_a_launch_does_not_wait_for_room(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_does_not_wait_for_room(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uploads survive an outage of the network; a full disk stays full until space is freed."""
 
     def waits(_: Backoff) -> None:

@@ -1,4 +1,6 @@
-"""Every answer has its service's format, whatever a handler raises: real clients read an error of AWS."""
+"""Every answer has its service's format, whatever a handler raises: real clients read an error of
+AWS.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,16 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
     def start(app: App) -> str:
         server = make_server(
-            "127.0.0.1", 0, Guard(reading(app), tmp_path / "local"), threaded=True, request_handler=QuietHandler
+            "127.0.0.1",
+            0,
+            Guard(reading(app), tmp_path / "local"),
+            threaded=True,
+            request_handler=QuietHandler,
         )
         servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         return f"http://127.0.0.1:{server.server_port}"
 
     yield start
@@ -59,10 +67,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def reading(app: App) -> App:
-    """An application whose caller reads the body and puts it back, as the check of signatures does."""
+    """An application whose caller reads the body and puts it back, as the check of signatures
+    does.
+    """
 
     def run(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
+        environ["wsgi.input"] = io.BytesIO(
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        )
         return app(environ, start_response)
 
     return run
@@ -92,15 +104,21 @@ def test_an_exception_is_an_error_of_the_service(
     serve: Serve, service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operation, params, wanted = CALLS[service]
-    status, code, message = answer(serve(raising(KeyError("<a> & \0b"))), service, operation, **params)
+    status, code, message = answer(
+        serve(raising(KeyError("<a> & \0b"))), service, operation, **params
+    )
     assert (status, code) == (500, wanted)
-    assert message.startswith(f"{operation} failed in smtrain's local control plane (KeyError: '<a> & \\x00b'); ")
+    assert message.startswith(
+        f"{operation} failed in smtrain's local control plane (KeyError: '<a> & \\x00b'); "
+    )
     assert message.endswith(f"{tmp_path / 'local' / 'server.log'} has the traceback")
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("service", CALLS)
-def test_what_is_not_implemented_and_a_page_are_a_refusal_by_name(serve: Serve, service: str) -> None:
+def test_what_is_not_implemented_and_a_page_are_a_refusal_by_name(
+    serve: Serve, service: str
+) -> None:
     operation, params, _ = CALLS[service]
     for app in (raising(NotImplementedError("x")), NotFound()):
         status, code, message = answer(serve(app), service, operation, **params)
@@ -111,8 +129,14 @@ def test_what_is_not_implemented_and_a_page_are_a_refusal_by_name(serve: Serve, 
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "{}/jobs"), "{}/jobs may not be written by this user: "),
-        (PermissionError(errno.EPERM, "Operation not permitted", "{}/jobs"), "{}/jobs may not be written by this"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "{}/jobs"),
+            "{}/jobs may not be written by this user: ",
+        ),
+        (
+            PermissionError(errno.EPERM, "Operation not permitted", "{}/jobs"),
+            "{}/jobs may not be written by this",
+        ),
         (OSError(errno.EROFS, "Read-only file system", "{}/jobs"), "read-only: make it writable"),
     ],
 )
@@ -144,7 +168,9 @@ def test_an_error_after_the_first_bytes_ends_the_connection(serve: Serve) -> Non
 
 
 def test_a_control_call_that_fails_is_json(serve: Serve) -> None:
-    request = urllib.request.Request(serve(raising(KeyError("x"))) + CONTROL_PATH + "faults", data=b"{}")
+    request = urllib.request.Request(
+        serve(raising(KeyError("x"))) + CONTROL_PATH + "faults", data=b"{}"
+    )
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=60)
     with caught.value as reply:

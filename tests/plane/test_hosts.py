@@ -16,7 +16,9 @@ from .conftest import Client, StartServer, channel, gone, processes
 
 def shown(client: Client, expression: str, host: str = "algo-1", **changes: Any) -> Any:
     """Run a Python expression as a job; return its value."""
-    program = f"import json, os, socket, sys\nfrom pathlib import Path\nprint(json.dumps({expression}))"
+    program = (
+        f"import json, os, socket, sys\nfrom pathlib import Path\nprint(json.dumps({expression}))"
+    )
     job = client.completed(["python", "-c", program], **changes)
     return json.loads(client.lines(job, host)[-1])
 
@@ -63,7 +65,9 @@ def test_instance_groups_number_their_hosts_on(client: Client) -> None:
 
 
 def test_environment_is_the_requests_and_nothing_of_the_shells(client: Client) -> None:
-    env = shown(client, "dict(os.environ)", Environment={"MY_SETTING": "x y", "AWS_REGION": "elsewhere"})
+    env = shown(
+        client, "dict(os.environ)", Environment={"MY_SETTING": "x y", "AWS_REGION": "elsewhere"}
+    )
     assert env["MY_SETTING"] == "x y"
     assert env["AWS_REGION"] == "us-east-1"
     assert env["AWS_ENDPOINT_URL"] == client.endpoint.url
@@ -74,7 +78,11 @@ def test_environment_is_the_requests_and_nothing_of_the_shells(client: Client) -
 
 
 def test_the_leader_is_process_one_of_its_host(client: Client) -> None:
-    assert shown(client, "[os.getpid(), os.getcwd(), socket.gethostname()]") == [1, "/opt/ml/code", "algo-1"]
+    assert shown(client, "[os.getpid(), os.getcwd(), socket.gethostname()]") == [
+        1,
+        "/opt/ml/code",
+        "algo-1",
+    ]
 
 
 def test_two_hosts_reach_each_other_by_name(client: Client) -> None:
@@ -109,9 +117,17 @@ def test_hosts_and_jobs_do_not_see_each_others_files(client: Client) -> None:
 
 
 def test_the_machine_is_left_as_it_was(client: Client) -> None:
-    before = (Path("/etc/hosts").read_text(), Path("/proc/mounts").read_text(), sorted(os.listdir("/opt")))
+    before = (
+        Path("/etc/hosts").read_text(),
+        Path("/proc/mounts").read_text(),
+        sorted(os.listdir("/opt")),
+    )
     client.completed("touch /opt/ml/x; ls /opt; cat /etc/hosts")
-    assert (Path("/etc/hosts").read_text(), Path("/proc/mounts").read_text(), sorted(os.listdir("/opt"))) == before
+    assert (
+        Path("/etc/hosts").read_text(),
+        Path("/proc/mounts").read_text(),
+        sorted(os.listdir("/opt")),
+    ) == before
 
 
 def test_without_namespaces_the_root_is_in_a_variable(start_server: StartServer) -> None:
@@ -129,7 +145,8 @@ def test_without_namespaces_the_root_is_in_a_variable(start_server: StartServer)
     assert "downloaded instead" in notes[1]
     assert notes[2] == "hello"
     assert job["ModelArtifacts"]["S3ModelArtifacts"].endswith("/output/model.tar.gz")
-    # No kernel ends the children here: the supervisor does, at the job's end and at the control plane's.
+    # No kernel ends the children here: the supervisor does, at the job's end and at the control
+    # plane's.
     assert gone(mark)
     name = client.start(f"setsid sleep {mark} & echo ready; sleep {mark}")
     client.wait_for_line(name, "ready")

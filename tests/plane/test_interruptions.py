@@ -41,11 +41,15 @@ def spot(client: Client, wait: int = 600, **more: Any) -> dict[str, Any]:
 
 
 def checkpoints(client: Client, name: str) -> dict[str, Any]:
-    return {"CheckpointConfig": {"S3Uri": f"s3://{client.bucket}/checkpoints/{client.kind}/{name}/"}}
+    return {
+        "CheckpointConfig": {"S3Uri": f"s3://{client.bucket}/checkpoints/{client.kind}/{name}/"}
+    }
 
 
 def all_lines(client: Client, name: str) -> list[str]:
-    events = client.logs.filter_log_events(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")["events"]
+    events = client.logs.filter_log_events(logGroupName=GROUP, logStreamNamePrefix=f"{name}/")[
+        "events"
+    ]
     return [event["message"] for event in events]
 
 
@@ -60,27 +64,53 @@ def interrupted(times: int, job: dict[str, Any]) -> bool:
 ONCE_MORE = ["Interrupted", "Restarting", "Downloading", "Training"]
 
 
-def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(plane: Plane, on_hosts: Client) -> None:
+def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(
+    plane: Plane, on_hosts: Client
+) -> None:
     name = on_hosts.start(ATTEMPTS % 2, **spot(on_hosts), **checkpoints(on_hosts, "interrupted"))
     for attempt in range(2):
-        on_hosts.wait_for_line(name, "ready") if attempt == 0 else on_hosts.wait(
-            name, lambda job: statuses(job).count("Training") == 2 and "attempt 1" in all_lines(on_hosts, name)
+        (
+            on_hosts.wait_for_line(name, "ready")
+            if attempt == 0
+            else on_hosts.wait(
+                name,
+                lambda job: (
+                    statuses(job).count("Training") == 2
+                    and "attempt 1" in all_lines(on_hosts, name)
+                ),
+            )
         )
         plane.interrupt(name)
         on_hosts.wait(name, partial(interrupted, attempt + 1))
     job = on_hosts.wait(name)
     assert job["TrainingJobStatus"] == "Completed"
     assert statuses(job) == [
-        "Starting", "Downloading", "Training", *ONCE_MORE, *ONCE_MORE, "Uploading", "Completed",
-    ]  # fmt: skip
-    assert [line for line in all_lines(on_hosts, name) if line != "ready"] == ["attempt 0", "attempt 1", "attempt 2"]
+        "Starting",
+        "Downloading",
+        "Training",
+        *ONCE_MORE,
+        *ONCE_MORE,
+        "Uploading",
+        "Completed",
+    ]
+    assert [line for line in all_lines(on_hosts, name) if line != "ready"] == [
+        "attempt 0",
+        "attempt 1",
+        "attempt 2",
+    ]
     assert job["BillableTimeInSeconds"] <= job["TrainingTimeInSeconds"]
 
 
-def test_a_schedule_interrupts_and_spot_is_billed_below_its_time(plane: Plane, client: Client) -> None:
+def test_a_schedule_interrupts_and_spot_is_billed_below_its_time(
+    plane: Plane, client: Client
+) -> None:
     plane.spot(after=[1.6], saving=0.9)
-    job = client.run("trap 'exit 0' TERM; [ -e /opt/ml/checkpoints/x ] && exit; touch /opt/ml/checkpoints/x; "
-                     "while true; do sleep 0.05; done", **spot(client), **checkpoints(client, "scheduled"))  # fmt: skip
+    job = client.run(
+        "trap 'exit 0' TERM; [ -e /opt/ml/checkpoints/x ] && exit; touch /opt/ml/checkpoints/x; "
+        "while true; do sleep 0.05; done",
+        **spot(client),
+        **checkpoints(client, "scheduled"),
+    )
     assert statuses(job).count("Restarting") == 1
     assert job["TrainingJobStatus"] == "Completed"
     assert job["TrainingTimeInSeconds"] >= 2
@@ -88,7 +118,10 @@ def test_a_schedule_interrupts_and_spot_is_billed_below_its_time(plane: Plane, c
 
 
 def test_the_deaf_are_killed_after_the_grace(plane: Plane, on_hosts: Client) -> None:
-    deaf = "trap '' TERM; [ -e /opt/ml/checkpoints/x ] && exit 0; touch /opt/ml/checkpoints/x; echo ready; sleep 600"
+    deaf = (
+        "trap '' TERM; [ -e /opt/ml/checkpoints/x ] && exit 0; touch /opt/ml/checkpoints/x; echo"
+        " ready; sleep 600"
+    )
     name = on_hosts.start(deaf, **spot(on_hosts), **checkpoints(on_hosts, "deaf"))
     on_hosts.wait_for_line(name, "ready")
     plane.interrupt(name)
@@ -115,10 +148,13 @@ def test_a_broken_machine_is_an_internal_error_and_is_tried_again_as_often_as_as
     on_hosts.wait_for_line(name, "ready")
     plane.break_down(name)
     job = on_hosts.wait(name)
-    assert job["FailureReason"] == "InternalServerError: We encountered an internal error. Please try again."
+    assert (
+        job["FailureReason"]
+        == "InternalServerError: We encountered an internal error. Please try again."
+    )
     name = on_hosts.start(
-        "touch /opt/ml/checkpoints/$RANDOM; n=$(ls /opt/ml/checkpoints | wc -l); echo ready $n; [ $n = 1 ] || exit 0; "
-        "sleep 600",
+        "touch /opt/ml/checkpoints/$RANDOM; n=$(ls /opt/ml/checkpoints | wc -l); echo ready $n; ["
+        " $n = 1 ] || exit 0; sleep 600",
         RetryStrategy={"MaximumRetryAttempts": 1},
         **checkpoints(on_hosts, "broken"),
     )

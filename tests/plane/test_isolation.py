@@ -42,14 +42,21 @@ def test_an_isolated_job_sees_its_data_and_no_network(client: Client, mode: str)
     uri = client.put(f"isolated-{mode}/a", "data")
     program = LOOK.replace("PORT", str(urlsplit(client.endpoint.url).port))
     name = client.start(
-        ["python", "-c", program], EnableNetworkIsolation=True, InputDataConfig=[channel("train", uri, mode)]
+        ["python", "-c", program],
+        EnableNetworkIsolation=True,
+        InputDataConfig=[channel("train", uri, mode)],
     )
     job = client.wait(name)
     assert job["TrainingJobStatus"] == "Completed", client.lines(job)
     assert job["EnableNetworkIsolation"] is True
     seen = json.loads(client.lines(job)[-1])
     assert seen.pop("outside") == "Network is unreachable"
-    assert seen == {"interfaces": ["lo"], "plane": "ConnectionRefusedError", "credentials": [], "data": "data"}
+    assert seen == {
+        "interfaces": ["lo"],
+        "plane": "ConnectionRefusedError",
+        "credentials": [],
+        "data": "data",
+    }
     assert job["ModelArtifacts"]["S3ModelArtifacts"]
 
 
@@ -79,20 +86,24 @@ print(json.dumps([ranks, sorted(addresses - {None})]), flush=True)
 def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
     """With torchrun as the launcher starts it; it and the ranks listen only on 127.0.0.1."""
     command = (
-        f"cat > t.py <<'END'\n{GATHER}END\n"
-        f"exec {sys.executable} {entrypoints_folder()}/forking.py --nnodes=2 --nproc_per_node=1 "
-        "--master_addr=algo-1 --master_port=$SMTRAIN_MASTER_PORT --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
+        f"cat > t.py <<'END'\n{GATHER}END\nexec {sys.executable} {entrypoints_folder()}/forking.py"
+        " --nnodes=2 --nproc_per_node=1 --master_addr=algo-1 --master_port=$SMTRAIN_MASTER_PORT"
+        " --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
     )
     environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     job = client.run(command, hosts=2, EnableNetworkIsolation=True, Environment=environment)
     assert job["TrainingJobStatus"] == "Completed", client.lines(job)
     for host in ("algo-1", "algo-2"):
-        [seen] = [line for line in client.lines(job, host) if line.startswith("[[")]  # torchrun may say more
+        [seen] = [
+            line for line in client.lines(job, host) if line.startswith("[[")
+        ]  # torchrun may say more
         assert json.loads(seen) == [["0.0", "1.0"], ["0100007F"]]
 
 
 def test_isolated_jobs_at_once_do_not_meet(client: Client) -> None:
-    """Each has its own network: both bind one port, and each second host finds its own first host."""
+    """Each has its own network: both bind one port, and each second host finds its own first
+    host.
+    """
     program = """
 import os, socket, time
 if socket.gethostname() == "algo-1":
@@ -111,7 +122,10 @@ else:
                 time.sleep(0.02)
         peer.sendall(os.environ["TRAINING_JOB_NAME"].encode())
 """
-    names = [client.start(["python", "-c", program], hosts=2, EnableNetworkIsolation=True) for _ in range(2)]
+    names = [
+        client.start(["python", "-c", program], hosts=2, EnableNetworkIsolation=True)
+        for _ in range(2)
+    ]
     for name in names:
         assert client.wait(name)["TrainingJobStatus"] == "Completed", client.lines(name)
         assert client.lines(name) == [f"heard {name}"] * 2
@@ -119,7 +133,9 @@ else:
 
 def test_where_there_are_no_namespaces_it_is_refused(start_server: StartServer) -> None:
     client = Client(start_server("--no-namespaces"))
-    code, message = refused(client.sagemaker.create_training_job, **client.request("true", EnableNetworkIsolation=True))
+    code, message = refused(
+        client.sagemaker.create_training_job, **client.request("true", EnableNetworkIsolation=True)
+    )
     assert code == "ValidationException"
     assert message.startswith("EnableNetworkIsolation cannot be honoured: ")
     assert client.completed("true", EnableNetworkIsolation=False)
@@ -144,11 +160,17 @@ finally:
 
 def test_who_is_not_root_gets_it_in_a_user_namespace(tmp_path: Path) -> None:
     """The usual case on a laptop: the hosts join the user namespace of the job's network."""
-    become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    become = (
+        ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    )
     if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel gives no user namespace")
     done = subprocess.run(
-        [*become, sys.executable, "-c", AS_USER, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*become, sys.executable, "-c", AS_USER, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     uid, status, reason, *lines = done.stdout.strip().split("|")
     assert (uid != "0", status, reason) == (True, "Completed", "None"), done.stderr

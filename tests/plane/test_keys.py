@@ -1,4 +1,6 @@
-"""Keys and uploads that S3 refuses: keys of more than 1,024 bytes, and uploads that do not exist."""
+"""Keys and uploads that S3 refuses: keys of more than 1,024 bytes, and uploads that do not
+exist.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_1024_bytes_are_a_key(client: Client) -> None:
 WAYS: dict[str, Callable[[Client, Any], Any]] = {
     "put": lambda client, where: client.s3.put_object(**where, Body=b"x"),
     "put a large body": lambda client, where: client.s3.put_object(**where, Body=bytes(20 << 20)),
-    "copy": lambda client, where: client.s3.copy_object(**where, CopySource=f"{client.bucket}/long-source/a"),
+    "copy": lambda client, where: client.s3.copy_object(
+        **where, CopySource=f"{client.bucket}/long-source/a"
+    ),
     "multipart": lambda client, where: client.s3.create_multipart_upload(**where),
 }
 
@@ -48,5 +52,7 @@ def test_more_is_refused_and_nothing_is_stored(client: Client, way: str) -> None
 def test_an_upload_that_is_not_there_is_named_as_s3_names_it(client: Client) -> None:
     parts: Any = {"Parts": [{"PartNumber": 1, "ETag": "a"}]}
     with pytest.raises(ClientError) as caught:
-        client.s3.complete_multipart_upload(Bucket=client.bucket, Key="a", UploadId="made-up", MultipartUpload=parts)
+        client.s3.complete_multipart_upload(
+            Bucket=client.bucket, Key="a", UploadId="made-up", MultipartUpload=parts
+        )
     assert code_of(caught.value) == ("NoSuchUpload", 404)

@@ -1,4 +1,6 @@
-"""kill -9 of every process of a job, with and without namespaces, in containers: all ends, and the job says why."""
+"""kill -9 of every process of a job, with and without namespaces, in containers: all ends, and the
+job says why.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SUPERVISORS = ("smtrain.plane.server.sandbox", "smtrain.plane.server.containers.
 
 
 @pytest.fixture(scope="module", params=HOSTS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     kind, *options = request.param
     home = tmp_path_factory.mktemp("home")
     yield client_of(kind, serve(home, *options))
@@ -39,18 +43,25 @@ class Tree:
         self.client = client
         self.mark = f"96{time.time_ns()}"
         # bash waits: it does not become one of the two.
-        command = f"setsid sleep {self.mark} & echo $! > /dev/null; echo ready; sleep {self.mark}; echo after"
+        command = (
+            f"setsid sleep {self.mark} & echo $! > /dev/null; echo ready; sleep {self.mark}; echo"
+            " after"
+        )
         self.name = self.client.start(command)
         self.client.wait_for_line(self.name, "ready")
         wait_for(lambda: len(self._sleeping()) == 2)
 
     def _sleeping(self) -> list[int]:
-        return [pid for pid, words in _words().items() if words[:1] == ["sleep"] and self.mark in words]
+        return [
+            pid for pid, words in _words().items() if words[:1] == ["sleep"] and self.mark in words
+        ]
 
     def pid(self, target: str) -> int:
         running = [(pid, words, " ".join(words)) for pid, words in _words().items()]
         return {
-            "supervisor": [p for p, w, line in running if {*SUPERVISORS} & {*w} and self.name in line],
+            "supervisor": [
+                p for p, w, line in running if {*SUPERVISORS} & {*w} and self.name in line
+            ],
             "leader": [p for p, w, line in running if w[0] == "bash" and self.mark in line],
             "rank": [p for p in self._sleeping() if os.getsid(p) == p],
         }[target][0]
@@ -70,8 +81,10 @@ def test_killed_it_leaves_nothing_and_the_job_says_why(server: Client, target: s
     assert (
         job["FailureReason"]
         == {
-            "supervisor": "InternalServerError: the process that ran host algo-1 ended with SIGKILL; all that it had "
-            "started was ended",
+            "supervisor": (
+                "InternalServerError: the process that ran host algo-1 ended with SIGKILL; all that"
+                " it had started was ended"
+            ),
             "leader": "AlgorithmError: ready, exit code: 137",
         }[target]
     )

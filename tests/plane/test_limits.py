@@ -14,7 +14,9 @@ from smtrain.plane.server import refusals
 from smtrain.plane.server.operations import Operations
 
 
-def asked(method: str, path: str, query: str = "", body: bytes = b"", service: str = "s3", **more: str) -> Any:
+def asked(
+    method: str, path: str, query: str = "", body: bytes = b"", service: str = "s3", **more: str
+) -> Any:
     """The status and body of an answer, or the environ that reached moto."""
     passed: list[Any] = []
 
@@ -23,10 +25,17 @@ def asked(method: str, path: str, query: str = "", body: bytes = b"", service: s
         return []
 
     environ = {
-        "REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query, "wsgi.input": io.BytesIO(body),
-        "CONTENT_LENGTH": str(len(body)), "CONTENT_TYPE": "application/x-www-form-urlencoded",
-        "HTTP_AUTHORIZATION": f"AWS4-HMAC-SHA256 Credential=A/20261125/us-east-1/{service}/aws4_request, x", **more,
-    }  # fmt: skip
+        "REQUEST_METHOD": method,
+        "PATH_INFO": path,
+        "QUERY_STRING": query,
+        "wsgi.input": io.BytesIO(body),
+        "CONTENT_LENGTH": str(len(body)),
+        "CONTENT_TYPE": "application/x-www-form-urlencoded",
+        "HTTP_AUTHORIZATION": (
+            f"AWS4-HMAC-SHA256 Credential=A/20261125/us-east-1/{service}/aws4_request, x"
+        ),
+        **more,
+    }
     statuses: list[str] = []
     text = b"".join(Operations(moto)(environ, lambda status, _: statuses.append(status)))
     return passed[0] if passed else (statuses[0], text.decode())
@@ -40,10 +49,16 @@ def asked(method: str, path: str, query: str = "", body: bytes = b"", service: s
         ("InvalidBucketName", ("PUT", "/10.0.0.1"), {}),
         ("MetadataTooLarge", ("PUT", "/bucket/k"), {"HTTP_X_AMZ_META_A": "x" * 2049}),
         ("EntityTooLarge", ("PUT", "/bucket/k"), {"CONTENT_LENGTH": str((5 << 30) + 1)}),
-        ("MalformedXML", ("POST", "/bucket", "delete", b"<Object><Key>k</Key></Object>" * 1001), {}),
+        (
+            "MalformedXML",
+            ("POST", "/bucket", "delete", b"<Object><Key>k</Key></Object>" * 1001),
+            {},
+        ),
     ],
 )
-def test_what_s3_refuses_is_refused(code: str, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
+def test_what_s3_refuses_is_refused(
+    code: str, arguments: tuple[Any, ...], more: dict[str, Any]
+) -> None:
     status, text = asked(*arguments, **more)
     assert (status, f"<Code>{code}</Code>" in text) == ("400 Fault", True)
 
@@ -56,7 +71,10 @@ def test_what_s3_takes_reaches_moto() -> None:
     ):
         assert asked(*arguments)["PATH_INFO"] == arguments[1]
     for sent, kept in (("5000", "1000"), ("7", "7"), ("x", "x")):
-        assert asked("GET", "/b", f"prefix=a%2Fb&max-keys={sent}")["QUERY_STRING"] == f"prefix=a%2Fb&max-keys={kept}"
+        assert (
+            asked("GET", "/b", f"prefix=a%2Fb&max-keys={sent}")["QUERY_STRING"]
+            == f"prefix=a%2Fb&max-keys={kept}"
+        )
 
 
 def test_a_policy_has_the_length_that_iam_takes() -> None:
@@ -78,7 +96,10 @@ def test_what_sagemaker_refuses_beyond_its_model_is_refused() -> None:
     volume = {**request["ResourceConfig"], "VolumeKmsKeyId": "key"}
     for changes, words in (
         ({"Tags": [{"Key": "AWS:x", "Value": "1"}]}, "reserved for system use: AWS:x"),
-        ({"Tags": [{"Key": "x", "Value": "1"}, {"Key": "x", "Value": "2"}]}, "Duplicate tag keys found"),
+        (
+            {"Tags": [{"Key": "x", "Value": "1"}, {"Key": "x", "Value": "2"}]},
+            "Duplicate tag keys found",
+        ),
         ({"StoppingCondition": {"MaxRuntimeInSeconds": 28 * 86400 + 1}}, "at most 2419200"),
         ({"ResourceConfig": volume}, "VolumeKmsKeyId is not supported for ml.trn1.32xlarge"),
     ):

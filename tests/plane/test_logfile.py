@@ -15,7 +15,9 @@ from smtrain.plane.server.logfile import LogFile
 from tests import tiers
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-BATCHES = st.lists(st.tuples(st.integers(0, 5), st.lists(TEXT, min_size=1, max_size=5)), min_size=1, max_size=12)
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(TEXT, min_size=1, max_size=5)), min_size=1, max_size=12
+)
 
 
 def written(log: LogFile, batches: list[tuple[int, list[str]]]) -> list[tuple[int, int, str]]:
@@ -31,7 +33,10 @@ def written(log: LogFile, batches: list[tuple[int, list[str]]]) -> list[tuple[in
 @settings(max_examples=tiers.examples(100), deadline=None)
 @given(batches=BATCHES, block=st.sampled_from([1, 100, 1 << 16]), on_disk=st.booleans())
 def test_lines_come_back_from_every_place(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[int, list[str]]], block: int, on_disk: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[tuple[int, list[str]]],
+    block: int,
+    on_disk: bool,
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.jsonl"
     with pytest.MonkeyPatch.context() as patch:
@@ -53,20 +58,34 @@ def test_lines_come_back_from_every_place(
             assert (again.count, again.first, again.stamp) == (log.count, log.first, log.stamp)
 
 
-def test_rows_that_are_not_ours_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_not_ours_are_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.jsonl"
     deep = b"[" * 100_000
     path.write_bytes(
-        b'[1000, "one"]\n' + deep + b'\n[1e300, "x"]\n\xff\n["x", 1]\n[2000, "lone \\ud800"]\n[1500, "back"]\n'
-        + b"x" * (logfile.ROW_BYTES * 2) + b'\n[3000, "last"]\n[4000, "cut'
-    )  # fmt: skip
+        b'[1000, "one"]\n'
+        + deep
+        + b'\n[1e300, "x"]\n\xff\n["x", 1]\n[2000, "lone \\ud800"]\n[1500, "back"]\n'
+        + b"x" * (logfile.ROW_BYTES * 2)
+        + b'\n[3000, "last"]\n[4000, "cut'
+    )
     log, places = LogFile.load(path)
     list(places)
     assert [(line.stamp, line.text) for line in log.lines()] == [
-        (1000, "one"), (2000, "lone ?"), (2000, "back"), (3000, "last"),
-    ]  # fmt: skip
+        (1000, "one"),
+        (2000, "lone ?"),
+        (2000, "back"),
+        (3000, "last"),
+    ]
     output = capsys.readouterr().out
-    assert [n for n in range(1, 12) if f"line {n} of {path} is damaged" in output] == [2, 3, 4, 5, 8]
+    assert [n for n in range(1, 12) if f"line {n} of {path} is damaged" in output] == [
+        2,
+        3,
+        4,
+        5,
+        8,
+    ]
 
 
 def test_a_full_disk_is_told_once_and_its_lines_are_read_from_memory(

@@ -44,9 +44,13 @@ os.write(1, b"no newline")
 def test_one_stream_per_host(client: Client) -> None:
     started = int(time.time() * 1000)
     name = client.completed("echo from $HOSTNAME", hosts=2)["TrainingJobName"]
-    streams = client.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=name + "/")["logStreams"]
+    streams = client.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=name + "/")[
+        "logStreams"
+    ]
     names = [stream["logStreamName"] for stream in streams]
-    assert [re.sub(r"\d{10}$", "EPOCH", s) for s in names] == [f"{name}/algo-{i}-EPOCH" for i in (1, 2)]
+    assert [re.sub(r"\d{10}$", "EPOCH", s) for s in names] == [
+        f"{name}/algo-{i}-EPOCH" for i in (1, 2)
+    ]
     assert all(started <= s["firstEventTimestamp"] <= int(time.time() * 1000) for s in streams)
     matched = client.logs.filter_log_events(logGroupName=GROUP, logStreamNames=names)["events"]
     assert sorted(e["message"] for e in matched) == ["from algo-1", "from algo-2"]
@@ -60,9 +64,13 @@ def test_lines_can_be_followed_while_the_job_runs(client: Client) -> None:
 
 
 def test_metrics(client: Client) -> None:
-    definitions = [{"Name": "loss", "Regex": r"loss=([0-9.]+)"}, {"Name": "never", "Regex": "never=(.*)"}]
+    definitions = [
+        {"Name": "loss", "Regex": r"loss=([0-9.]+)"},
+        {"Name": "never", "Regex": "never=(.*)"},
+    ]
     job = client.completed(
-        "echo loss=3.5; echo step 2 loss=2.25; echo loss=nothing", algorithm={"MetricDefinitions": definitions}
+        "echo loss=3.5; echo step 2 loss=2.25; echo loss=nothing",
+        algorithm={"MetricDefinitions": definitions},
     )
     final = {m["MetricName"]: m["Value"] for m in job["FinalMetricDataList"]}
     assert final == {"loss": 2.25}
@@ -125,4 +133,8 @@ def test_a_lost_process_is_started_again(scanner: Scanner) -> None:
 
 
 def test_others_are_answered_when_one_takes_too_long(scanner: Scanner) -> None:
-    assert scanner.find(["(b)", "((a+)+)$", "(c)"], ["a" * 50 + "!", "b", "c"]) == [["b"], SLOW, ["c"]]
+    assert scanner.find(["(b)", "((a+)+)$", "(c)"], ["a" * 50 + "!", "b", "c"]) == [
+        ["b"],
+        SLOW,
+        ["c"],
+    ]

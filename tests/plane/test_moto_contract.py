@@ -1,4 +1,6 @@
-"""The control plane uses and replaces the names in testing/moto_names.py, and the installed moto has them."""
+"""The control plane uses and replaces the names in testing/moto_names.py, and the installed moto
+has them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def uses(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
-        assert not (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "moto" for a in node.names)), path
+        assert not (
+            isinstance(node, ast.Import) and any(a.name.split(".")[0] == "moto" for a in node.names)
+        ), path
         if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "moto":
             continue
         for alias in node.names:
@@ -46,7 +50,11 @@ def uses(path: Path) -> Iterator[str]:
             else:
                 yield f"{node.module}:{alias.name}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
             yield f"{modules[node.value.id]}:{node.attr}"
 
 
@@ -62,11 +70,15 @@ def test_the_installed_moto_has_every_name_and_parameter() -> None:
             assert hasattr(value, attribute), f"{key} has no {attribute}"
     for key, parameters in REPLACED.items():
         if key in ADDED:
-            assert not hasattr(named(key.rpartition(".")[0]), key.rpartition(".")[2]), f"moto has {key} by now"
+            assert not hasattr(named(key.rpartition(".")[0]), key.rpartition(".")[2]), (
+                f"moto has {key} by now"
+            )
         elif parameters is None:
             assert class_attribute(key) is not None, key
         else:
-            assert tuple(inspect.signature(named(key)).parameters)[: len(parameters)] == parameters, key
+            assert (
+                tuple(inspect.signature(named(key)).parameters)[: len(parameters)] == parameters
+            ), key
     for key, parameters in CALLS.items():
         assert set(parameters) <= inspect.signature(named(key)).parameters.keys(), key
 
@@ -92,15 +104,21 @@ def test_moto_is_one_of_the_releases_that_are_declared() -> None:
 @pytest.mark.parametrize("other", ["5.2.4", "5.3.0", "6.0"])
 def test_another_moto_is_a_sentence(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: other)
-    assert moto_fault() == (
-        f"the local control plane needs moto>=5.2.5,<5.3 and moto {other} is installed; pip install 'moto>=5.2.5,<5.3'"
+    assert (
+        moto_fault()
+        == f"the local control plane needs moto>=5.2.5,<5.3 and moto {other} is installed; pip"
+        " install 'moto>=5.2.5,<5.3'"
     )
 
 
 def test_what_is_replaced_is_what_the_list_says(tmp_path: Path) -> None:
     # A process of its own: moto is changed for good.
-    program = "import sys; from tests.plane.test_moto_contract import replaced; replaced(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    program = (
+        "import sys; from tests.plane.test_moto_contract import replaced; replaced(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout.splitlines()[-1])) == REPLACED.keys()
 
@@ -122,17 +140,25 @@ def class_attribute(key: str) -> Any:
 def motos() -> dict[str, Any]:
     """Everything that moto's modules and classes have, by `module:name` and `module:Class.name`."""
     methods: dict[str, Any] = {}
-    for module in [m for name, m in sys.modules.items() if name.split(".")[0] == "moto" and isinstance(m, ModuleType)]:
+    for module in [
+        m
+        for name, m in sys.modules.items()
+        if name.split(".")[0] == "moto" and isinstance(m, ModuleType)
+    ]:
         for name, value in vars(module).items():
             if inspect.isclass(value) and value.__module__ == module.__name__:
-                methods |= {f"{module.__name__}:{name}.{key}": held for key, held in vars(value).items()}
+                methods |= {
+                    f"{module.__name__}:{name}.{key}": held for key, held in vars(value).items()
+                }
             else:
                 methods[f"{module.__name__}:{name}"] = value
     return methods
 
 
 def replaced(folder: str) -> None:
-    """Install the control plane's parts as its server does; print what changed in moto, and hold its objects."""
+    """Install the control plane's parts as its server does; print what changed in moto, and hold
+    its objects.
+    """
     from moto.cloudwatch.models import cloudwatch_backends
     from moto.iam.models import iam_backends
     from moto.logs.models import logs_backends
@@ -140,13 +166,25 @@ def replaced(folder: str) -> None:
     from moto.sagemaker.models import sagemaker_backends
 
     from smtrain.plane.client import BUCKET, REGION, ROLE, Endpoint
-    from smtrain.plane.server import logs_api, quotas, schedules, serve, simulator, store, training_api
+    from smtrain.plane.server import (
+        logs_api,
+        quotas,
+        schedules,
+        serve,
+        simulator,
+        store,
+        training_api,
+    )
     from smtrain.plane.server.executor import Executor
     from smtrain.plane.server.index import KEPT
 
-    endpoint = Endpoint("http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, Path(folder), 1, "id", "key")
+    endpoint = Endpoint(
+        "http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, Path(folder), 1, "id", "key"
+    )
     # Made before the first look: moto fills such things in as they are asked for.
-    backends: list[Any] = [each[ACCOUNT][REGION] for each in (cloudwatch_backends, logs_backends, sagemaker_backends)]
+    backends: list[Any] = [
+        each[ACCOUNT][REGION] for each in (cloudwatch_backends, logs_backends, sagemaker_backends)
+    ]
     s3 = s3_backends[ACCOUNT]["aws"]
     iam = iam_backends[ACCOUNT]["aws"]
     role = iam.create_role("role", "{}", "/", None, "", [], "3600")

@@ -1,4 +1,6 @@
-"""Every operation of the services' models: ours, moto's on purpose, or refused by name; none ends in a page."""
+"""Every operation of the services' models: ours, moto's on purpose, or refused by name; none ends
+in a page.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,16 @@ ONCE = Config(retries={"total_max_attempts": 1})
 def environ(service: str, operation: str, body: bytes = b"{}") -> dict[str, Any]:
     """A signed request of a JSON service, as a WSGI server passes it."""
     return {
-        "REQUEST_METHOD": "POST", "PATH_INFO": "/", "QUERY_STRING": "", "CONTENT_LENGTH": str(len(body)),
-        "wsgi.input": io.BytesIO(body), "HTTP_X_AMZ_TARGET": f"Service.{operation}",
-        "HTTP_AUTHORIZATION": f"AWS4-HMAC-SHA256 Credential=A/20261125/us-east-1/{service}/aws4_request, x",
-    }  # fmt: skip
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/",
+        "QUERY_STRING": "",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+        "HTTP_X_AMZ_TARGET": f"Service.{operation}",
+        "HTTP_AUTHORIZATION": (
+            f"AWS4-HMAC-SHA256 Credential=A/20261125/us-east-1/{service}/aws4_request, x"
+        ),
+    }
 
 
 def test_each_operation_of_the_table_is_in_the_model_and_has_a_handler() -> None:
@@ -53,19 +61,23 @@ def test_every_other_operation_of_sagemaker_is_refused_by_name() -> None:
     for operation in others:
         sent: list[str] = []
         body = b"".join(
-            Operations(below)(environ("sagemaker", operation), lambda status, _, sent=sent: sent.append(status))
+            Operations(below)(
+                environ("sagemaker", operation), lambda status, _, sent=sent: sent.append(status)
+            )
         )
         assert sent == ["501 Fault"], operation
         reply = json.loads(body)
         assert reply["__type"] == "NotImplemented"
         assert (
-            f"sagemaker:{operation} cannot be called: smtrain's local control plane does not have it"
-            in reply["message"]
+            f"sagemaker:{operation} cannot be called: smtrain's local control plane does not"
+            " have it" in reply["message"]
         )
     assert seen == []
 
 
-@pytest.mark.parametrize("operation", ["CreateProcessingJob", "StartPipelineExecution", "ListClusters"])
+@pytest.mark.parametrize(
+    "operation", ["CreateProcessingJob", "StartPipelineExecution", "ListClusters"]
+)
 def test_a_client_reads_the_refusal(client: Client, operation: str) -> None:
     status, code, message = answer(client.sagemaker, operation)
     assert (status, code) == (501, "NotImplemented")
@@ -80,7 +92,9 @@ def test_what_is_passed_on_is_answered(client: Client) -> None:
 
 
 def test_what_the_model_forbids_is_refused_before_moto_sees_it(client: Client) -> None:
-    unchecked: Any = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
+    unchecked: Any = client.endpoint.session().client(
+        "sagemaker", config=Config(parameter_validation=False)
+    )
     for operation in sorted(PASSED_ON):
         if not described_input(unchecked, operation):
             continue
@@ -103,31 +117,58 @@ def test_endpoints_that_serve_no_model_make_no_answers_up(client: Client) -> Non
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "service",
-    ["sts", "scheduler", "s3", "logs", "iam", "ecr", "cloudwatch", "service-quotas", "ssm", "secretsmanager", "events"],
+    [
+        "sts",
+        "scheduler",
+        "s3",
+        "logs",
+        "iam",
+        "ecr",
+        "cloudwatch",
+        "service-quotas",
+        "ssm",
+        "secretsmanager",
+        "events",
+    ],
 )
 def test_every_operation_of_a_service_ends_in_an_answer_of_it(client: Client, service: str) -> None:
     """If moto does not have it or fails in it, the message names the operation."""
     session: Any = client.endpoint.session()
     caller = session.client(service, config=ONCE)
     for operation in operations(service):
-        if operation in ("GetLogObject", "StartLiveTail", "WriteGetObjectResponse"):  # at hosts of their own
+        if operation in (
+            "GetLogObject",
+            "StartLiveTail",
+            "WriteGetObjectResponse",
+        ):  # at hosts of their own
             continue
         status, code, message = answer(caller, operation)
         assert "<" not in message, (operation, message)
         assert not code.isdigit() or status in (404, 412) or not status, (operation, code)
         if status >= 500:
-            assert code in ("NotImplemented", "InternalFailure", "InternalError", "ServiceFailure"), (operation, code)
+            assert code in (
+                "NotImplemented",
+                "InternalFailure",
+                "InternalError",
+                "ServiceFailure",
+            ), (operation, code)
             assert operation in message or service == "s3", (operation, message)
 
 
 def test_what_moto_takes_for_another_operation_of_s3_is_refused(client: Client) -> None:
     """It would list the objects, or make the bucket again."""
-    for operation in ("PutBucketMetricsConfiguration", "ListBucketAnalyticsConfigurations", "GetObjectTorrent"):
+    for operation in (
+        "PutBucketMetricsConfiguration",
+        "ListBucketAnalyticsConfigurations",
+        "GetObjectTorrent",
+    ):
         assert refused("s3", operation)
         status, code, message = answer(client.s3, operation)
         assert (status, code) == (501, "NotImplemented")
         assert f"s3:{operation} cannot" in message
-    assert not any(refused("s3", name) for name in ("GetObject", "ListObjectsV2", "CreateBucket", "UploadPart"))
+    assert not any(
+        refused("s3", name) for name in ("GetObject", "ListObjectsV2", "CreateBucket", "UploadPart")
+    )
 
 
 def test_a_bucket_policy_that_is_none_does_not_close_the_bucket(client: Client) -> None:
@@ -146,7 +187,10 @@ def test_a_body_that_is_no_json_object_is_refused(client: Client, target: str, b
 
     status, reply = call(client.endpoint, "POST", "/", signed_for(client, target, body), body)
     assert status == 400, reply
-    assert json.loads(reply)["__type"].rpartition("#")[2] in ("SerializationException", "ValidationException")
+    assert json.loads(reply)["__type"].rpartition("#")[2] in (
+        "SerializationException",
+        "ValidationException",
+    )
 
 
 def signed_for(client: Client, target: str, body: bytes) -> dict[str, str]:
@@ -157,7 +201,9 @@ def signed_for(client: Client, target: str, body: bytes) -> dict[str, str]:
     headers = {"X-Amz-Target": target, "Content-Type": "application/x-amz-json-1.1"}
     request = AWSRequest("POST", f"{client.endpoint.url}/", headers, body)
     keys = Credentials(client.endpoint.access_key, client.endpoint.secret_key)
-    SigV4Auth(keys, "sagemaker" if target.startswith("Sage") else "logs", client.endpoint.region).add_auth(request)
+    SigV4Auth(
+        keys, "sagemaker" if target.startswith("Sage") else "logs", client.endpoint.region
+    ).add_auth(request)
     return dict(request.headers.items())
 
 

@@ -1,4 +1,6 @@
-"""Damage to the control plane's own files: it starts, clients find it, and the log names the file."""
+"""Damage to the control plane's own files: it starts, clients find it, and the log names the
+file.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ from smtrain.plane.hosts import LocalHosts
 from smtrain.plane.server.containers.job import FILE, load_settings
 
 WHOLE = {
-    "url": "http://127.0.0.1:4000", "region": "us-east-1", "account": "123456789012", "bucket": "smtrain-local",
-    "role": "arn:aws:iam::123456789012:role/smtrain-local", "pid": 4194304, "access_key": "SMTRAIN" + "A" * 32,
+    "url": "http://127.0.0.1:4000",
+    "region": "us-east-1",
+    "account": "123456789012",
+    "bucket": "smtrain-local",
+    "role": "arn:aws:iam::123456789012:role/smtrain-local",
+    "pid": 4194304,
+    "access_key": "SMTRAIN" + "A" * 32,
     "secret_key": "0" * 40,
-}  # fmt: skip
+}
 CONTENTS: dict[str, bytes] = {
     "empty": b"",
     "cut off": json.dumps(WHOLE).encode()[:60],
@@ -91,7 +98,9 @@ def test_a_damaged_endpoint_file_is_no_endpoint(kind: str, tmp_path: Path) -> No
     ],
 )
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("kind", ["a folder", "a pipe", "deep", "not UTF-8", "numbers", "a url without a port"])
+@pytest.mark.parametrize(
+    "kind", ["a folder", "a pipe", "deep", "not UTF-8", "numbers", "a url without a port"]
+)
 def test_the_plane_starts_whatever_stands_in_place_of_its_files(
     home: Path, name: str, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +119,9 @@ def test_keys_survive_damage_of_the_address(home: Path) -> None:
     first = ensure_running(home)
     shut_down(home)
     path = home / "local/endpoint.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "url": "http://127.0.0.1", "pid": "x"}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "url": "http://127.0.0.1", "pid": "x"})
+    )
     again = ensure_running(home)
     assert (again.access_key, again.secret_key) == (first.access_key, first.secret_key)
 
@@ -126,7 +137,8 @@ def test_a_plane_that_runs_can_be_ended_without_its_endpoint_file(home: Path, ki
 
 
 @pytest.mark.parametrize(
-    "reply", [b"220 mail\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]", b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 50_000]
+    "reply",
+    [b"220 mail\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]", b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 50_000],
 )
 def test_another_program_at_the_address_is_no_control_plane(reply: bytes, tmp_path: Path) -> None:
     def answer() -> None:
@@ -139,7 +151,11 @@ def test_another_program_at_the_address_is_no_control_plane(reply: bytes, tmp_pa
         thread = threading.Thread(target=answer)
         thread.start()
         (tmp_path / "local").mkdir()
-        written = {**WHOLE, "url": f"http://127.0.0.1:{server.getsockname()[1]}", "pid": os.getpid()}
+        written = {
+            **WHOLE,
+            "url": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "pid": os.getpid(),
+        }
         (tmp_path / "local/endpoint.json").write_text(json.dumps(written))
         assert running(tmp_path) is None
         thread.join()
@@ -151,13 +167,18 @@ def test_a_damaged_file_does_not_stop_a_revival(home: Path) -> None:
     put(home / "local/endpoint.json", "a link to nothing")
     path = home / "local/endpoint.json"
     path.unlink()
-    path.write_text(json.dumps({"access_key": first.access_key, "secret_key": first.secret_key, "url": first.url}))
+    path.write_text(
+        json.dumps(
+            {"access_key": first.access_key, "secret_key": first.secret_key, "url": first.url}
+        )
+    )
     revive(first)
     assert running(home) is not None
 
 
 @pytest.mark.parametrize(
-    "text", ['["a"]', "null", '{"run_in": {}}', '{"nonsense": "x"}', '{"run_in": "moon"}', "[" * 100_000]
+    "text",
+    ['["a"]', "null", '{"run_in": {}}', '{"nonsense": "x"}', '{"run_in": "moon"}', "[" * 100_000],
 )
 def test_settings_of_hosts_that_make_no_sense_are_set_aside(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)

@@ -35,19 +35,27 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     # S3 in all its ways of writing.
     big = os.urandom(11 << 20)
     s3.put_object(Bucket=bucket, Key="put", Body=b"first")
-    s3.put_object(Bucket=bucket, Key="put", Body=b"body", Metadata={"Who": "me"}, ContentType="text/plain")
+    s3.put_object(
+        Bucket=bucket, Key="put", Body=b"body", Metadata={"Who": "me"}, ContentType="text/plain"
+    )
     s3.copy_object(Bucket=bucket, Key="copy", CopySource={"Bucket": bucket, "Key": "put"})
     upload = s3.create_multipart_upload(Bucket=bucket, Key="parts")["UploadId"]
     parts = []
     for number, piece in enumerate((big[: 6 << 20], big[6 << 20 :]), 1):
-        sent = s3.upload_part(Bucket=bucket, Key="parts", UploadId=upload, PartNumber=number, Body=piece)
+        sent = s3.upload_part(
+            Bucket=bucket, Key="parts", UploadId=upload, PartNumber=number, Body=piece
+        )
         parts.append({"PartNumber": number, "ETag": sent["ETag"]})
-    s3.complete_multipart_upload(Bucket=bucket, Key="parts", UploadId=upload, MultipartUpload={"Parts": parts})
+    s3.complete_multipart_upload(
+        Bucket=bucket, Key="parts", UploadId=upload, MultipartUpload={"Parts": parts}
+    )
     s3.copy({"Bucket": bucket, "Key": "parts"}, bucket, "parts-copy")
     for key in ("gone", "gone-too", "gone-three"):
         s3.put_object(Bucket=bucket, Key=key, Body=b"x")
     s3.delete_object(Bucket=bucket, Key="gone")
-    s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "gone-too"}, {"Key": "gone-three"}]})
+    s3.delete_objects(
+        Bucket=bucket, Delete={"Objects": [{"Key": "gone-too"}, {"Key": "gone-three"}]}
+    )
     s3.create_bucket(Bucket="versions")
     s3.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
     s3.create_bucket(Bucket="removed")
@@ -58,7 +66,8 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     s3.delete_object(Bucket="versions", Key="hidden")
     listing = s3.list_objects_v2(Bucket=bucket)["Contents"]
     running_job = client.start(
-        "echo half > /opt/ml/checkpoints/c; echo ready; sleep 600", CheckpointConfig={"S3Uri": f"s3://{bucket}/ckpt"}
+        "echo half > /opt/ml/checkpoints/c; echo ready; sleep 600",
+        CheckpointConfig={"S3Uri": f"s3://{bucket}/ckpt"},
     )
     client.wait_for_line(running_job, "ready")
     wait_for(lambda: client.keys("ckpt/"))
@@ -70,22 +79,33 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     assert again.url == endpoint.url, "a client made before the restart works on"
     after = client.describe(done["TrainingJobName"])
     drop = "ResponseMetadata"
-    assert {k: v for k, v in after.items() if k != drop} == {k: v for k, v in done.items() if k != drop}
+    assert {k: v for k, v in after.items() if k != drop} == {
+        k: v for k, v in done.items() if k != drop
+    }
     assert client.lines(done) == lines == ["m=7", "bye"]
     of_it = {"logGroupName": GROUP, "logStreamNamePrefix": done["TrainingJobName"]}
     for stream in client.logs.describe_log_streams(**of_it)["logStreams"]:
-        assert stream["lastIngestionTime"] < ended, "old lines are no new arrivals, for which a follower would wait"
+        assert stream["lastIngestionTime"] < ended, (
+            "old lines are no new arrivals, for which a follower would wait"
+        )
     tags = client.sagemaker.list_tags(ResourceArn=done["TrainingJobArn"])["Tags"]
     assert tags == [{"Key": "k", "Value": "v"}]
     lost = client.describe(running_job)
     assert lost["TrainingJobStatus"] == "Failed"
-    assert lost["FailureReason"] == ("InternalServerError: the local control plane was restarted while the job ran")
+    assert (
+        lost["FailureReason"]
+        == "InternalServerError: the local control plane was restarted while the job ran"
+    )
     assert client.lines(running_job) == ["ready"]
     assert client.get("ckpt/c") == b"half\n"
     with pytest.raises(ClientError):
-        client.sagemaker.create_training_job(**client.request("true", TrainingJobName=done["TrainingJobName"]))
+        client.sagemaker.create_training_job(
+            **client.request("true", TrainingJobName=done["TrainingJobName"])
+        )
 
-    now = [item for item in s3.list_objects_v2(Bucket=bucket)["Contents"] if item["Key"] != "ckpt/c"]
+    now = [
+        item for item in s3.list_objects_v2(Bucket=bucket)["Contents"] if item["Key"] != "ckpt/c"
+    ]
     assert now == listing
     head = s3.head_object(Bucket=bucket, Key="put")
     assert (head["Metadata"], head["ContentType"]) == ({"who": "me"}, "text/plain")
@@ -102,7 +122,9 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     assert client.logs.describe_log_groups()["logGroups"][0]["logGroupName"] == GROUP
 
 
-def test_the_bodies_of_what_was_deleted_or_replaced_leave_the_disk(start_server: StartServer) -> None:
+def test_the_bodies_of_what_was_deleted_or_replaced_leave_the_disk(
+    start_server: StartServer,
+) -> None:
     endpoint = start_server()
     client = Client(endpoint)
     for body in (b"a", b"b", b"c"):

@@ -34,7 +34,9 @@ def search(client: Client, *filters: tuple[str, str, str | None], **params: Any)
         {"Name": name, "Operator": operator, **({} if value is None else {"Value": value})}
         for name, operator, value in (*filters, ("TrainingJobName", "Contains", "searched-"))
     ]
-    answer = client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": conditions}, **params)
+    answer = client.sagemaker.search(
+        Resource="TrainingJob", SearchExpression={"Filters": conditions}, **params
+    )
     return [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]]
 
 
@@ -69,8 +71,13 @@ def test_expressions_may_be_joined(client: Client, jobs: list[str]) -> None:
             }
         ],
     }
-    answer = client.sagemaker.search(Resource="TrainingJob", SearchExpression=either, SortBy="CreationTime")
-    assert [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]] == [jobs[2], jobs[0]]
+    answer = client.sagemaker.search(
+        Resource="TrainingJob", SearchExpression=either, SortBy="CreationTime"
+    )
+    assert [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]] == [
+        jobs[2],
+        jobs[0],
+    ]
 
 
 def test_order_and_pages(client: Client, jobs: list[str]) -> None:
@@ -79,10 +86,17 @@ def test_order_and_pages(client: Client, jobs: list[str]) -> None:
     ordered = search(client, SortBy="Tags.n", SortOrder="Ascending")
     assert ordered == jobs
     pages = client.sagemaker.get_paginator("search").paginate(
-        Resource="TrainingJob", SortBy="CreationTime", PaginationConfig={"PageSize": 2},
-        SearchExpression={"Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": "searched-"}]},
-    )  # fmt: skip
-    assert [[r["TrainingJob"]["TrainingJobName"] for r in page["Results"]] for page in pages] == [jobs[:0:-1], jobs[:1]]
+        Resource="TrainingJob",
+        SortBy="CreationTime",
+        PaginationConfig={"PageSize": 2},
+        SearchExpression={
+            "Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": "searched-"}]
+        },
+    )
+    assert [[r["TrainingJob"]["TrainingJobName"] for r in page["Results"]] for page in pages] == [
+        jobs[:0:-1],
+        jobs[:1],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,14 +104,25 @@ def test_order_and_pages(client: Client, jobs: list[str]) -> None:
     [
         ({"Resource": "Experiment"}, "searches training jobs only; use TrainingJob"),
         ({"SortBy": "Nonsense"}, "Unknown property name: Nonsense"),
-        ({"SearchExpression": {"Filters": [{"Name": "Nonsense", "Value": "x"}]}}, "Unknown property name: Nonsense"),
         (
-            {"SearchExpression": {"Filters": [{"Name": "CreationTime", "Operator": "LessThan", "Value": "soon"}]}},
+            {"SearchExpression": {"Filters": [{"Name": "Nonsense", "Value": "x"}]}},
+            "Unknown property name: Nonsense",
+        ),
+        (
+            {
+                "SearchExpression": {
+                    "Filters": [{"Name": "CreationTime", "Operator": "LessThan", "Value": "soon"}]
+                }
+            },
             "not a number or a time",
         ),
         ({"NextToken": "made up"}, "pagination token is not valid"),
         (
-            {"SearchExpression": {"NestedFilters": [{"NestedPropertyName": "a", "Filters": [{"Name": "b"}]}]}},
+            {
+                "SearchExpression": {
+                    "NestedFilters": [{"NestedPropertyName": "a", "Filters": [{"Name": "b"}]}]
+                }
+            },
             "NestedFilters cannot be honoured",
         ),
     ],

@@ -1,4 +1,6 @@
-"""SimulatePrincipalPolicy: the default role may do everything, the user's roles what their policies allow."""
+"""SimulatePrincipalPolicy: the default role may do everything, the user's roles what their policies
+allow.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def role_with(iam: Any) -> Iterator[Callable[..., str]]:
     def make(*statements: Statement, **more: Any) -> str:
         name = f"simulated-{next(_numbers)}"
         made.append(name)
-        arn: str = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}", **more)["Role"]["Arn"]
+        arn: str = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}", **more)["Role"][
+            "Arn"
+        ]
         document = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
         iam.put_role_policy(RoleName=name, PolicyName="inline", PolicyDocument=document)
         return arn
@@ -59,7 +63,10 @@ def allow(action: Any = GET, resource: Any = "*", **more: Any) -> Statement:
 def test_the_default_role_and_the_caller_may_do_everything(client: Client, iam: Any) -> None:
     assert client.endpoint.session().client("sts").get_caller_identity()["Arn"] == CALLER
     for arn in (client.endpoint.role, CALLER):
-        assert decisions(iam, arn, GET, "sagemaker:CreateTrainingJob", ResourceArns=[BUCKET, "*"]) == ["allowed"] * 4
+        assert (
+            decisions(iam, arn, GET, "sagemaker:CreateTrainingJob", ResourceArns=[BUCKET, "*"])
+            == ["allowed"] * 4
+        )
 
 
 @pytest.mark.parametrize(
@@ -75,8 +82,14 @@ def test_the_default_role_and_the_caller_may_do_everything(client: Client, iam: 
         ([allow(resource="arn:aws:s3:::aXbucket/*")], "implicitDeny"),
         ([allow(resource="arn:aws:s3:::[a].bucket/*")], "implicitDeny"),
         ([allow(), {"Effect": "Deny", "Action": "s3:*", "Resource": "*"}], "explicitDeny"),
-        ([allow(), {"Effect": "Deny", "Action": "s3:*", "Resource": "arn:aws:s3:::other/*"}], "allowed"),
-        ([allow(), {"Effect": "Deny", "Action": "s3:*", "NotResource": "arn:aws:s3:::other/*"}], "explicitDeny"),
+        (
+            [allow(), {"Effect": "Deny", "Action": "s3:*", "Resource": "arn:aws:s3:::other/*"}],
+            "allowed",
+        ),
+        (
+            [allow(), {"Effect": "Deny", "Action": "s3:*", "NotResource": "arn:aws:s3:::other/*"}],
+            "explicitDeny",
+        ),
         ([{"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"}], "allowed"),
         ([{"Effect": "Allow", "NotAction": "s3:*", "Resource": "*"}], "implicitDeny"),
         ([allow(Condition={"StringEquals": {"aws:RequestTag/team": "a"}})], "implicitDeny"),
@@ -91,14 +104,18 @@ def test_the_default_role_and_the_caller_may_do_everything(client: Client, iam: 
 def test_the_policies_of_a_role_decide(
     iam: Any, role_with: Callable[..., str], statements: list[Statement], wanted: str
 ) -> None:
-    entries = [{"ContextKeyName": "s3:prefix", "ContextKeyValues": ["bcd"], "ContextKeyType": "string"}]
+    entries = [
+        {"ContextKeyName": "s3:prefix", "ContextKeyValues": ["bcd"], "ContextKeyType": "string"}
+    ]
     arn = role_with(*statements)
     assert decisions(iam, arn, ResourceArns=[BUCKET], ContextEntries=entries) == [wanted]
 
 
 def test_attached_policies_and_boundaries_count(iam: Any, role_with: Callable[..., str]) -> None:
     document = json.dumps({"Version": "2012-10-17", "Statement": allow("s3:*")})
-    made = iam.create_policy(PolicyName=f"attached-{next(_numbers)}", PolicyDocument=document)["Policy"]["Arn"]
+    made = iam.create_policy(PolicyName=f"attached-{next(_numbers)}", PolicyDocument=document)[
+        "Policy"
+    ]["Arn"]
     arn = role_with(allow("iam:*"))
     assert decisions(iam, arn, GET) == ["implicitDeny"]
     iam.attach_role_policy(RoleName=arn.rpartition("/")[2], PolicyArn=made)
@@ -112,20 +129,33 @@ def test_users_have_the_policies_of_their_groups(iam: Any) -> None:
     arn = iam.create_user(UserName=user)["User"]["Arn"]
     of_group = iam.create_group(GroupName=group)["Group"]["Arn"]
     iam.put_group_policy(
-        GroupName=group, PolicyName="p", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [allow()]})
+        GroupName=group,
+        PolicyName="p",
+        PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [allow()]}),
     )
     assert decisions(iam, arn) == ["implicitDeny"]
     iam.add_user_to_group(GroupName=group, UserName=user)
     assert decisions(iam, arn) == decisions(iam, of_group) == ["allowed"]
 
 
-def test_results_come_in_pages_and_say_what_was_asked(iam: Any, role_with: Callable[..., str]) -> None:
-    arn = role_with(allow(resource=BUCKET, Condition={"Bool": {"aws:SecureTransport": "true"}}), allow("s3:Put*"))
+def test_results_come_in_pages_and_say_what_was_asked(
+    iam: Any, role_with: Callable[..., str]
+) -> None:
+    arn = role_with(
+        allow(resource=BUCKET, Condition={"Bool": {"aws:SecureTransport": "true"}}),
+        allow("s3:Put*"),
+    )
     actions, resources = ["s3:GetObject", "s3:PutObject"], [BUCKET, f"{BUCKET}y"]
-    first = iam.simulate_principal_policy(PolicySourceArn=arn, ActionNames=actions, ResourceArns=resources, MaxItems=3)
+    first = iam.simulate_principal_policy(
+        PolicySourceArn=arn, ActionNames=actions, ResourceArns=resources, MaxItems=3
+    )
     assert first["IsTruncated"]
     second = iam.simulate_principal_policy(
-        PolicySourceArn=arn, ActionNames=actions, ResourceArns=resources, MaxItems=3, Marker=first["Marker"]
+        PolicySourceArn=arn,
+        ActionNames=actions,
+        ResourceArns=resources,
+        MaxItems=3,
+        Marker=first["Marker"],
     )
     assert not second["IsTruncated"]
     results = first["EvaluationResults"] + second["EvaluationResults"]
@@ -141,16 +171,34 @@ def test_results_come_in_pages_and_say_what_was_asked(iam: Any, role_with: Calla
     ("params", "code", "says"),
     [
         ({"PolicySourceArn": "arn:aws:iam::123456789012:role/nobody"}, "NoSuchEntity", "nobody"),
-        ({"PolicySourceArn": "arn:aws:iam::123456789012:role/x/smtrain-local"}, "NoSuchEntity", "cannot be found"),
-        ({"PolicySourceArn": "arn:aws:sagemaker:::x/abcdefg"}, "InvalidInput", "Invalid Entity Arn"),
+        (
+            {"PolicySourceArn": "arn:aws:iam::123456789012:role/x/smtrain-local"},
+            "NoSuchEntity",
+            "cannot be found",
+        ),
+        (
+            {"PolicySourceArn": "arn:aws:sagemaker:::x/abcdefg"},
+            "InvalidInput",
+            "Invalid Entity Arn",
+        ),
         ({"ActionNames": ["nonsense"]}, "InvalidInput", "Invalid Entity Action: nonsense"),
         ({"Marker": "made up"}, "InvalidInput", "Invalid Marker"),
-        ({"PolicyInputList": ["not json"]}, "InvalidInput", "PolicyInputList.1 is not a JSON object"),
+        (
+            {"PolicyInputList": ["not json"]},
+            "InvalidInput",
+            "PolicyInputList.1 is not a JSON object",
+        ),
         ({"ResourcePolicy": "{}"}, "InvalidInput", "ResourcePolicy cannot be honoured"),
         (
             {
                 "PolicyInputList": [
-                    json.dumps({"Statement": allow(Condition={"DateLessThan": {"aws:CurrentTime": "2027-01-01"}})})
+                    json.dumps(
+                        {
+                            "Statement": allow(
+                                Condition={"DateLessThan": {"aws:CurrentTime": "2027-01-01"}}
+                            )
+                        }
+                    )
                 ]
             },
             "InvalidInput",

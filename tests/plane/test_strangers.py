@@ -2,9 +2,10 @@
 
     SMTRAIN_TOOLKIT_PACKAGES=FOLDER pytest tests/plane/test_strangers.py
 
-runs the real toolkit too, from a folder that `pip install --no-deps --target FOLDER sagemaker-training
-sagemaker-pytorch-training retrying inotify_simple gevent greenlet zope.event zope.interface paramiko bcrypt pynacl
-invoke psutil scipy cryptography cffi werkzeug protobuf` has filled.
+runs the real toolkit too, from a folder that `pip install --no-deps --target FOLDER
+sagemaker-training sagemaker-pytorch-training retrying inotify_simple gevent greenlet zope.event
+zope.interface paramiko bcrypt pynacl invoke psutil scipy cryptography cffi werkzeug protobuf` has
+filled.
 """
 
 from __future__ import annotations
@@ -97,9 +98,15 @@ def without_entrypoint(client: Client, **changes: Any) -> dict[str, Any]:
 def test_an_image_of_ones_own_is_run_as_image_train(
     plane_of: Callable[[str], Client], image_with: Callable[..., str]
 ) -> None:
-    """SDK v2's plain `Estimator(image_uri=...).fit()`: two hosts, a channel, a hyperparameter, a metric, a model."""
+    """SDK v2's plain `Estimator(image_uri=...).fit()`: two hosts, a channel, a hyperparameter, a
+    metric, a model.
+    """
     # Below /opt/ml, as AWS's pages lay it; what the service mounts there hides what the image has.
-    files = {"opt/ml/code/train": TRAIN, "opt/ml/model/hidden": "", "opt/ml/input/data/train/a": "the image's"}
+    files = {
+        "opt/ml/code/train": TRAIN,
+        "opt/ml/model/hidden": "",
+        "opt/ml/input/data/train/a": "the image's",
+    }
     client = plane_of(image_with("smtrain-test-own", files, [path_with("/opt/ml/code")]))
     request = without_entrypoint(
         client,
@@ -135,11 +142,15 @@ os.write(1, (" ".join(words) + "\\n").encode())  # the toolkit's log splits what
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PACKAGES, reason="SMTRAIN_TOOLKIT_PACKAGES names no folder with the real toolkit")
+@pytest.mark.skipif(
+    not PACKAGES, reason="SMTRAIN_TOOLKIT_PACKAGES names no folder with the real toolkit"
+)
 def test_the_real_toolkit_in_an_image_trains_on_two_hosts(
     plane_of: Callable[[str], Client], image_with: Callable[..., str]
 ) -> None:
-    """The request of `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2."""
+    """The request of `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of
+    SDK v2.
+    """
     changes = [
         path_with("/opt/toolkit/bin"),
         "ENV PYTHONPATH=/opt/toolkit",
@@ -169,7 +180,9 @@ def test_the_real_toolkit_in_an_image_trains_on_two_hosts(
     assert job["TrainingJobStatus"] == "Completed", "\n".join(lines)
     ranks = {line for line in lines if line.startswith("rank")}
     assert ranks == {"rank 0 of 2 on algo-1 0.1 data", "rank 1 of 2 on algo-2 0.1 data"}
-    with tarfile.open(fileobj=io.BytesIO(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz"))) as archive:
+    with tarfile.open(
+        fileobj=io.BytesIO(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz"))
+    ) as archive:
         assert sorted(archive.getnames()) == ["rank-0", "rank-1"]
 
 
@@ -183,11 +196,15 @@ print("I am " + " ".join(words), flush=True)
 
 
 # The SDK leaves a temporary folder to the collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
     plane_of: Callable[[str], Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ModelTrainer(source_code=..., compute=...).train()`: the SDK's own drivers, with the Python of the image."""
+    """`ModelTrainer(source_code=..., compute=...).train()`: the SDK's own drivers, with the Python
+    of the image.
+    """
     pytest.importorskip("sagemaker.train")
     client = plane_of(docker.IMAGE)
     as_told.tell(monkeypatch, client.endpoint)
@@ -209,7 +226,9 @@ def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
         hyperparameters={"lr": "0.1"},
         output_data_config=OutputDataConfig(s3_output_path=f"s3://{client.bucket}/out"),
     )
-    trainer.train(input_data_config=[InputData(channel_name="train", data_source=uri)], wait=False, logs=False)
+    trainer.train(
+        input_data_config=[InputData(channel_name="train", data_source=uri)], wait=False, logs=False
+    )
     name = trainer._latest_training_job.training_job_name
     job = client.wait(name)
     for host in ("algo-1", "algo-2"):

@@ -1,4 +1,6 @@
-"""CreateTrainingJob, Describe, List, Update, Delete and tags, as boto3 and the SageMaker SDK see them."""
+"""CreateTrainingJob, Describe, List, Update, Delete and tags, as boto3 and the SageMaker SDK see
+them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_describe_gives_back_the_whole_request(client: Client) -> None:
         "EnableManagedSpotTraining": True,
         "StoppingCondition": {"MaxRuntimeInSeconds": 99, "MaxWaitTimeInSeconds": 199},
     }
-    request = client.request("true", algorithm={"MetricDefinitions": [{"Name": "m", "Regex": "m=(.*)"}]}, **extra)
+    request = client.request(
+        "true", algorithm={"MetricDefinitions": [{"Name": "m", "Regex": "m=(.*)"}]}, **extra
+    )
     client.sagemaker.create_training_job(**request, Tags=[{"Key": "k", "Value": "v"}])
     job = client.wait(request["TrainingJobName"])
     assert {key: job[key] for key in request} == request
@@ -54,9 +58,20 @@ def test_describe_gives_back_the_whole_request(client: Client) -> None:
 def test_transitions_follow_each_other_without_a_gap(client: Client) -> None:
     job = client.completed("true")
     steps = job["SecondaryStatusTransitions"]
-    assert [s["Status"] for s in steps] == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    assert [s["Status"] for s in steps] == [
+        "Starting",
+        "Downloading",
+        "Training",
+        "Uploading",
+        "Completed",
+    ]
     assert all(a["EndTime"] == b["StartTime"] for a, b in itertools.pairwise(steps))
-    assert job["CreationTime"] <= job["TrainingStartTime"] <= job["TrainingEndTime"] <= job["LastModifiedTime"]
+    assert (
+        job["CreationTime"]
+        <= job["TrainingStartTime"]
+        <= job["TrainingEndTime"]
+        <= job["LastModifiedTime"]
+    )
     assert job["TrainingTimeInSeconds"] >= 1
     assert job["BillableTimeInSeconds"] >= 1
 
@@ -70,7 +85,9 @@ def test_a_name_is_used_once(client: Client) -> None:
     client.wait(request["TrainingJobName"])
 
 
-@pytest.mark.parametrize("operation", ["describe_training_job", "stop_training_job", "update_training_job"])
+@pytest.mark.parametrize(
+    "operation", ["describe_training_job", "stop_training_job", "update_training_job"]
+)
 def test_an_unknown_job(client: Client, operation: str) -> None:
     answer = refused(getattr(client.sagemaker, operation), TrainingJobName="nobody")
     assert answer == ("ValidationException", "Requested resource not found.")
@@ -83,28 +100,59 @@ def test_an_unknown_job(client: Client, operation: str) -> None:
         ({"InputDataConfig": [channel("..", "s3://b/p")]}, "not a channel name"),
         ({"InputDataConfig": [channel("a", "s3://b/p", "Pipe")]}, "File and FastFile, not Pipe"),
         ({"InputDataConfig": [channel("a", "s3://b/p"), channel("a", "s3://b/q")]}, "unique"),
-        ({"CheckpointConfig": {"S3Uri": "s3://b/p", "LocalPath": "/data"}}, "CheckpointConfig.LocalPath is /data"),
-        ({"algorithm": {"MetricDefinitions": [{"Name": "m", "Regex": "("}]}}, "not a regular expression"),
-        ({"OutputDataConfig": {"S3OutputPath": "https://b/p"}}, "OutputDataConfig.S3OutputPath is https://b/p"),
+        (
+            {"CheckpointConfig": {"S3Uri": "s3://b/p", "LocalPath": "/data"}},
+            "CheckpointConfig.LocalPath is /data",
+        ),
+        (
+            {"algorithm": {"MetricDefinitions": [{"Name": "m", "Regex": "("}]}},
+            "not a regular expression",
+        ),
+        (
+            {"OutputDataConfig": {"S3OutputPath": "https://b/p"}},
+            "OutputDataConfig.S3OutputPath is https://b/p",
+        ),
         ({"CheckpointConfig": {"S3Uri": "https://b/p"}}, "CheckpointConfig.S3Uri is https://b/p"),
         ({"InputDataConfig": [channel("a", "https://b/p")]}, "must be an s3:// URI"),
-        ({"InputDataConfig": [{**channel("a", "s3://b/p"), "ShuffleConfig": {"Seed": 1}}]}, "Pipe mode only"),
-        ({"InputDataConfig": [{**channel("a", "s3://b/p"), "RecordWrapperType": "RecordIO"}]}, "Pipe mode only"),
-        ({"InputDataConfig": [only_for_a_group(channel("a", "s3://b/p"))]}, "does not honour S3DataSource.InstanceGr"),
+        (
+            {"InputDataConfig": [{**channel("a", "s3://b/p"), "ShuffleConfig": {"Seed": 1}}]},
+            "Pipe mode only",
+        ),
+        (
+            {"InputDataConfig": [{**channel("a", "s3://b/p"), "RecordWrapperType": "RecordIO"}]},
+            "Pipe mode only",
+        ),
+        (
+            {"InputDataConfig": [only_for_a_group(channel("a", "s3://b/p"))]},
+            "does not honour S3DataSource.InstanceGr",
+        ),
         ({"ExperimentConfig": {"ExperimentName": "e"}}, "ExperimentConfig cannot be honoured"),
         (
             {"TensorBoardOutputConfig": {"S3OutputPath": "s3://b/p", "LocalPath": "/tmp/curves"}},
             "TensorBoardOutputConfig.LocalPath is /tmp/curves",
         ),
         ({"AlgorithmSpecification": None}, "AlgorithmSpecification.TrainingImage is required"),
-        ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "AlgorithmSpecification.TrainingImage is required"),
-        ({"ResourceConfig": None}, "give one of InstanceType, InstanceGroups and InstancePreferences, not none"),
+        (
+            {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
+            "AlgorithmSpecification.TrainingImage is required",
+        ),
+        (
+            {"ResourceConfig": None},
+            "give one of InstanceType, InstanceGroups and InstancePreferences, not none",
+        ),
         ({"ResourceConfig": {"InstanceType": "ml.m5.large"}}, "InstanceCount is required"),
-        ({"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}}, "must be at least 1"),
+        (
+            {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}},
+            "must be at least 1",
+        ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
-    code, message = refused(client.sagemaker.create_training_job, **client.request("true", **changes))
+def test_what_cannot_be_honoured_is_refused(
+    client: Client, changes: dict[str, Any], says: str
+) -> None:
+    code, message = refused(
+        client.sagemaker.create_training_job, **client.request("true", **changes)
+    )
     assert code == "ValidationException"
     assert says in message
 
@@ -117,14 +165,26 @@ def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict[str, A
         ({"RoleArn": None}, "Value null at 'roleArn'", "must not be null"),
         ({"RoleArn": "me"}, "Value 'me' at 'roleArn'", "greater than or equal to 20"),
         ({"OutputDataConfig": {}}, "outputDataConfig.s3OutputPath", "must not be null"),
-        ({"algorithm": {"TrainingInputMode": "Stream"}}, "trainingInputMode", "enum value set: [Pipe, File, FastFile]"),
+        (
+            {"algorithm": {"TrainingInputMode": "Stream"}},
+            "trainingInputMode",
+            "enum value set: [Pipe, File, FastFile]",
+        ),
         (
             {"algorithm": {"ContainerArguments": ["x" * 257]}},
             "containerArguments.1.member",
             "less than or equal to 256",
         ),
-        ({"algorithm": {"ContainerArguments": ["a\nb"]}}, "containerArguments.1.member", "pattern: .*"),
-        ({"StoppingCondition": {"MaxRuntimeInSeconds": 0}}, "stoppingCondition.maxRuntimeInSeconds", "equal to 1"),
+        (
+            {"algorithm": {"ContainerArguments": ["a\nb"]}},
+            "containerArguments.1.member",
+            "pattern: .*",
+        ),
+        (
+            {"StoppingCondition": {"MaxRuntimeInSeconds": 0}},
+            "stoppingCondition.maxRuntimeInSeconds",
+            "equal to 1",
+        ),
         (
             {"RetryStrategy": {"MaximumRetryAttempts": 31}},
             "retryStrategy.maximumRetryAttempts",
@@ -141,9 +201,21 @@ def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict[str, A
             "Map value must satisfy constraint: [Member must have length",
         ),
         ({"InputDataConfig": []}, "inputDataConfig", "greater than or equal to 1"),
-        ({"InputDataConfig": [{"ChannelName": "a"}]}, "inputDataConfig.1.member.dataSource", "must not be null"),
-        ({"ResourceConfig": {"InstanceType": "ml.nope", "InstanceCount": 1}}, "instanceType", "enum value set"),
-        ({"Tags": [{"Key": "k", "Value": "a*b"}]}, "tags.1.member.value", "regular expression pattern"),
+        (
+            {"InputDataConfig": [{"ChannelName": "a"}]},
+            "inputDataConfig.1.member.dataSource",
+            "must not be null",
+        ),
+        (
+            {"ResourceConfig": {"InstanceType": "ml.nope", "InstanceCount": 1}},
+            "instanceType",
+            "enum value set",
+        ),
+        (
+            {"Tags": [{"Key": "k", "Value": "a*b"}]},
+            "tags.1.member.value",
+            "regular expression pattern",
+        ),
     ],
 )
 def test_the_services_own_model_is_kept_to(
@@ -160,8 +232,12 @@ def test_the_services_own_model_is_kept_to(
 def test_every_fault_is_named(careless: Any) -> None:
     _, message = refused(careless.create_training_job, TrainingJobName="-")
     assert message.startswith("3 validation errors detected: ")
-    assert all(f"at '{name}'" in message for name in ("trainingJobName", "roleArn", "outputDataConfig"))
-    fault = validation.fault_of("sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True})
+    assert all(
+        f"at '{name}'" in message for name in ("trainingJobName", "roleArn", "outputDataConfig")
+    )
+    fault = validation.fault_of(
+        "sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True}
+    )
     assert 'Unknown parameter in input: "Force"' in (fault or "")
 
 
@@ -173,12 +249,17 @@ def test_every_fault_is_named(careless: Any) -> None:
         ("list_training_jobs", {"SortBy": "Age"}),
         ("describe_training_job", {"TrainingJobName": "-"}),
         ("describe_training_job", {}),
-        ("update_training_job", {"TrainingJobName": "a", "ResourceConfig": {"KeepAlivePeriodInSeconds": -1}}),
+        (
+            "update_training_job",
+            {"TrainingJobName": "a", "ResourceConfig": {"KeepAlivePeriodInSeconds": -1}},
+        ),
         ("update_training_job", {"TrainingJobName": "a", "ResourceConfig": {}}),
         ("delete_training_job", {"TrainingJobName": "a" * 64}),
     ],
 )
-def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, params: dict[str, Any]) -> None:
+def test_the_other_calls_keep_to_it_too(
+    careless: Any, operation: str, params: dict[str, Any]
+) -> None:
     code, message = refused(getattr(careless, operation), **params)
     assert (code, message[:27]) == ("ValidationException", "1 validation error detected")
 
@@ -191,7 +272,11 @@ def test_a_request_of_nothing_but_what_is_required(client: Client) -> None:
     job = client.wait(request["TrainingJobName"])
     assert job["TrainingJobStatus"] == "Completed"
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
-    off = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
+    off = (
+        "EnableNetworkIsolation",
+        "EnableInterContainerTrafficEncryption",
+        "EnableManagedSpotTraining",
+    )
     assert [job[name] for name in off] == [False] * 3
 
 
@@ -215,8 +300,12 @@ def test_list_filters_sorts_and_pages(client: Client) -> None:
     # Whole seconds, as releases of botocore before 1.42 send no parts of them.
     first = min(created.values()).replace(microsecond=0)
     for moment in (first, first + datetime.timedelta(seconds=1)):
-        assert listed(CreationTimeAfter=moment) == [name for name in names[::-1] if created[name] > moment]
-        assert listed(CreationTimeBefore=moment) == [name for name in names[::-1] if created[name] < moment]
+        assert listed(CreationTimeAfter=moment) == [
+            name for name in names[::-1] if created[name] > moment
+        ]
+        assert listed(CreationTimeBefore=moment) == [
+            name for name in names[::-1] if created[name] < moment
+        ]
     later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)
     assert listed(CreationTimeAfter=later) == []
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
@@ -237,10 +326,15 @@ def test_tags_update_and_delete(client: Client) -> None:
     by_tag = {"Filters": [{"Name": "Tags.cost", "Operator": "Equals", "Value": "b"}]}
     results = client.sagemaker.search(Resource="TrainingJob", SearchExpression=by_tag)["Results"]
     assert [result["TrainingJob"]["TrainingJobName"] for result in results] == [name]
-    client.sagemaker.update_training_job(TrainingJobName=name, RemoteDebugConfig={"EnableRemoteDebug": True})
+    client.sagemaker.update_training_job(
+        TrainingJobName=name, RemoteDebugConfig={"EnableRemoteDebug": True}
+    )
     assert client.describe(name)["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     client.sagemaker.delete_training_job(TrainingJobName=name)
-    assert refused(client.sagemaker.describe_training_job, TrainingJobName=name)[0] == "ValidationException"
+    assert (
+        refused(client.sagemaker.describe_training_job, TrainingJobName=name)[0]
+        == "ValidationException"
+    )
 
 
 def test_boto3_waiter(client: Client) -> None:
@@ -285,7 +379,11 @@ ODD: dict[str, list[dict[str, Any]]] = {
     "logs": [
         {},
         {"logGroupName": "/aws/sagemaker/TrainingJobs"},
-        {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": "nobody", "nextToken": "made up"},
+        {
+            "logGroupName": "/aws/sagemaker/TrainingJobs",
+            "logStreamName": "nobody",
+            "nextToken": "made up",
+        },
         {"logGroupName": "/aws/sagemaker/TrainingJobs", "nextToken": "made up"},
         {"logGroupName": "/aws/sagemaker/TrainingJobs", "limit": 0},
     ],
@@ -293,15 +391,22 @@ ODD: dict[str, list[dict[str, Any]]] = {
 }
 CALLS = {
     "service-quotas": (
-        "ListServiceQuotas", "ListAWSDefaultServiceQuotas", "GetServiceQuota", "RequestServiceQuotaIncrease",
+        "ListServiceQuotas",
+        "ListAWSDefaultServiceQuotas",
+        "GetServiceQuota",
+        "RequestServiceQuotaIncrease",
         "ListRequestedServiceQuotaChangeHistoryByQuota",
     ),
     "logs": ("GetLogEvents", "FilterLogEvents", "DescribeLogStreams"),
     "sagemaker": (
-        "CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "DeleteTrainingJob",
+        "CreateTrainingJob",
+        "DescribeTrainingJob",
+        "StopTrainingJob",
+        "UpdateTrainingJob",
+        "DeleteTrainingJob",
         "ListTrainingJobs",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("service", CALLS)
@@ -316,20 +421,29 @@ def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str)
         known = caller.meta.service_model.operation_model(operation).input_shape.members
         for params in ODD[service]:
             try:
-                getattr(caller, names[operation])(**{key: value for key, value in params.items() if key in known})
+                getattr(caller, names[operation])(
+                    **{key: value for key, value in params.items() if key in known}
+                )
             except ClientError as error:
-                refusals.append((operation, params, error.response["ResponseMetadata"]["HTTPStatusCode"]))
+                refusals.append(
+                    (operation, params, error.response["ResponseMetadata"]["HTTPStatusCode"])
+                )
     assert refusals
     assert [refusal for refusal in refusals if refusal[-1] != 400] == []
 
 
-PACKAGE = {"ModelPackageGroupName": "group", "SourceUri": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x"}
+PACKAGE = {
+    "ModelPackageGroupName": "group",
+    "SourceUri": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x",
+}
 
 
 @pytest.mark.parametrize("service", ["sagemaker", "logs", "iam", "scheduler", "cloudwatch"])
 def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
     model = described(service)
-    patterns = {str(model.shape_for(name).metadata.get("pattern") or "") for name in model.shape_names}
+    patterns = {
+        str(model.shape_for(name).metadata.get("pattern") or "") for name in model.shape_names
+    }
     assert len(patterns) > 3
     for pattern in patterns:
         validation._compiled(pattern)
@@ -338,6 +452,8 @@ def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
 def test_letters_of_any_script_and_signs_pass_where_the_model_has_their_classes() -> None:
     params = {**PACKAGE, "ModelPackageDescription": "modèle, 模型: 100 %!"}
     assert validation.fault_of("sagemaker", "CreateModelPackage", params) is None
-    fault = validation.fault_of("sagemaker", "CreateModelPackage", {**PACKAGE, "ModelPackageDescription": "a\x00b"})
+    fault = validation.fault_of(
+        "sagemaker", "CreateModelPackage", {**PACKAGE, "ModelPackageDescription": "a\x00b"}
+    )
     assert fault is not None
     assert "modelPackageDescription" in fault

@@ -35,4 +35,6 @@ def test_one_that_ends_leaves_nothing_open_and_another_is_started(
             servers.append(int(caller.recv(32)))
     wait_for(lambda: not Path(f"/proc/{servers[-1]}").exists(), 10)
     assert len(set(servers)) == 3
-    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= open_before, 10)  # no pipe of a Python that has ended
+    wait_for(
+        lambda: len(os.listdir("/proc/self/fd")) <= open_before, 10
+    )  # no pipe of a Python that has ended

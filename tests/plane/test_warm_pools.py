@@ -19,9 +19,12 @@ VPC = {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
 def warm(seconds: int = 600, **more: Any) -> dict[str, Any]:
     # A type of this test's own: pools of other tests must not match.
     return {
-        "InstanceType": "ml.c5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": int(time.time_ns() % 10**9) + 1,
-        "KeepAlivePeriodInSeconds": seconds, **more,
-    }  # fmt: skip
+        "InstanceType": "ml.c5.xlarge",
+        "InstanceCount": 1,
+        "VolumeSizeInGB": int(time.time_ns() % 10**9) + 1,
+        "KeepAlivePeriodInSeconds": seconds,
+        **more,
+    }
 
 
 def pool(client: Client, name: str) -> dict[str, Any]:
@@ -37,14 +40,18 @@ def test_a_matching_job_gets_the_pool_and_its_cache(client: Client) -> None:
     name = client.start(f"cat {CACHE}/graph; sleep 0.3", ResourceConfig=resources, VpcConfig=other)
     assert pool(client, name)["Status"] == "InUse"
     assert pool(client, first) == {
-        "Status": "Reused", "ReusedByJob": name, "ResourceRetainedBillableTimeInSeconds": 0,
-    }  # fmt: skip
+        "Status": "Reused",
+        "ReusedByJob": name,
+        "ResourceRetainedBillableTimeInSeconds": 0,
+    }
     client.wait(name)
     assert client.lines(name) == ["algo-1"]
     assert client.lines(name, "algo-2") == ["algo-2"]
     assert pool(client, name)["Status"] == "Available"
     listed = client.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available", MaxResults=100)
-    pools = {s["TrainingJobName"]: s["WarmPoolStatus"]["Status"] for s in listed["TrainingJobSummaries"]}
+    pools = {
+        s["TrainingJobName"]: s["WarmPoolStatus"]["Status"] for s in listed["TrainingJobSummaries"]
+    }
     assert pools[name] == "Available"
     assert first not in pools
 
@@ -77,14 +84,20 @@ def test_a_pool_ends_by_time_or_by_word(client: Client) -> None:
     assert pool(client, short)["ResourceRetainedBillableTimeInSeconds"] == 1
     assert client.lines(client.completed(f"ls {CACHE}", ResourceConfig=resources)) == []
     long = client.completed("true", ResourceConfig=warm())["TrainingJobName"]
-    client.sagemaker.update_training_job(TrainingJobName=long, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    client.sagemaker.update_training_job(
+        TrainingJobName=long, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+    )
     assert pool(client, long)["Status"] == "Terminated"
     with pytest.raises(ClientError, match="is terminated"):
-        client.sagemaker.update_training_job(TrainingJobName=long, ResourceConfig={"KeepAlivePeriodInSeconds": 9})
+        client.sagemaker.update_training_job(
+            TrainingJobName=long, ResourceConfig={"KeepAlivePeriodInSeconds": 9}
+        )
     cold = client.completed("true")["TrainingJobName"]
     assert "WarmPoolStatus" not in client.describe(cold)
     with pytest.raises(ClientError, match="is not there"):
-        client.sagemaker.update_training_job(TrainingJobName=cold, ResourceConfig={"KeepAlivePeriodInSeconds": 9})
+        client.sagemaker.update_training_job(
+            TrainingJobName=cold, ResourceConfig={"KeepAlivePeriodInSeconds": 9}
+        )
 
 
 def test_what_leaves_a_pool(client: Client) -> None:
@@ -96,7 +109,9 @@ def test_what_leaves_a_pool(client: Client) -> None:
     assert client.wait(name)["WarmPoolStatus"]["Status"] == "Available"
     limits = {"MaxRuntimeInSeconds": 9, "MaxWaitTimeInSeconds": 9}
     with pytest.raises(ClientError, match="not supported with managed spot"):
-        client.start("true", ResourceConfig=warm(), EnableManagedSpotTraining=True, StoppingCondition=limits)
+        client.start(
+            "true", ResourceConfig=warm(), EnableManagedSpotTraining=True, StoppingCondition=limits
+        )
 
 
 def test_pools_outlive_the_control_plane(start_server: StartServer) -> None:

@@ -19,7 +19,10 @@ from smtrain.core.model.shape import ModelShape
 from tests import warm
 
 ROOT = Path(gpu_parts.__file__).parents[3]
-BEGIN = f"import sys, time; sys.stdin.readline(); print('{RESULT}' + '{{\"imported\": true}}', flush=True); "
+BEGIN = (
+    f"import sys, time; sys.stdin.readline(); print('{RESULT}' + '{{\"imported\": true}}',"
+    " flush=True); "
+)
 SCRIPTS = {
     "good": BEGIN + f"print('{RESULT}' + '{{\"tokens\": 7}}')",
     "faulty": BEGIN + "raise ValueError('no such kernel')",
@@ -33,7 +36,9 @@ SCRIPTS = {
 def driven(folder: Path, seconds: float, limit: float = 20) -> list[Line]:
     lines: list[Line] = []
     limits = {name: 0.2 if name == "slow" else limit for name in SCRIPTS}
-    Driver(limits, lambda name: [sys.executable, "-ISc", SCRIPTS[name]], seconds, folder, lines.append).run()
+    Driver(
+        limits, lambda name: [sys.executable, "-ISc", SCRIPTS[name]], seconds, folder, lines.append
+    ).run()
     return lines
 
 
@@ -52,7 +57,9 @@ def test_a_part_that_fails_or_is_late_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_parts_without_time_are_skipped(tmp_path: Path) -> None:
-    assert driven(tmp_path, 5) == [{"part": name, "skipped": "no time was left"} for name in SCRIPTS]
+    assert driven(tmp_path, 5) == [
+        {"part": name, "skipped": "no time was left"} for name in SCRIPTS
+    ]
 
 
 @pytest.mark.slow
@@ -62,10 +69,19 @@ def test_a_part_trains_packed_rows_as_its_plan_and_its_whole_rows(tmp_path: Path
         "import os, sys\nsys.argv = ['child', 'packed', '--toy']\n"
         "from scripts.benchmarks.gpu_parts import child\nos._exit(child.main())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     done = warm.run([script], environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [json.loads(line.removeprefix(RESULT)) for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    said = [
+        json.loads(line.removeprefix(RESULT))
+        for line in done.stdout.splitlines()
+        if line.startswith(RESULT)
+    ]
     device = {"device": "CPU", "gib": 0.0, "tflops": {"8192^3": 0.05}}
     lines = [figures.completed(line, device, toy=True) for line in said if "row" in line]
     ours, whole = lines[:2]
@@ -85,7 +101,9 @@ def test_operations_are_products_and_half_of_the_attention() -> None:
     attention = 6 * 16 * 32 * 64 * 4096
     products = 6 * (shape.parameters() - 33 * 2048)  # without norms
     assert figures.operations(work, toy=False) == products + attention
-    assert figures.operations({**work, "lora": True}, toy=False) == pytest.approx(4 / 6 * products + attention)
+    assert figures.operations({**work, "lora": True}, toy=False) == pytest.approx(
+        4 / 6 * products + attention
+    )
     assert figures.operations({**work, "attended": 1024.0}, toy=False) == products + attention / 4
 
 
@@ -96,11 +114,14 @@ def line(row: str, system: str, role: str, **more: Any) -> Line:
 def test_ratios_are_of_the_best_peer_and_reasons_are_kept() -> None:
     lines = [
         line("a", "smtrain", "ours", tokens_per_s=300, losses=[2.0, 1.0]),
-        line("a", "x", "peer", tokens_per_s=200, losses=[2.0, 1.01]), line("a", "y", "peer", tokens_per_s=150),
+        line("a", "x", "peer", tokens_per_s=200, losses=[2.0, 1.01]),
+        line("a", "y", "peer", tokens_per_s=150),
         line("a", "smtrain deterministic", "variant", tokens_per_s=900),
-        line("b", "smtrain", "ours", ms=2.0), line("b", "x", "peer", ms=1.0),
-        line("c", "x", "peer", failed="OutOfMemoryError: 3 GiB"), {"part": "q", "skipped": "no time was left"},
-    ]  # fmt: skip
+        line("b", "smtrain", "ours", ms=2.0),
+        line("b", "x", "peer", ms=1.0),
+        line("c", "x", "peer", failed="OutOfMemoryError: 3 GiB"),
+        {"part": "q", "skipped": "no time was left"},
+    ]
     said = figures.summary(lines)
     assert said["over_best_peer"] == {"a": 1.5, "b": 0.5}
     assert said["loss_difference"] == {"a": pytest.approx(0.0099, abs=1e-4)}

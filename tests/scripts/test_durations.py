@@ -39,7 +39,10 @@ def test_a_run_shows_and_keeps_each_file_with_what_its_processes_used(
     pytester.makeconftest(CONFTEST.format(kept=str(kept)))
     busy = "import time; end = time.process_time() + 0.5\\nwhile time.process_time() < end: pass"
     pytester.makepyfile(
-        test_busy=f"import subprocess, sys\ndef test_busy(): subprocess.run([sys.executable, '-c', '''{busy}'''])",
+        test_busy=(
+            "import subprocess, sys\ndef test_busy(): subprocess.run([sys.executable, '-c',"
+            f" '''{busy}'''])"
+        ),
         test_idle="def test_one(): pass\ndef test_two(): pass",
     )
     options = ["-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
@@ -53,11 +56,16 @@ def test_a_run_shows_and_keeps_each_file_with_what_its_processes_used(
 
 
 def test_a_mark_finds_processes_that_are_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys, time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+    script = (
+        "import sys, time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+    )
     script += "print('done', flush=True); sys.stdin.read()"
     environment = {**os.environ, durations.MARK: "other"}
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         assert process.stdout
@@ -69,7 +77,9 @@ def test_a_mark_finds_processes_that_are_no_children(monkeypatch: pytest.MonkeyP
     assert with_it - mine >= 0.25
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a.py": 3}', '{"a.py": {"wall": 1, "other": 2}}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"a.py": 3}', '{"a.py": {"wall": 1, "other": 2}}', "\udcff"]
+)
 def test_a_damaged_record_is_replaced(kept: Path, text: str) -> None:
     kept.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert durations.known() == {}

@@ -18,16 +18,17 @@ NAMED = [
     test
     for row in tomllib.loads(BENCH.with_suffix(".toml").read_text())["fault"]
     for test in row["tests"]
-]  # fmt: skip
+]
 
 
 def test_every_fault_is_tried_by_tests_that_there_are() -> None:
     assert NAMED
     parts = [name.partition("::") for name in NAMED]
     lacking = [
-        f"{file}::{function}" for file, _, function in parts
+        f"{file}::{function}"
+        for file, _, function in parts
         if not (ROOT / file).is_file() or f"def {function}" not in (ROOT / file).read_text()
-    ]  # fmt: skip
+    ]
     assert lacking == []
 
 

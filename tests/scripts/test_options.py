@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = (".venv/bin", ".venv/nxd/bin", ".venv/lowest/bin", ".venv/v2/bin", ".venv/toolkit-env/bin")
+PYTHONS = (
+    ".venv/bin",
+    ".venv/nxd/bin",
+    ".venv/lowest/bin",
+    ".venv/v2/bin",
+    ".venv/toolkit-env/bin",
+)
 TOOLS = ("ruff", "lint-imports", "deptry", "mypy")
 SCRIPTS = ("setup", "packages", "nxd-environment", "slurm-packages", "lowest-environment")
 # It records its arguments, reports fixed affected tests, and coverage at the floor.
@@ -43,12 +49,19 @@ class Checkout:
         self.program(".venv/toolkit-env/bin/torchrun", "#!/bin/sh\n")
         for installed in ("s3", "pcluster", "extra", "tf456", "tf457", "tf500", "toolkit"):
             (folder / ".venv" / installed).mkdir()
-        for name in ("tests/one.py", "tests/worker/engine/a.py", "tests/docs/a.py", "pyproject.toml"):
+        for name in (
+            "tests/one.py",
+            "tests/worker/engine/a.py",
+            "tests/docs/a.py",
+            "pyproject.toml",
+        ):
             self.write(name, "")
         self.write("tests/quick.txt", "tests/one.py\n")
         self.write("tests/coverage-floor.txt", "50\n")
         shutil.copy(ROOT / "scripts/test", folder / "scripts/test")
-        made_from = (folder / "pyproject.toml").read_bytes() + (folder / "scripts/test").read_bytes()
+        made_from = (folder / "pyproject.toml").read_bytes() + (
+            folder / "scripts/test"
+        ).read_bytes()
         self.write(".venv/v2/.smtrain", hashlib.sha256(made_from).hexdigest())
         self.write(".venv/compiled", "")
 
@@ -66,9 +79,14 @@ class Checkout:
         (self.folder / "calls").write_text("")
         path = f"{self.folder / 'programs'}:{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "scripts/test", *words], cwd=self.folder, env={**os.environ, "PATH": path},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            ["bash", "scripts/test", *words],
+            cwd=self.folder,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         self.status = done.returncode
         return [line.split() for line in (self.folder / "calls").read_text().splitlines()]
 
@@ -83,12 +101,26 @@ def named_in(call: list[str]) -> list[str]:
     return [word for before, word in pairs if word.startswith("tests/") and before != "--ignore"]
 
 
-MODES = ("--nxd", "--slurm", "--docker", "--s3", "--sdk-v2", "--lowest", "--transformers", "--quick", "--coverage")
+MODES = (
+    "--nxd",
+    "--slurm",
+    "--docker",
+    "--s3",
+    "--sdk-v2",
+    "--lowest",
+    "--transformers",
+    "--quick",
+    "--coverage",
+)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("options", [["-q"], ["-x", "-k", "docs"], ["-k", "tests"], ["--maxfail", "2"]], ids=" ".join)
-def test_options_alone_keep_the_tests_of_a_mode(checkout: Checkout, mode: str, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [["-q"], ["-x", "-k", "docs"], ["-k", "tests"], ["--maxfail", "2"]], ids=" ".join
+)
+def test_options_alone_keep_the_tests_of_a_mode(
+    checkout: Checkout, mode: str, options: list[str]
+) -> None:
     plain, with_options = checkout.calls(mode), checkout.calls(mode, *options)
     assert checkout.status == 0
     assert len(plain) == len(with_options) >= 1
@@ -96,7 +128,9 @@ def test_options_alone_keep_the_tests_of_a_mode(checkout: Checkout, mode: str, o
         assert named_in(before) == named_in(after) != [] or mode == "--docker"
         assert " ".join(options) in " ".join(after)
     if mode == "--nxd":
-        assert [(call[0], named_in(call)) for call in with_options] == [("nxd", ["tests/worker/engine"])]
+        assert [(call[0], named_in(call)) for call in with_options] == [
+            ("nxd", ["tests/worker/engine"])
+        ]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -113,8 +147,12 @@ def test_the_gate_takes_options_and_stays_the_gate(checkout: Checkout) -> None:
     assert named_in(named) == ["tests/one.py"]
 
 
-@pytest.mark.parametrize(("words", "base"), [(["-q"], []), (["main", "-q"], ["main"]), (["main"], ["main"])])
-def test_a_base_and_options_are_told_apart(checkout: Checkout, words: list[str], base: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "base"), [(["-q"], []), (["main", "-q"], ["main"]), (["main"], ["main"])]
+)
+def test_a_base_and_options_are_told_apart(
+    checkout: Checkout, words: list[str], base: list[str]
+) -> None:
     query, call = checkout.calls("--changed", *words)
     assert query[3:] == base
     assert named_in(call) == ["tests/one.py"]
@@ -129,7 +167,9 @@ def test_every_part_of_full_gets_the_options_and_tests_cannot_be_named(checkout:
     assert checkout.status == 2
 
 
-def test_a_part_of_full_runs_its_files_and_is_recorded_if_all_of_it_is_green(checkout: Checkout) -> None:
+def test_a_part_of_full_runs_its_files_and_is_recorded_if_all_of_it_is_green(
+    checkout: Checkout,
+) -> None:
     record = checkout.write("green", "")
     suite, *others = checkout.calls("--full", "2/6")
     assert (checkout.status, named_in(suite)) == (0, ["tests/one.py"])

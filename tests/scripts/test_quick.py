@@ -14,7 +14,9 @@ def files() -> list[Path]:
     """The test files that `scripts/test --quick` runs."""
     lines = (ROOT / "tests/quick.txt").read_text().splitlines()
     paths = [ROOT / line for line in lines if line and not line.startswith("#")]
-    return [file for path in paths for file in ([path] if path.is_file() else path.glob("test_*.py"))]
+    return [
+        file for path in paths for file in ([path] if path.is_file() else path.glob("test_*.py"))
+    ]
 
 
 def imported(file: Path) -> set[str]:
@@ -42,7 +44,11 @@ def test_every_package_has_a_test_among_the_quick_ones() -> None:
 
 
 def test_what_is_listed_as_quick_is_there_and_in_order() -> None:
-    listed = [line for line in (ROOT / "tests/quick.txt").read_text().splitlines() if not line.startswith("#")]
+    listed = [
+        line
+        for line in (ROOT / "tests/quick.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert [line for line in listed if not (ROOT / line).exists()] == []
     assert listed == sorted(set(listed))
     assert "quick.txt" in (ROOT / "scripts/test").read_text()

@@ -36,7 +36,9 @@ def test_every_pair_of_values_meets_in_a_kept_case(sizes: list[int]) -> None:
     cases = list(itertools.product(*map(range, sizes)))
     kept = [cases[n] for n in pairwise(cases)]
     for one, other in itertools.combinations(range(len(sizes)), 2):
-        assert {(case[one], case[other]) for case in kept} == {(case[one], case[other]) for case in cases}
+        assert {(case[one], case[other]) for case in kept} == {
+            (case[one], case[other]) for case in cases
+        }
     assert {case[0] for case in kept} == set(range(sizes[0]))
 
 
@@ -49,15 +51,17 @@ def test_a_sample_is_spread_over_all_cases(count: int, total: int) -> None:
     kept = spread(count, total)
     assert len(kept) == min(count, total)
     assert kept[0] == 0
-    assert max(b - a for a, b in itertools.pairwise([*kept, total])) <= -(-total // min(count, total))
+    assert max(b - a for a, b in itertools.pairwise([*kept, total])) <= -(
+        -total // min(count, total)
+    )
 
 
 def test_the_gate_leaves_out_what_full_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
     pytester.makeini("[pytest]\nmarkers =\n full\n pairwise\n sample(n)")
     pytester.makeconftest(
-        "import pytest\nfrom tests import tiers\n"
-        "@pytest.hookimpl(tryfirst=True)\ndef pytest_collection_modifyitems(items): tiers.mark(items)"
+        "import pytest\nfrom tests import tiers\n@pytest.hookimpl(tryfirst=True)\ndef"
+        " pytest_collection_modifyitems(items): tiers.mark(items)"
     )
     everything = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-q")
     everything.assert_outcomes(passed=39)

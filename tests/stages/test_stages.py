@@ -55,7 +55,16 @@ STAGE = QuantizeStage()
 
 
 def test_a_run_goes_through_its_stages_in_order() -> None:
-    assert STAGES == ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
+    assert STAGES == (
+        "fetch",
+        "prepare",
+        "convert",
+        "compile",
+        "train",
+        "export",
+        "generate",
+        "evaluate",
+    )
     assert stages_before("train") == ("fetch", "prepare", "convert", "compile")
     assert stages_of(load_config(CONFIG)) == ["prepare", "convert", "train", "export", "generate"]
 
@@ -75,12 +84,17 @@ def test_an_unknown_stage_is_named_with_the_nearest() -> None:
 
 
 def test_stages_bring_no_torch() -> None:
-    code = "import sys, smtrain.stages; assert not {'torch', 'numpy', 'boto3', 'transformers'} & set(sys.modules)"
+    code = (
+        "import sys, smtrain.stages; assert not {'torch', 'numpy', 'boto3', 'transformers'} &"
+        " set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_stage_is_one_module_one_entry_script_and_one_test(tmp_path: Path) -> None:
-    """The recipe, followed in a copy: the command line, the chain and the bundle know the stage by its module."""
+    """The recipe, followed in a copy: the command line, the chain and the bundle know the stage by
+    its module.
+    """
     for folder in ("smtrain", "entrypoints", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)  # with what Python has compiled
     (tmp_path / "smtrain/stages/quantize.py").write_text(QUANTIZE)
@@ -90,18 +104,43 @@ def test_a_stage_is_one_module_one_entry_script_and_one_test(tmp_path: Path) -> 
         "output.s3_uri=s3://my-bucket/x",
         "compute.region=us-west-2",
     ]
-    command = ["launch", "examples/tiny-llama.yaml", "--stage", "quantize", "--target", "aws", "--dry-run"]
+    command = [
+        "launch",
+        "examples/tiny-llama.yaml",
+        "--stage",
+        "quantize",
+        "--target",
+        "aws",
+        "--dry-run",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "smtrain", *command, *(word for one in set_ for word in ("--set", one))],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "smtrain",
+            *command,
+            *(word for one in set_ for word in ("--set", one)),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     request = json.loads(done.stdout)
     assert request["TrainingJobName"].startswith("tiny-llama-quantize-")
     assert request["AlgorithmSpecification"]["MetricDefinitions"][0]["Name"] == "quantize:error"
-    assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["model", "code", "config"]
+    assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == [
+        "model",
+        "code",
+        "config",
+    ]
     code = (
-        "from smtrain.stages import STAGES; from smtrain.client.launch.bundle import bundle_files as files; "
-        "print(STAGES.index('quantize') > STAGES.index('export'), 'smtrain/stages/quantize.py' in files())"
+        "from smtrain.stages import STAGES; from smtrain.client.launch.bundle import bundle_files"
+        " as files; print(STAGES.index('quantize') > STAGES.index('export'),"
+        " 'smtrain/stages/quantize.py' in files())"
     )
-    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert answer.stdout == "True True\n"

@@ -22,13 +22,22 @@ def found(local_home: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """The findings about pairs of some records."""
 
     def look(records: list[Pair], **train: Any) -> list[str]:
-        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (tmp_path / "pairs.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
         config: dict[str, Any] = {
-            "name": "pairs", "target": "local", "model": {"path": GOLDEN}, "data": {"path": tmp_path / "pairs.jsonl"},
+            "name": "pairs",
+            "target": "local",
+            "model": {"path": GOLDEN},
+            "data": {"path": tmp_path / "pairs.jsonl"},
             "train": {"objective": "dpo", "seq_len": 32, "lr": 1e-6, "precision": "fp32", **train},
-        }  # fmt: skip
+        }
         report = smtrain.check(config)
-        return [f"{one.level} {one.text}; {one.remedy}" for one in report.findings if one.check in ("pairs", "config")]
+        return [
+            f"{one.level} {one.text}; {one.remedy}"
+            for one in report.findings
+            if one.check in ("pairs", "config")
+        ]
 
     return look
 
@@ -58,7 +67,10 @@ def test_good_pairs_are_said_to_be_good(found: Callable[..., list[str]]) -> None
             [pair(), pair(chosen=" w3" * 40)],
             "1 of the first 2 records: pairs with an answer cut to 17 tokens; raise train",
         ),
-        ([pair(prompt="w1 " * 40)], "fault data.path: pairs.jsonl: no pair of the first 1 records is left"),
+        (
+            [pair(prompt="w1 " * 40)],
+            "fault data.path: pairs.jsonl: no pair of the first 1 records is left",
+        ),
         (
             [pair(chosen="w1 w2 w3", rejected="w1 w2 w4")],
             "in 1 of the first 1 records both answers begin with the prompt",
@@ -82,10 +94,14 @@ def test_a_model_in_s3_is_copied_with_all_that_its_tokenizer_reads(tmp_path: Pat
     names = ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     place = SimpleNamespace(
         record=SimpleNamespace(queues=True),
-        listing=lambda _: [{"Key": f"m/{name}"} for name in (*names, "model.safetensors", "old/config.json")],
+        listing=lambda _: [
+            {"Key": f"m/{name}"} for name in (*names, "model.safetensors", "old/config.json")
+        ],
         fetch=lambda bucket, key, path: path.write_text(f"{bucket} {key}"),
     )
     context: Any = SimpleNamespace(model_path="s3://bucket/m", chain=SimpleNamespace(target=place))
     folder = _tokenizer(context, tmp_path)
-    copied = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    copied = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
     assert copied == sorted(names)

@@ -1,4 +1,6 @@
-"""`smtrain.check` of 40 bad data sets, each named before a job that costs money, with the numbers of its records."""
+"""`smtrain.check` of 40 bad data sets, each named before a job that costs money, with the numbers
+of its records.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def parquet(**columns: list[Any]) -> bytes:
 
 def text(row: Any) -> bytes:
     """JSON lines of text with one bad line, the second."""
-    return lines({"text": WORDS.decode()}) + (row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n"
+    return (
+        lines({"text": WORDS.decode()})
+        + (row if isinstance(row, bytes) else json.dumps(row).encode())
+        + b"\n"
+    )
 
 
 MIXED = [GOOD] * 60
@@ -68,7 +74,10 @@ TEXT: dict[str, tuple[Files, str]] = {
         {"a.jsonl": b'[\n{"text": "w1"},\n{"text": "w2"}\n]'},
         "4 records are no text",
     ),
-    "half a surrogate": ({"a.jsonl": text(b'{"text": "w1 \\ud83d"}')}, "line 2: half a surrogate pair"),
+    "half a surrogate": (
+        {"a.jsonl": text(b'{"text": "w1 \\ud83d"}')},
+        "line 2: half a surrogate pair",
+    ),
     "text is null": ({"a.jsonl": text({"text": None})}, "line 2: 'text' is null, not a string"),
     "text is a list": ({"a.jsonl": text({"text": ["w1"]})}, "line 2: 'text' is list, not a string"),
     "another field": ({"a.jsonl": text({"body": "w1"})}, "line 2: no column 'text', only 'body'"),
@@ -78,9 +87,15 @@ TEXT: dict[str, tuple[Files, str]] = {
     "an empty file": ({"a.txt": b""}, "is empty"),
     "empty lines": ({"a.jsonl": b"\n\n\n"}, "0 tokens in 0 documents"),
     "a cut gzip": ({"a.txt.gz": gzip.compress(WORDS)[:-12]}, "gzip"),
-    "parquet of another column": ({"a.parquet": parquet(body=["w1"])}, "has no column 'text' but body"),
+    "parquet of another column": (
+        {"a.parquet": parquet(body=["w1"])},
+        "has no column 'text' but body",
+    ),
     "parquet of numbers": ({"a.parquet": parquet(text=[1, 2])}, "holds int64 and not text"),
-    "parquet with a null": ({"a.parquet": parquet(text=["w1", None])}, "line 2: 'the text column' is null"),
+    "parquet with a null": (
+        {"a.parquet": parquet(text=["w1", None])},
+        "line 2: 'the text column' is null",
+    ),
     "no parquet": ({"a.parquet": b"PAR1 and no more"}, "cannot be read as Parquet"),
     "CSV of another column": ({"a.csv": b"title,body\nw1,w2\n"}, "text"),
     "an object as JSON": ({"a.json": b'{"text": "w1"}'}, "a.json"),
@@ -88,8 +103,10 @@ TEXT: dict[str, tuple[Files, str]] = {
 SFT: dict[str, tuple[Files, str]] = {
     "6 bad of 66": (
         {"a.jsonl": lines(*MIXED)},
-        "6 of the first 66 records are no conversations: line 6: {why}; line 16: {why}; line 26: {why}; line 36: "
-        "{why}; line 46: {why}; line 56: {why}",
+        (
+            "6 of the first 66 records are no conversations: line 6: {why}; line 16: {why}; line"
+            " 26: {why}; line 36: {why}; line 46: {why}; line 56: {why}"
+        ),
     ),
     "text": ({"a.txt": WORDS}, "a.txt is plain text"),
     "text among records": ({"a.jsonl": lines(GOOD), "b.txt": WORDS}, "b.txt is plain text"),
@@ -97,12 +114,27 @@ SFT: dict[str, tuple[Files, str]] = {
     "no answer": ({"a.jsonl": lines(GOOD, turns("user"))}, "line 2: "),
     "no turns": ({"a.jsonl": lines(GOOD, {"messages": []})}, "line 2: "),
     "turns are text": ({"a.jsonl": lines(GOOD, {"messages": "w1"})}, "line 2: "),
-    "a turn without content": ({"a.jsonl": lines(GOOD, {"messages": [{"role": "user"}]})}, "line 2: "),
-    "pairs": ({"a.jsonl": lines(GOOD, {"prompt": "w1", "chosen": "w2", "rejected": "w3"})}, "pairs of preferences"),
+    "a turn without content": (
+        {"a.jsonl": lines(GOOD, {"messages": [{"role": "user"}]})},
+        "line 2: ",
+    ),
+    "pairs": (
+        {"a.jsonl": lines(GOOD, {"prompt": "w1", "chosen": "w2", "rejected": "w3"})},
+        "pairs of preferences",
+    ),
     "documents": ({"a.jsonl": lines({"text": "w1"})}, "line 1: "),
-    "columns of a table": ({"a.parquet": parquet(question=["w1"], answer=["w2"])}, "has the columns question, answer"),
-    "answers beyond seq_len": ({"a.jsonl": lines({"messages": talk("w1 " * 90, "w2")})}, "no conversation of the fi"),
-    "the second file": ({"a.jsonl": lines(GOOD), "b.jsonl": lines(GOOD, 3)}, "b.jsonl, line 2: a JSON int"),
+    "columns of a table": (
+        {"a.parquet": parquet(question=["w1"], answer=["w2"])},
+        "has the columns question, answer",
+    ),
+    "answers beyond seq_len": (
+        {"a.jsonl": lines({"messages": talk("w1 " * 90, "w2")})},
+        "no conversation of the fi",
+    ),
+    "the second file": (
+        {"a.jsonl": lines(GOOD), "b.jsonl": lines(GOOD, 3)},
+        "b.jsonl, line 2: a JSON int",
+    ),
 }
 
 
@@ -131,7 +163,11 @@ def write(folder: Path, files: Files) -> Path:
 
 @pytest.mark.parametrize(("objective", "cases"), [("pretrain", TEXT), ("sft", SFT)])
 def test_bad_data_are_found_before_they_cost_money(
-    objective: str, cases: dict[str, tuple[Files, str]], local_home: Path, tmp_path: Path, model: Path
+    objective: str,
+    cases: dict[str, tuple[Files, str]],
+    local_home: Path,
+    tmp_path: Path,
+    model: Path,
 ) -> None:
     wrong = {}
     for name, (files, words) in cases.items():
@@ -145,15 +181,27 @@ def test_bad_data_are_found_before_they_cost_money(
 
 def test_good_data_have_no_fault(local_home: Path, tmp_path: Path, model: Path) -> None:
     assert about(str(write(tmp_path / "a", {"a.txt": WORDS})), model, "pretrain") == []
-    assert about(str(write(tmp_path / "b", {"b.jsonl": lines(*[GOOD] * 300, 7)})), model, "sft") == []  # not the 301st
-    assert about(str(write(tmp_path / "c", {"c.jsonl": lines(*MIXED)})), model, "sft", max_bad=6) == []
+    assert (
+        about(str(write(tmp_path / "b", {"b.jsonl": lines(*[GOOD] * 300, 7)})), model, "sft") == []
+    )  # not the 301st
+    assert (
+        about(str(write(tmp_path / "c", {"c.jsonl": lines(*MIXED)})), model, "sft", max_bad=6) == []
+    )
 
 
 def test_the_preparation_names_all_bad_records(tmp_path: Path, model: Path) -> None:
     (model / "chat_template.jinja").write_text(TALK)
     folder = write(tmp_path / "a", {"a.jsonl": lines(*MIXED, *[3] * 20)})
-    with pytest.raises(DataError, match=r"^a\.jsonl, line 6: .*; 26 bad records so far and max_bad is 0") as failure:
-        prepare_sft([folder], tmp_path / "out", model, PrepareOptions(seq_len=32, workers=1), say=lambda _: None)
+    with pytest.raises(
+        DataError, match=r"^a\.jsonl, line 6: .*; 26 bad records so far and max_bad is 0"
+    ) as failure:
+        prepare_sft(
+            [folder],
+            tmp_path / "out",
+            model,
+            PrepareOptions(seq_len=32, workers=1),
+            say=lambda _: None,
+        )
     named = str(failure.value)
     assert all(f"a.jsonl, line {at}: " in named for at in (16, 26, 36, 46, 56, 67, 80))
     assert named.count("a.jsonl, line") == 20
@@ -164,13 +212,19 @@ def test_data_in_s3_are_read_by_ranges(local_home: Path, tmp_path: Path, model: 
     s3 = ensure_running().session().client("s3")
     s3.create_bucket(Bucket="bad-data")
     put = {
-        "chat/a.jsonl": lines(*MIXED), "text/a.txt": b"w1", "more/a.parquet": parquet(body=["w1"]),
-        "good/a.jsonl.gz": gzip.compress(lines(*[GOOD] * 300)), "good/b.jsonl": lines(*[GOOD] * 300),
-    }  # fmt: skip
+        "chat/a.jsonl": lines(*MIXED),
+        "text/a.txt": b"w1",
+        "more/a.parquet": parquet(body=["w1"]),
+        "good/a.jsonl.gz": gzip.compress(lines(*[GOOD] * 300)),
+        "good/b.jsonl": lines(*[GOOD] * 300),
+    }
     for key, body in put.items():
         s3.put_object(Bucket="bad-data", Key=key, Body=body)
     (bad,) = about("s3://bad-data/chat", model, "sft")
     assert "a.jsonl: 6 of the first 66 records are no conversations: line 6: " in bad
     assert "one sample needs seq_len + 1" in about("s3://bad-data/text/", model, "pretrain")[0]
-    assert "has no column 'text' but body" in about("s3://bad-data/more/a.parquet", model, "pretrain")[0]
+    assert (
+        "has no column 'text' but body"
+        in about("s3://bad-data/more/a.parquet", model, "pretrain")[0]
+    )
     assert about("s3://bad-data/good/", model, "sft") == []

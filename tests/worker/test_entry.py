@@ -1,4 +1,6 @@
-"""A stage that fails ends: one sentence in output/failure, a traceback in the log, and no secret in either."""
+"""A stage that fails ends: one sentence in output/failure, a traceback in the log, and no secret in
+either.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ def failed(root: Path, error: str) -> tuple[str, str]:
     channel.mkdir(parents=True)
     (channel / "config.json").write_text('{"model": {"path": "hf://org/model"}}')
     script = root / "stage.py"
-    script.write_text("from smtrain.core.errors import SmtrainError\n" + STAGE.format(error=error, token=TOKEN))
+    script.write_text(
+        "from smtrain.core.errors import SmtrainError\n" + STAGE.format(error=error, token=TOKEN)
+    )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False,
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
         env={"SMTRAIN_ML_ROOT": str(root), "PYTHONPATH": str(REPO), "RANK": "3"},
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     return done.stderr, (root / "output/failure").read_text()
 
@@ -99,9 +106,12 @@ def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
     reader, writer = os.pipe()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", FULL_PIPE + program], stderr=writer, timeout=100, check=False,
+            [sys.executable, "-c", FULL_PIPE + program],
+            stderr=writer,
+            timeout=100,
+            check=False,
             env={"SMTRAIN_ML_ROOT": str(root), "PYTHONPATH": str(REPO), "RANK": "0", **environment},
-        )  # fmt: skip
+        )
     finally:
         os.close(reader)
         os.close(writer)
@@ -109,7 +119,8 @@ def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
 
 
 @pytest.mark.parametrize(
-    "meanwhile", [pytest.param("time.sleep(300)", marks=pytest.mark.full), "os.write(2, b'a step')", STUCK]
+    "meanwhile",
+    [pytest.param("time.sleep(300)", marks=pytest.mark.full), "os.write(2, b'a step')", STUCK],
 )
 def test_a_stall_ends_even_if_the_log_is_not_read(tmp_path: Path, meanwhile: str) -> None:
     status, root = ended(tmp_path, STALLED.format(meanwhile=meanwhile))
@@ -119,7 +130,9 @@ def test_a_stall_ends_even_if_the_log_is_not_read(tmp_path: Path, meanwhile: str
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.full)])
-def test_a_failure_ends_the_process_even_if_log_and_disk_refuse_it(tmp_path: Path, error: int) -> None:
+def test_a_failure_ends_the_process_even_if_log_and_disk_refuse_it(
+    tmp_path: Path, error: int
+) -> None:
     disk = FailingDisk(tmp_path / "shim", [tmp_path / "ml"])
     disk.fail(error, 1, ALWAYS)
     status, root = ended(tmp_path, FAILED, **disk.environment())
@@ -135,9 +148,17 @@ def test_a_full_disk_leaves_the_cause_as_the_last_line(tmp_path: Path) -> None:
     disk = FailingDisk(tmp_path / "shim", [root])
     disk.fail(errno.ENOSPC, 2, ALWAYS)  # the file is made, nothing goes into it
     done = subprocess.run(
-        [sys.executable, "-c", FAILED], capture_output=True, text=True, check=False,
-        env={"SMTRAIN_ML_ROOT": str(root), "PYTHONPATH": str(REPO), "RANK": "0", **disk.environment()},
-    )  # fmt: skip
+        [sys.executable, "-c", FAILED],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "SMTRAIN_ML_ROOT": str(root),
+            "PYTHONPATH": str(REPO),
+            "RANK": "0",
+            **disk.environment(),
+        },
+    )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "algo-1, rank 0: KeyError: 'what it was'"
     assert not (root / "output/failure").exists(), "an empty one would hide that line"

@@ -31,9 +31,15 @@ class Bench:
         return lengthened(tokens, self.toy)
 
     def model(self, name: str, width: float = 18.0) -> dict[str, Any]:
-        """A model's config.json, with as many layers as fit: `width` is the bytes for each parameter."""
+        """A model's config.json, with as many layers as fit: `width` is the bytes for each
+        parameter.
+        """
         config = described(name, self.toy)
-        while not self.toy and config["num_hidden_layers"] > 1 and bytes_of(config, width) > 0.85 * self.gib * 2**30:
+        while (
+            not self.toy
+            and config["num_hidden_layers"] > 1
+            and bytes_of(config, width) > 0.85 * self.gib * 2**30
+        ):
             config = layered(config, config["num_hidden_layers"] // 2)
             self.layers[name] = config["num_hidden_layers"]
         return config

@@ -32,7 +32,9 @@ def main() -> int:
 
             torch._dynamo.config.disable = True
         module, _, function = part.function.partition(":")
-        measure = getattr(importlib.import_module(f"scripts.benchmarks.gpu_parts.{module}"), function)
+        measure = getattr(
+            importlib.import_module(f"scripts.benchmarks.gpu_parts.{module}"), function
+        )
         for needed in part.modules:
             if toy and needed.startswith("liger_kernel"):
                 continue  # it needs CUDA, and the part says so

@@ -1,4 +1,6 @@
-"""Run parts one after the other, each in its own process with its own time limit, and keep every line at once."""
+"""Run parts one after the other, each in its own process with its own time limit, and keep every
+line at once.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,23 @@ Line = dict[str, Any]
 
 
 class Driver:
-    """`command` makes the command of a part; `keep` gets each result as it comes, in this process."""
+    """`command` makes the command of a part; `keep` gets each result as it comes, in this
+    process.
+    """
 
     def __init__(
-        self, parts: dict[str, float], command: Callable[[str], Sequence[str]], seconds: float, folder: Path,
-        keep: Callable[[Line], None], ahead: int | None = None, env: dict[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        """`parts` are time limits by name, in order; `ahead` parts import while another one measures."""
+        self,
+        parts: dict[str, float],
+        command: Callable[[str], Sequence[str]],
+        seconds: float,
+        folder: Path,
+        keep: Callable[[Line], None],
+        ahead: int | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        """`parts` are time limits by name, in order; `ahead` parts import while another one
+        measures.
+        """
         self._parts, self._command, self._keep = parts, command, keep
         self._end = time.monotonic() + seconds
         self._ahead = max(1, min(4, (os.cpu_count() or 1) // 2)) if ahead is None else ahead
@@ -59,9 +71,13 @@ class Driver:
         """Start a part's process, which imports and then waits for a line."""
         if name not in self._processes:
             self._processes[name] = subprocess.Popen(
-                list(self._command(name)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=self._env, start_new_session=True,
-            )  # fmt: skip
+                list(self._command(name)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
 
     def _measure(self, name: str, limit: float) -> None:
         """Let a part begin; its limit counts from the end of its imports."""
@@ -78,7 +94,11 @@ class Driver:
             if process.wait(limit):
                 reason = f"exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            reason = f"took longer than {limit:.0f} s" if imported else "no time was left after its imports"
+            reason = (
+                f"took longer than {limit:.0f} s"
+                if imported
+                else "no time was left after its imports"
+            )
         _kill(process)  # also processes that it started, which would keep its output open
         state.join()
         if reason.startswith("exit code"):
@@ -91,7 +111,9 @@ class Driver:
 class _Reader:
     """Reads a part's output in a thread: results are kept, every line is logged."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Any, keep: Callable[[Line], None]) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], log: Any, keep: Callable[[Line], None]
+    ) -> None:
         self.imported = threading.Event()
         self.last = ""
         self._name, self._process, self._log, self._keep = name, process, log, keep
@@ -136,4 +158,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def child_command(name: str, toy: bool) -> list[str]:
     """The command of a part."""
-    return [sys.executable, "-m", "scripts.benchmarks.gpu_parts.child", name, *(["--toy"] if toy else [])]
+    return [
+        sys.executable,
+        "-m",
+        "scripts.benchmarks.gpu_parts.child",
+        name,
+        *(["--toy"] if toy else []),
+    ]

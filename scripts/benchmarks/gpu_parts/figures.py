@@ -1,4 +1,7 @@
-"""MFU, the planner's predictions, ratios to the best peer, and the printed table. Imports no torch."""
+"""MFU, the planner's predictions, ratios to the best peer, and the printed table.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ Line = dict[str, Any]
 def operations(work: Line, toy: bool) -> float:
     """Floating-point operations of a token of training, the same formula for every row.
 
-    6 N + 6 L H Q T: N the weights that multiply (a token's own experts only), L layers, H heads, Q head size, and T the
-    length of the row, or the mean over the tokens of their document's length. It is PaLM's count (Chowdhery et al.
-    2022, arXiv 2204.02311, appendix B) with half of its attention, since a causal kernel computes only half.
-    Recomputation does not count. With LoRA 4 N, because frozen weights have no gradient.
+    6 N + 6 L H Q T: N the weights that multiply (a token's own experts only), L layers, H heads, Q
+    head size, and T the length of the row, or the mean over the tokens of their document's length.
+    It is PaLM's count (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) with half of its
+    attention, since a causal kernel computes only half. Recomputation does not count. With LoRA 4
+    N, because frozen weights have no gradient.
     """
     from smtrain.core.model.shape import ModelShape
 
@@ -30,7 +34,9 @@ def operations(work: Line, toy: bool) -> float:
 
 
 def sheet_peak(name: str) -> float | None:
-    """The data sheet's dense bf16 peak of a card in operations a second; None for a card that no table has."""
+    """The data sheet's dense bf16 peak of a card in operations a second; None for a card that no
+    table has.
+    """
     row = _instance(name)
     return None if row is None else float(row["core_tflops"]) * 1e12
 
@@ -58,7 +64,12 @@ def _machine(name: str, gib: float, tflops: float) -> Any:
         return Machine.of(row["type"], 1, 1)
     kind: Any = "cpu" if name == "CPU" else "gpu"
     entry = MachineEntry(
-        kind=kind, devices=1, memory_gib=max(gib, 1.0), tflops=max(tflops, 1e-3), link_gbs=None, host_memory_gib=128.0
+        kind=kind,
+        devices=1,
+        memory_gib=max(gib, 1.0),
+        tflops=max(tflops, 1e-3),
+        link_gbs=None,
+        host_memory_gib=128.0,
     )
     return Machine.described("this card", 1, entry)
 
@@ -76,27 +87,40 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
     shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
     lora = Lora(16, 32.0, 0.0, targets_of(shape, (ALL_LINEAR,))) if work.get("lora") else None
     task = Work(
-        shape, work["S"], work["B"], "bf16", apart=bool(work.get("apart")), varlen=True, lora=lora,
-        compiled=bool(work.get("compiled")), deterministic=bool(work.get("deterministic")),
+        shape,
+        work["S"],
+        work["B"],
+        "bf16",
+        apart=bool(work.get("apart")),
+        varlen=True,
+        lora=lora,
+        compiled=bool(work.get("compiled")),
+        deterministic=bool(work.get("deterministic")),
         document=work.get("attended"),
-    )  # fmt: skip
+    )
     mesh = Mesh(1, 1, 1, work["mb"], work.get("recompute", "none"))
     machine = _machine(device["device"], device["gib"], device["tflops"]["8192^3"])
     rate = task.global_batch * task.seq_len / step_time(task, machine, mesh).total
     if is_measured(machine):
         wide = width_on_gpus(task, machine, nearest_measured(task, mesh)[1])
     else:
-        wide = half_width(spread_of(machine, experts=shape.experts is not None), nearest(task, machine, mesh))
+        wide = half_width(
+            spread_of(machine, experts=shape.experts is not None), nearest(task, machine, mesh)
+        )
     memory = core_memory(task, machine, mesh, 0)
     gib = (memory.total - memory.runtime) / GIB  # an allocator does not count the runtime
     return {
-        "tokens_per_s": round(rate), "low": round(rate * exp(-wide)), "high": round(rate * exp(wide)),
+        "tokens_per_s": round(rate),
+        "low": round(rate * exp(-wide)),
+        "high": round(rate * exp(wide)),
         "gib": round(gib, 2),
-    }  # fmt: skip
+    }
 
 
 def completed(line: Line, device: Line | None, toy: bool) -> Line:
-    """A line of a part with MFU and, for this engine, the plan; `device` is the line of that part."""
+    """A line of a part with MFU and, for this engine, the plan; `device` is the line of that
+    part.
+    """
     if "tokens_per_s" not in line or device is None:
         return line
     flops = line["tokens_per_s"] * operations(line, toy)
@@ -109,8 +133,11 @@ def completed(line: Line, device: Line | None, toy: bool) -> Line:
             plan = planned(line, device, toy)
         except ImportError as error:
             return {**line, **more, "plan": f"not installed: {error.name}"}
-        more |= {"plan": plan, "of_plan": round(line["tokens_per_s"] / plan["tokens_per_s"], 3),
-                 "within_plan": plan["low"] <= line["tokens_per_s"] <= plan["high"]}  # fmt: skip
+        more |= {
+            "plan": plan,
+            "of_plan": round(line["tokens_per_s"] / plan["tokens_per_s"], 3),
+            "within_plan": plan["low"] <= line["tokens_per_s"] <= plan["high"],
+        }
         if line.get("peak_gib"):
             more["gib_of_plan"] = round(line["peak_gib"] / plan["gib"], 4)
     return {**line, **more}
@@ -132,46 +159,83 @@ def ratios(lines: list[Line]) -> dict[str, float]:
             by_row.setdefault(line["row"], {}).setdefault(line.get("role", ""), []).append(rate)
     return {
         row: round(max(rates["ours"]) / max(rates["peer"]), 3)
-        for row, rates in by_row.items() if "ours" in rates and "peer" in rates
-    }  # fmt: skip
+        for row, rates in by_row.items()
+        if "ours" in rates and "peer" in rates
+    }
 
 
 def loss_difference(lines: list[Line]) -> dict[str, float]:
-    """By row, the largest relative difference of a peer's losses from ours, from the same initial values."""
+    """By row, the largest relative difference of a peer's losses from ours, from the same initial
+    values.
+    """
     differences: dict[str, float] = {}
     for ours in (line for line in lines if line.get("role") == "ours" and line.get("losses")):
         for peer in lines:
             if peer.get("row") == ours["row"] and peer.get("role") == "peer" and peer.get("losses"):
-                off = max(abs(a / b - 1) for a, b in zip(ours["losses"], peer["losses"], strict=False))
+                off = max(
+                    abs(a / b - 1) for a, b in zip(ours["losses"], peer["losses"], strict=False)
+                )
                 differences[ours["row"]] = max(off, differences.get(ours["row"], 0.0))
     return {row: round(off, 6) for row, off in differences.items()}
 
 
 def summary(lines: list[Line]) -> Line:
-    """The object that `--json` prints: device, ratios, figures by row and system, and the parts without a result."""
+    """The object that `--json` prints: device, ratios, figures by row and system, and the parts
+    without a result.
+    """
     device = next((line for line in lines if "device" in line), {})
     rows: dict[str, Line] = {}
     for line in lines:
         if speed(line) is not None and "system" in line:
-            names = ("tokens_per_s", "step_ms", "ms", "peak_gib", "extra_gib", "mfu", "mfu_of_measured", "of_plan",
-                     "gib_of_plan")  # fmt: skip
-            rows.setdefault(line["row"], {})[line["system"]] = {name: line[name] for name in names if line.get(name)}
+            names = (
+                "tokens_per_s",
+                "step_ms",
+                "ms",
+                "peak_gib",
+                "extra_gib",
+                "mfu",
+                "mfu_of_measured",
+                "of_plan",
+                "gib_of_plan",
+            )
+            rows.setdefault(line["row"], {})[line["system"]] = {
+                name: line[name] for name in names if line.get(name)
+            }
         elif str(line.get("row")).startswith("attention"):
             rows[line["row"]] = line["ms"]
     profiles = {
-        f"{line['profile']}, {line['system']}": {k: line[k] for k in ("kernels", "busy", "aten") if k in line}
-        for line in lines if "profile" in line and "failed" not in line
-    }  # fmt: skip
+        f"{line['profile']}, {line['system']}": {
+            k: line[k] for k in ("kernels", "busy", "aten") if k in line
+        }
+        for line in lines
+        if "profile" in line and "failed" not in line
+    }
     reasons = [
-        ": ".join(str(line[key]) for key in ("part", "row", "system", "failed", "missing", "skipped") if key in line)
-        for line in lines if line.keys() & {"failed", "missing", "skipped"}
-    ]  # fmt: skip
-    same = next((line["same_bits"] for line in lines if line.get("row") == "resume" and "same_bits" in line), None)
+        ": ".join(
+            str(line[key])
+            for key in ("part", "row", "system", "failed", "missing", "skipped")
+            if key in line
+        )
+        for line in lines
+        if line.keys() & {"failed", "missing", "skipped"}
+    ]
+    same = next(
+        (
+            line["same_bits"]
+            for line in lines
+            if line.get("row") == "resume" and "same_bits" in line
+        ),
+        None,
+    )
     return {
-        "over_best_peer": ratios(lines), "device": {key: value for key, value in device.items() if key != "part"},
-        "loss_difference": loss_difference(lines), "same_bits": same, "profiles": profiles, "rows": rows,
+        "over_best_peer": ratios(lines),
+        "device": {key: value for key, value in device.items() if key != "part"},
+        "loss_difference": loss_difference(lines),
+        "same_bits": same,
+        "profiles": profiles,
+        "rows": rows,
         "without_result": reasons,
-    }  # fmt: skip
+    }
 
 
 def table_of(lines: list[Line]) -> str:
@@ -179,9 +243,13 @@ def table_of(lines: list[Line]) -> str:
     said = summary(lines)
     device = said["device"]
     text = [
-        f"{device.get('device', 'no device line')}, {device.get('gib', '?')} GiB, {device.get('tflops', {})} TFLOP/s"
+        f"{device.get('device', 'no device line')}, {device.get('gib', '?')} GiB,"
+        f" {device.get('tflops', {})} TFLOP/s"
     ]
-    head = f"{'row':23} {'system':41} {'tokens/s':>10} {'ms':>9} {'GiB':>7} {'MFU':>6} {'of real':>7} {'of plan':>8}"
+    head = (
+        f"{'row':23} {'system':41} {'tokens/s':>10} {'ms':>9} {'GiB':>7} {'MFU':>6} {'of real':>7}"
+        f" {'of plan':>8}"
+    )
     text.append(head)
     for row, systems in said["rows"].items():
         for system, numbers in systems.items():
@@ -194,8 +262,13 @@ def table_of(lines: list[Line]) -> str:
                 f"{_number(n.get('of_plan'), '.2f'):>8}"
             )
         if row in said["over_best_peer"]:
-            text.append(f"{row:23.23} {'ours over the best peer':41} {said['over_best_peer'][row]:>10}")
-    text += [f"losses of {row}: peers differ by {off:.1e} at most" for row, off in said["loss_difference"].items()]
+            text.append(
+                f"{row:23.23} {'ours over the best peer':41} {said['over_best_peer'][row]:>10}"
+            )
+    text += [
+        f"losses of {row}: peers differ by {off:.1e} at most"
+        for row, off in said["loss_difference"].items()
+    ]
     text += [f"profile of {name}: {numbers}" for name, numbers in said["profiles"].items()]
     text.append(f"same bits after a resume: {said['same_bits']}")
     return "\n".join([*text, *(f"no result: {reason}" for reason in said["without_result"])])

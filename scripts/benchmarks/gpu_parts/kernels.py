@@ -1,4 +1,6 @@
-"""Times of single operations: the card's rates, one layer's attention, the head's product with the cross entropy."""
+"""Times of single operations: the card's rates, one layer's attention, the head's product with the
+cross entropy.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,13 @@ from scripts.benchmarks.gpu_parts.rows import has_liger, segments_of
 from scripts.benchmarks.gpu_parts.shapes import documents
 from smtrain.worker.engine.native import varlen as ours
 
-PRODUCTS = {"8192^3": (8192, 8192, 8192), "q": (8192, 2048, 2048), "up": (8192, 2048, 8192), "down": (8192, 8192, 2048),
-            "head": (8192, 2048, 128256)}  # fmt: skip
+PRODUCTS = {
+    "8192^3": (8192, 8192, 8192),
+    "q": (8192, 2048, 2048),
+    "up": (8192, 2048, 8192),
+    "down": (8192, 8192, 2048),
+    "head": (8192, 2048, 128256),
+}
 """Sizes m, k, n: the largest rate by which MFU is also given, and those of the 1B."""
 
 
@@ -46,16 +53,23 @@ def device(bench: Bench) -> None:
         m, k, n = (max(16, size // 64) for size in sizes) if bench.toy else sizes
         a = torch.randn(m, k, device=bench.kind, dtype=torch.bfloat16)
         b = torch.randn(n, k, device=bench.kind, dtype=torch.bfloat16)
-        rates[name] = round(2e-9 * m * k * n / timed(bench, partial(torch.mm, a, b.t()), 20), 1 if not bench.toy else 4)
+        rates[name] = round(
+            2e-9 * m * k * n / timed(bench, partial(torch.mm, a, b.t()), 20),
+            1 if not bench.toy else 4,
+        )
     x = torch.empty(2**16 if bench.toy else min(2**30, int(bench.gib * 2**24)), device=bench.kind)
     y = torch.empty_like(x)
     copied = 2 * 4 * x.numel() / timed(bench, lambda: y.copy_(x)) / 1e9
     import transformers
 
     bench.emit(
-        device=torch.cuda.get_device_name() if bench.kind == "cuda" else "CPU", gib=round(bench.gib, 1),
-        tflops=rates, copy_tb_s=round(copied, 3), torch=torch.__version__, transformers=transformers.__version__,
-    )  # fmt: skip
+        device=torch.cuda.get_device_name() if bench.kind == "cuda" else "CPU",
+        gib=round(bench.gib, 1),
+        tflops=rates,
+        copy_tb_s=round(copied, 3),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+    )
 
 
 @contextmanager
@@ -74,12 +88,15 @@ HEADS, KV_HEADS = 32, 8
 
 
 def attention(bench: Bench) -> None:
-    """Forward and backward pass of one layer over documents of about 1,024 tokens, and over the whole row."""
+    """Forward and backward pass of one layer over documents of about 1,024 tokens, and over the
+    whole row.
+    """
     for length, size in SHAPES:
         S = bench.length(length)
         shape = (1, HEADS, S, size), (1, KV_HEADS, S, size)
         q, k, v, g = (
-            torch.randn(shape[kv], device=bench.kind, dtype=torch.bfloat16, requires_grad=True) for kv in (0, 1, 1, 0)
+            torch.randn(shape[kv], device=bench.kind, dtype=torch.bfloat16, requires_grad=True)
+            for kv in (0, 1, 1, 0)
         )
         lengths = documents(S, bench.length(1024))
         ms, gib, failed = dict[str, float](), dict[str, float](), dict[str, str]()
@@ -109,7 +126,12 @@ def memory(bench: Bench, reset: bool = False) -> float:
 
 
 def attention_ways(
-    bench: Bench, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, lengths: list[int]
+    bench: Bench,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    lengths: list[int],
 ) -> dict[str, Callable[[], object]]:
     """The kernels by name; q, g [1, H, S, D], k, v [1, KV, S, D], documents of `lengths`."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -121,7 +143,9 @@ def attention_ways(
     starts = torch.tensor([0, *lengths], device=bench.kind).cumsum(0).int()
     segments = segments_of([lengths])[0].to(bench.kind)
     # Newer versions of torch want to be asked for fewer heads of keys and values.
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    grouped = (
+        {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    )
 
     def whole(backend: Any = None) -> None:
         with nullcontext() if backend is None else sdpa_kernel(backend):
@@ -136,11 +160,15 @@ def attention_ways(
 
     def varlen() -> None:
         flat = [x.transpose(1, 2).reshape(S, x.shape[1], -1) for x in (q, k, v)]
-        out = varlen_attn(*flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **grouped)
+        out = varlen_attn(
+            *flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **grouped
+        )
         torch.autograd.grad(out, (q, k, v), g.transpose(1, 2).reshape(out.shape))
 
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    bounds = ours.DocumentBounds.of(ours.find_bounds(positions), torch.device(bench.kind), compiled=False)
+    bounds = ours.DocumentBounds.of(
+        ours.find_bounds(positions), torch.device(bench.kind), compiled=False
+    )
 
     def smtrain() -> None:
         out = ours.attend(q, k, v, bounds, None)
@@ -162,7 +190,8 @@ def both_passes(forward: Callable[[], torch.Tensor]) -> None:
 
 
 def loss(bench: Bench) -> None:
-    """Forward and backward pass of head and cross entropy over 8,192 tokens, after one layer whose time is taken off.
+    """Forward and backward pass of head and cross entropy over 8,192 tokens, after one layer whose
+    time is taken off.
 
     `smtrain` is the engine's own path from hidden states to the sum of losses.
     """
@@ -183,12 +212,19 @@ def loss(bench: Bench) -> None:
     }
     if has_liger(bench, "loss", "Liger"):
         try:
-            from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+            from liger_kernel.transformers.fused_linear_cross_entropy import (
+                LigerFusedLinearCrossEntropyLoss,
+            )
 
             fused = LigerFusedLinearCrossEntropyLoss(reduction="sum")
             ways["Liger"] = lambda: fused(head, stage.hidden(ids).flatten(0, 1), labels.flatten())
         except ModuleNotFoundError:
-            bench.emit(row="loss", system="Liger", role="peer", missing="not installed: pip install liger-kernel")
+            bench.emit(
+                row="loss",
+                system="Liger",
+                role="peer",
+                missing="not installed: pip install liger-kernel",
+            )
     below = 0.0 if bench.toy else timed(bench, lambda: stage.hidden(ids).sum().backward())
     for system, way in ways.items():
         for on in (False, True):

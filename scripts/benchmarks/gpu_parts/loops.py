@@ -1,4 +1,6 @@
-"""Time training steps: of this engine, and of a loop around another model with the same batches and optimizer."""
+"""Time training steps: of this engine, and of a loop around another model with the same batches and
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,21 @@ def settings(variant: str = "") -> dict[str, Any]:
 
 
 def engine(
-    bench: Bench, config: dict[str, Any], mb: int, variant: str = "", recompute: Any = "none",
-    lora: Lora | None = None, preference: DpoSection | None = None,
-) -> DrawnEngine:  # fmt: skip
+    bench: Bench,
+    config: dict[str, Any],
+    mb: int,
+    variant: str = "",
+    recompute: Any = "none",
+    lora: Lora | None = None,
+    preference: DpoSection | None = None,
+) -> DrawnEngine:
     """This engine in bf16 on one device."""
     init_distributed(bench.kind)
     options = ParallelOptions(
-        micro_batch_size=mb, precision="bf16", activation_checkpointing=recompute, **settings(variant)
+        micro_batch_size=mb,
+        precision="bf16",
+        activation_checkpointing=recompute,
+        **settings(variant),
     )
     return DrawnEngine(config, options, ADAMW, None, 0, lora, preference)
 
@@ -66,17 +76,25 @@ def begin_ours(made: DrawnEngine, ids: torch.Tensor, labels: torch.Tensor, *rest
 
 
 class PeerLoop:
-    """The usual loop: bf16 autocast or bf16 weights, accumulated micro-batches, clipped norm, fused AdamW."""
+    """The usual loop: bf16 autocast or bf16 weights, accumulated micro-batches, clipped norm, fused
+    AdamW.
+    """
 
     def __init__(
-        self, bench: Bench, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        parameters: Sequence[nn.Parameter], autocast: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        bench: Bench,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        parameters: Sequence[nn.Parameter],
+        autocast: bool = True,
+    ) -> None:
         """`loss` gives the mean loss of ids and labels on the device."""
         self._loss, self._kind, self._autocast = loss, bench.kind, autocast
         self._parameters = [p for p in parameters if p.requires_grad]
         groups = [
-            {"params": [p for p in self._parameters if (p.dim() > 1) == matrices], "weight_decay": decay}
+            {
+                "params": [p for p in self._parameters if (p.dim() > 1) == matrices],
+                "weight_decay": decay,
+            }
             for matrices, decay in ((True, ADAMW.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
@@ -111,8 +129,11 @@ class PeerLoop:
         return x if self._kind == "cpu" else x.pin_memory().to(self._kind, non_blocking=True)
 
 
-def measure(bench: Bench, begin: Callable[[], Pending], seconds: float, losses: int = 3) -> dict[str, Any]:
-    """Losses of the first steps, then the mean time of further ones within `seconds`, and their peak of memory.
+def measure(
+    bench: Bench, begin: Callable[[], Pending], seconds: float, losses: int = 3
+) -> dict[str, Any]:
+    """Losses of the first steps, then the mean time of further ones within `seconds`, and their
+    peak of memory.
 
     As in training, a step begins before the last one's numbers are read.
     """
@@ -136,9 +157,12 @@ def measure(bench: Bench, begin: Callable[[], Pending], seconds: float, losses: 
     synchronize(bench)
     took = (time.perf_counter() - began) / count
     return {
-        "step_ms": round(took * 1e3, 2), "steps": count, "first_s": round(first, 1),
-        "losses": [round(loss, 5) for loss in numbers], "peak_gib": peak(bench),
-    }  # fmt: skip
+        "step_ms": round(took * 1e3, 2),
+        "steps": count,
+        "first_s": round(first, 1),
+        "losses": [round(loss, 5) for loss in numbers],
+        "peak_gib": peak(bench),
+    }
 
 
 def synchronize(bench: Bench) -> None:

@@ -1,4 +1,6 @@
-"""Losses and gradient norms of tiny models of every family on the GPU, next to those of the CPU in fp32."""
+"""Losses and gradient norms of tiny models of every family on the GPU, next to those of the CPU in
+fp32.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,30 @@ def parity(bench: Bench) -> None:
     free(bench)
 
 
-def trained(name: str, precision: Precision, lora: bool = False, fast: bool = False) -> Numbers | Exception:
+def trained(
+    name: str, precision: Precision, lora: bool = False, fast: bool = False
+) -> Numbers | Exception:
     """Loss and norm of each step, or the error."""
     config = cases.CONFIGS[name]
     options = replace(ParallelOptions(micro_batch_size=4), precision=precision, compile=fast)
     try:
-        made = adapters.engine(config, options, adapters.lora(config)) if lora else cases.engine(config, options)
+        made = (
+            adapters.engine(config, options, adapters.lora(config))
+            if lora
+            else cases.engine(config, options)
+        )
         steps = [
-            made.step(*(batch := packed.batch(config, step))[:2], cases.lr(step), batch[2]) for step in range(STEPS)
+            made.step(*(batch := packed.batch(config, step))[:2], cases.lr(step), batch[2])
+            for step in range(STEPS)
         ]
     except Exception as error:
         return error
     return [(step.loss, step.grad_norm) for step in steps]
 
 
-def compared(bench: Bench, name: str, what: str, expected: Numbers | Exception, seen: Numbers | Exception) -> None:
+def compared(
+    bench: Bench, name: str, what: str, expected: Numbers | Exception, seen: Numbers | Exception
+) -> None:
     """Print the largest relative differences."""
     for numbers in (expected, seen):
         if isinstance(numbers, Exception):
@@ -63,6 +74,7 @@ def compared(bench: Bench, name: str, what: str, expected: Numbers | Exception, 
     assert not isinstance(expected, Exception)
     assert not isinstance(seen, Exception)
     losses, norms = (
-        max(abs(one[at] / other[at] - 1) for one, other in zip(seen, expected, strict=True)) for at in (0, 1)
+        max(abs(one[at] / other[at] - 1) for one, other in zip(seen, expected, strict=True))
+        for at in (0, 1)
     )
     bench.emit(parity=name, what=what, loss=round(losses, 9), norm=round(norms, 9))

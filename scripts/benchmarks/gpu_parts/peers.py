@@ -1,4 +1,6 @@
-"""Models of other projects in the usual loop: transformers compiled, with Liger's kernels, with peft; torchtitan."""
+"""Models of other projects in the usual loop: transformers compiled, with Liger's kernels, with
+peft; torchtitan.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from smtrain.core.model.transformers_build import transformers_config
 from smtrain.worker.engine.initial import RandomFactors
 
 
-def transformers_model(bench: Bench, config: dict[str, Any], dtype: torch.dtype, recompute: bool = False) -> Any:
+def transformers_model(
+    bench: Bench, config: dict[str, Any], dtype: torch.dtype, recompute: bool = False
+) -> Any:
     """transformers' model with the benchmark's values, on the device."""
     from transformers import AutoModelForCausalLM
 
@@ -39,15 +43,27 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def compiled(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     """transformers with compiled blocks and loss."""
-    model, loss = transformers_model(bench, config, torch.float32), torch.compile(mean_loss, dynamic=False)
+    model, loss = (
+        transformers_model(bench, config, torch.float32),
+        torch.compile(mean_loss, dynamic=False),
+    )
     for layer in model.model.layers:
         layer.compile(dynamic=False)
-    return PeerLoop(bench, lambda i, y: loss(model(input_ids=i, use_cache=False).logits, y), [*model.parameters()])
+    return PeerLoop(
+        bench,
+        lambda i, y: loss(model(input_ids=i, use_cache=False).logits, y),
+        [*model.parameters()],
+    )
 
 
 def plain_experts(bench: Bench, config: dict[str, Any]) -> PeerLoop:
-    """transformers' experts, all in bf16 (its grouped products take no autocast), with the auxiliary loss."""
-    model, factor = transformers_model(bench, config, torch.bfloat16), config["router_aux_loss_coef"]
+    """transformers' experts, all in bf16 (its grouped products take no autocast), with the
+    auxiliary loss.
+    """
+    model, factor = (
+        transformers_model(bench, config, torch.bfloat16),
+        config["router_aux_loss_coef"],
+    )
 
     def loss(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(input_ids=i, use_cache=False, output_router_logits=True)
@@ -58,8 +74,12 @@ def plain_experts(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     return PeerLoop(bench, loss, [*model.parameters()], autocast=False)
 
 
-def with_liger(bench: Bench, config: dict[str, Any], recompute: bool = False, lora: bool = False) -> PeerLoop:
-    """transformers with Liger's rope, norm, swiglu and fused linear cross entropy; with peft's adapters if `lora`."""
+def with_liger(
+    bench: Bench, config: dict[str, Any], recompute: bool = False, lora: bool = False
+) -> PeerLoop:
+    """transformers with Liger's rope, norm, swiglu and fused linear cross entropy; with peft's
+    adapters if `lora`.
+    """
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     on = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")
@@ -80,32 +100,47 @@ def with_adapters(model: Any, config: dict[str, Any]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     lora = adapters(config)
-    settings = LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=0.0, target_modules=list(lora.targets))
+    settings = LoraConfig(
+        r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=0.0, target_modules=list(lora.targets)
+    )
     adapted: Any = get_peft_model(model, settings)
     factors = RandomFactors(AdapterShape.of(ModelShape.from_config(config), lora), 0)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if ".lora_" in name:
-                parameter.copy_(factors.read(name.removeprefix("base_model.model.").replace(".default.", ".")))
+                parameter.copy_(
+                    factors.read(name.removeprefix("base_model.model.").replace(".default.", "."))
+                )
     return adapted
 
 
 def torchtitan(bench: Bench, config: dict[str, Any]) -> PeerLoop:
-    """torchtitan's Llama as it compiles it, block by block and the loss, with the same values and a tied head."""
+    """torchtitan's Llama as it compiles it, block by block and the loss, with the same values and a
+    tied head.
+    """
     from torchtitan.models.llama3 import Transformer, TransformerModelArgs
     from torchtitan.models.llama3.model.args import RoPEScalingArgs
     from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 
     rope, hidden = config["rope_scaling"], config["hidden_size"]
     arguments = TransformerModelArgs(
-        dim=hidden, n_layers=config["num_hidden_layers"], n_heads=config["num_attention_heads"],
-        n_kv_heads=config["num_key_value_heads"], vocab_size=config["vocab_size"], multiple_of=64,
-        ffn_dim_multiplier=config["intermediate_size"] / (8 * hidden / 3), norm_eps=config["rms_norm_eps"],
-        rope_theta=config["rope_theta"], max_seq_len=8192,
+        dim=hidden,
+        n_layers=config["num_hidden_layers"],
+        n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"],
+        vocab_size=config["vocab_size"],
+        multiple_of=64,
+        ffn_dim_multiplier=config["intermediate_size"] / (8 * hidden / 3),
+        norm_eps=config["rms_norm_eps"],
+        rope_theta=config["rope_theta"],
+        max_seq_len=8192,
         rope_scaling_args=RoPEScalingArgs(
-            rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+            rope["factor"],
+            rope["low_freq_factor"],
+            rope["high_freq_factor"],
+            rope["original_max_position_embeddings"],
         ),
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = Transformer(arguments)
     model.to_empty(device=bench.kind)

@@ -1,4 +1,6 @@
-"""Kernels of one step, the share of time in which the GPU is busy, and the aten calls of the host."""
+"""Kernels of one step, the share of time in which the GPU is busy, and the aten calls of the
+host.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ TOP = 25  # kernels that are named
 
 
 def profile(bench: Bench, row: str, system: str, begin: Any) -> None:
-    """Profile steps of one micro-batch; the profiler itself makes the host slower, so `busy` is a lower bound."""
+    """Profile steps of one micro-batch; the profiler itself makes the host slower, so `busy` is a
+    lower bound.
+    """
     try:
         begin()()
         synchronize(bench)
@@ -40,12 +44,14 @@ def profile(bench: Bench, row: str, system: str, begin: Any) -> None:
             names[e.name()] += 1
             times[e.name()] += e.duration_ns()
         line |= {
-            "kernels": len(kernels) // STEPS, "busy": round(union(spans) / whole, 4),
+            "kernels": len(kernels) // STEPS,
+            "busy": round(union(spans) / whole, 4),
             "step_ms": round(whole / STEPS / 1e6, 2),
             "top": [
-                [name[:120], round(ns / STEPS / 1e6, 2), names[name] // STEPS] for name, ns in times.most_common(TOP)
+                [name[:120], round(ns / STEPS / 1e6, 2), names[name] // STEPS]
+                for name, ns in times.most_common(TOP)
             ],
-        }  # fmt: skip
+        }
     bench.emit(profile=row, system=system, **line)
 
 

@@ -38,19 +38,33 @@ Begin = Callable[[], Pending]
 
 
 def row(
-    bench: Bench, name: str, system: str, role: str, work: dict[str, Any], begin: Begin, seconds: float,
+    bench: Bench,
+    name: str,
+    system: str,
+    role: str,
+    work: dict[str, Any],
+    begin: Begin,
+    seconds: float,
     losses: int = 3,
-) -> None:  # fmt: skip
+) -> None:
     """Measure one row of the table; running out of memory is a result too.
 
-    `role` is ours, peer, or variant: another setting of ours. `work` has model, S, B, mb, and lora, apart, recompute.
-    A part trains one model, so only its first row starts from the initial values and has losses.
+    `role` is ours, peer, or variant: another setting of ours. `work` has model, S, B, mb, and lora,
+    apart, recompute. A part trains one model, so only its first row starts from the initial values
+    and has losses.
     """
     if bench.compiled != (work["mb"], work["S"]):
-        # Otherwise a second shape would get code for any shape, which is slower than that of a job with one shape.
+        # Otherwise a second shape would get code for any shape, which is slower than that of a job
+        # with one shape.
         torch._dynamo.reset()
         bench.compiled = work["mb"], work["S"]
-    facts = {"row": name, "system": system, "role": role, **work, "layers": bench.layers.get(work["model"])}
+    facts = {
+        "row": name,
+        "system": system,
+        "role": role,
+        **work,
+        "layers": bench.layers.get(work["model"]),
+    }
     if system.startswith("smtrain"):
         facts |= settings_of(system)
     try:
@@ -89,12 +103,22 @@ def dense(bench: Bench, variant: str = "") -> None:
         made.options = replace(made.options, micro_batch_size=mb)
         work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
         name, role = f"dense 4096 mb {mb}", "variant" if variant else "ours"
-        row(bench, name, f"smtrain {variant}".strip(), role, work, partial(begin_ours, made, ids, labels), 4)
+        row(
+            bench,
+            name,
+            f"smtrain {variant}".strip(),
+            role,
+            work,
+            partial(begin_ours, made, ids, labels),
+            4,
+        )
         if mb == sizes[0] and not variant:
             profile(bench, "dense", "smtrain", partial(begin_ours, made, ids[:mb], labels[:mb]))
 
 
-def _dense_peer(bench: Bench, system: str, make: Callable[[Bench, dict[str, Any]], PeerLoop]) -> None:
+def _dense_peer(
+    bench: Bench, system: str, make: Callable[[Bench, dict[str, Any]], PeerLoop]
+) -> None:
     config, S = bench.model("1b"), bench.length(4096)
     loop = make(bench, config)
     ids, labels = batch(config, ROWS, S)
@@ -118,13 +142,20 @@ def dense_peer(bench: Bench, kind: str) -> None:
 def has_liger(bench: Bench, name: str, system: str) -> bool:
     """Whether Liger's kernels run here; a line says so if not."""
     if bench.kind != "cuda":
-        bench.emit(row=name, system=system, role="peer", missing="not on this device: Liger's kernels need CUDA")
+        bench.emit(
+            row=name,
+            system=system,
+            role="peer",
+            missing="not on this device: Liger's kernels need CUDA",
+        )
     return bench.kind == "cuda"
 
 
 def segments_of(lengths: list[list[int]]) -> torch.Tensor:
     """The number of each token's document, int64 [rows, length]."""
-    return torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+    return torch.stack(
+        [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+    )
 
 
 def attended(lengths: list[list[int]]) -> float:
@@ -158,7 +189,12 @@ def packed(bench: Bench, variant: str = "") -> None:
             4,
         )
         if length == 8192 and not variant:
-            profile(bench, "packed", "smtrain", partial(begin_ours, made, ids[:1], labels[:1], segments[:1]))
+            profile(
+                bench,
+                "packed",
+                "smtrain",
+                partial(begin_ours, made, ids[:1], labels[:1], segments[:1]),
+            )
 
 
 def shape(bench: Bench, name: str, mb: str) -> None:
@@ -201,10 +237,22 @@ def long_liger(bench: Bench) -> None:
     if has_liger(bench, "long", "transformers + Liger"):
         config = bench.model("1b")
         loop = peers.with_liger(bench, config, recompute=True)
-        _long(bench, config, "transformers + Liger", "peer", lambda ids, labels: loop.begin(ids, labels, 1))
+        _long(
+            bench,
+            config,
+            "transformers + Liger",
+            "peer",
+            lambda ids, labels: loop.begin(ids, labels, 1),
+        )
 
 
-def _long(bench: Bench, config: dict[str, Any], system: str, role: str, begin: Callable[[Any, Any], Pending]) -> None:
+def _long(
+    bench: Bench,
+    config: dict[str, Any],
+    system: str,
+    role: str,
+    begin: Callable[[Any, Any], Pending],
+) -> None:
     for length in LONG:
         S = bench.length(length)
         ids, labels = batch(config, 1, S)
@@ -227,7 +275,13 @@ def lora_peer(bench: Bench) -> None:
         _lora(bench, config, "peft + Liger", "peer", lambda ids, labels: loop.begin(ids, labels, 2))
 
 
-def _lora(bench: Bench, config: dict[str, Any], system: str, role: str, begin: Callable[[Any, Any], Pending]) -> None:
+def _lora(
+    bench: Bench,
+    config: dict[str, Any],
+    system: str,
+    role: str,
+    begin: Callable[[Any, Any], Pending],
+) -> None:
     S = bench.length(4096)
     ids, labels = batch(config, 4, S)
     work = {"model": "8b", "S": S, "B": 4, "mb": 2, "lora": True}
@@ -240,15 +294,31 @@ def seven(bench: Bench) -> None:
     made = engine(bench, config, 1, recompute="full")
     ids, labels = batch(config, 2, S)
     work = {"model": "7b", "S": S, "B": 2, "mb": 1, "recompute": "full"}
-    row(bench, "7b 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 5, losses=2)
+    row(
+        bench,
+        "7b 4096",
+        "smtrain",
+        "ours",
+        work,
+        partial(begin_ours, made, ids, labels),
+        5,
+        losses=2,
+    )
 
 
 def sft(bench: Bench) -> None:
-    """Samples whose first half has no loss: packed into rows of 4,096, and each in its own row of 512."""
+    """Samples whose first half has no loss: packed into rows of 4,096, and each in its own row of
+    512.
+    """
     config, S, sample = bench.model("0.3b"), bench.length(4096), bench.length(512)
     made = engine(bench, config, 4)
-    for name, length, rows, mb in (("sft packed", S, ROWS, 4), ("sft short", sample, ROWS * S // sample, 32)):
-        lengths = [documents(length, sample, seed) if length > sample else [length] for seed in range(rows)]
+    for name, length, rows, mb in (
+        ("sft packed", S, ROWS, 4),
+        ("sft short", sample, ROWS * S // sample, 32),
+    ):
+        lengths = [
+            documents(length, sample, seed) if length > sample else [length] for seed in range(rows)
+        ]
         ids, labels = batch(config, rows, length)
         for at, each in enumerate(lengths):
             begin = 0
@@ -257,13 +327,35 @@ def sft(bench: Bench) -> None:
                 begin += n
         made.options = replace(made.options, micro_batch_size=min(mb, rows))
         segments = segments_of(lengths)
-        work = {"model": "0.3b", "S": length, "B": rows, "mb": min(mb, rows), "apart": True,
-                "attended": attended(lengths)}  # fmt: skip
-        row(bench, name, "smtrain", "ours", work, partial(begin_ours, made, ids, labels, segments), 4)
+        work = {
+            "model": "0.3b",
+            "S": length,
+            "B": rows,
+            "mb": min(mb, rows),
+            "apart": True,
+            "attended": attended(lengths),
+        }
+        row(
+            bench,
+            name,
+            "smtrain",
+            "ours",
+            work,
+            partial(begin_ours, made, ids, labels, segments),
+            4,
+        )
     ids, labels = batch(config, ROWS, S)
     made.options = replace(made.options, micro_batch_size=4)
     work = {"model": "0.3b", "S": S, "B": ROWS, "mb": 4}
-    row(bench, "sft packed", "smtrain, whole rows", "peer", work, partial(begin_ours, made, ids, labels), 4)
+    row(
+        bench,
+        "sft packed",
+        "smtrain, whole rows",
+        "peer",
+        work,
+        partial(begin_ours, made, ids, labels),
+        4,
+    )
 
 
 def dpo(bench: Bench) -> None:
@@ -278,14 +370,23 @@ def dpo(bench: Bench) -> None:
         segments, mb = segments_of(lengths), 2 if pairs > 1 else 8
         made.options = replace(made.options, micro_batch_size=mb)
         references = made.log_probabilities(ids, labels, segments, pairs)
-        work = {"model": "0.3b", "S": length, "B": rows, "mb": mb, "apart": True, "attended": float(sample)}
+        work = {
+            "model": "0.3b",
+            "S": length,
+            "B": rows,
+            "mb": mb,
+            "apart": True,
+            "attended": float(sample),
+        }
 
         begin = partial(begin_ours, made, ids, labels, segments, references)
         row(bench, name, "smtrain", "ours", work, begin, 4)
 
 
 def resume(bench: Bench) -> None:
-    """Two steps, a checkpoint, two steps; and the last two steps again from the checkpoint: losses and weights."""
+    """Two steps, a checkpoint, two steps; and the last two steps again from the checkpoint: losses
+    and weights.
+    """
     config, S = bench.model("tiny"), bench.length(4096)
     ids, labels = batch(config, 2, S)
     segments = segments_of([documents(S, bench.length(1024), seed) for seed in range(2)])
@@ -305,4 +406,10 @@ def resume(bench: Bench) -> None:
         again = steps(resumed, 2)
         synchronize(bench)
         same = torch.equal(weights, resumed.optimizer.master)
-    bench.emit(row="resume", same_bits=same and losses == again, same_weights=same, losses=losses, resumed=again)
+    bench.emit(
+        row="resume",
+        same_bits=same and losses == again,
+        same_weights=same,
+        losses=losses,
+        resumed=again,
+    )

@@ -1,11 +1,19 @@
-"""The models of the benchmark as config.json, at full and at toy size; rows of random tokens. Imports no torch."""
+"""The models of the benchmark as config.json, at full and at toy size; rows of random tokens.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-ROPE = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192}  # fmt: skip
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 COMMON = {
     "hidden_act": "silu",
     "bos_token_id": 0,
@@ -15,14 +23,28 @@ COMMON = {
 }
 
 
-def llama(hidden: int, layers: int, ffn: int, kv_heads: int, vocab: int = 128256, tied: bool = True) -> dict[str, Any]:
+def llama(
+    hidden: int, layers: int, ffn: int, kv_heads: int, vocab: int = 128256, tied: bool = True
+) -> dict[str, Any]:
     """A Llama 3 with 32 heads."""
     return {
-        **COMMON, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
-        "num_hidden_layers": layers, "intermediate_size": ffn, "num_attention_heads": 32, "head_dim": hidden // 32,
-        "num_key_value_heads": kv_heads, "vocab_size": vocab, "tie_word_embeddings": tied, "mlp_bias": False,
-        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": dict(ROPE),
-    }  # fmt: skip
+        **COMMON,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": ffn,
+        "num_attention_heads": 32,
+        "head_dim": hidden // 32,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "mlp_bias": False,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": dict(ROPE),
+    }
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -34,17 +56,41 @@ MODELS: dict[str, dict[str, Any]] = {
     "7b": llama(4096, 32, 11008, 32, vocab=32000, tied=False),  # Llama 2 7B
     "3b": {**llama(3072, 28, 8192, 8), "num_attention_heads": 24, "head_dim": 128},  # Llama 3.2 3B
     "0.6b": {
-        **COMMON, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024,
-        "num_hidden_layers": 28, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        **COMMON,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
     },
     "gemma": {
-        **COMMON, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152,
-        "num_hidden_layers": 26, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1,
-        "head_dim": 256, "vocab_size": 262144, "tie_word_embeddings": True, "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window": 512,
-        "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
+        **COMMON,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 1152,
+        "num_hidden_layers": 26,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 262144,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 512,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0,
         "layer_types": [("sliding_attention", "full_attention")[at % 6 == 5] for at in range(26)],
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
@@ -52,16 +98,38 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
     "experts": {
-        **COMMON, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
-        "num_hidden_layers": 8, "intermediate_size": 6144, "moe_intermediate_size": 512, "num_experts": 64,
-        "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-        "router_aux_loss_coef": 0.001, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
-        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        **COMMON,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 8,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 512,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.001,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
     },
-}  # fmt: skip
-TOY = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4,
-       "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512}  # fmt: skip
+}
+TOY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
 TOY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHORTER = 64
 """The part of a row's length that a toy row has."""
@@ -72,7 +140,9 @@ def described(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]
     config = dict(MODELS[name])
     if toy:
         config |= TOY | (TOY_EXPERTS if "num_experts" in config else {})
-        config["intermediate_size"] = min(config["intermediate_size"], MODELS[name]["intermediate_size"])
+        config["intermediate_size"] = min(
+            config["intermediate_size"], MODELS[name]["intermediate_size"]
+        )
     return layered(config, layers or config["num_hidden_layers"])
 
 
@@ -95,7 +165,9 @@ def bytes_of(config: dict[str, Any], width: float) -> float:
 
 
 def documents(length: int, mean: int, seed: int = 0) -> list[int]:
-    """Lengths of the documents in a row: each between a quarter of the mean and twice it, the last one cut."""
+    """Lengths of the documents in a row: each between a quarter of the mean and twice it, the last
+    one cut.
+    """
     import random
 
     drawn, lengths = random.Random(seed), list[int]()

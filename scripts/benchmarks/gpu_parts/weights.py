@@ -14,19 +14,27 @@ from smtrain.worker.engine.native import NativeEngine
 DEVIATION = 0.02
 
 
-def drawn(shape: ModelShape, name: str, size: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """fp32 values of a module's parameter: norms are 1, matrices normal; of stacked experts each as its own matrix."""
+def drawn(
+    shape: ModelShape, name: str, size: tuple[int, ...], device: torch.device
+) -> torch.Tensor:
+    """fp32 values of a module's parameter: norms are 1, matrices normal; of stacked experts each as
+    its own matrix.
+    """
     if len(size) == 1:
         return torch.ones(size, device=device)
     values = []
     for part, rows in shape.file_parts(name, size).items():
         generator = torch.Generator(device).manual_seed(zlib.crc32(part.encode()))
         values.append(torch.empty(rows, device=device).normal_(0.0, DEVIATION, generator=generator))
-    return values[0] if len(values) == 1 else torch.cat([each.flatten() for each in values]).view(size)
+    return (
+        values[0] if len(values) == 1 else torch.cat([each.flatten() for each in values]).view(size)
+    )
 
 
 class DrawnEngine(NativeEngine):
-    """The engine with values drawn on the device: reading an 8B from the host would take most of a part's time."""
+    """The engine with values drawn on the device: reading an 8B from the host would take most of a
+    part's time.
+    """
 
     @torch.no_grad()
     def begin_from(self, weights: Any) -> None:

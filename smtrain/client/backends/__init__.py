@@ -1,1 +1,3 @@
-"""Backends that run jobs: their common protocol, SageMaker, Slurm, and the choice by a config or a job name."""
+"""Backends that run jobs: their common protocol, SageMaker, Slurm, and the choice by a config or a
+job name.
+"""

@@ -1,9 +1,10 @@
 """The protocol of a backend: describe, list and stop jobs, read their lines and files.
 
-`client.backends.sagemaker.backend.SageMakerBackend` uses the SageMaker API (AWS, or the local control plane),
-`client.backends.slurm.backend.SlurmBackend` uses Slurm's commands and the files that its jobs write,
-`client.backends.pai.backend.PaiBackend` uses the API of PAI-DLC and OSS. Requests and answers have SageMaker's form.
-Submitting is not part of `Backend`: on SageMaker a launch retries until it gets machines; a `JobQueue` has a queue.
+`client.backends.sagemaker.backend.SageMakerBackend` uses the SageMaker API (AWS, or the local
+control plane), `client.backends.slurm.backend.SlurmBackend` uses Slurm's commands and the files
+that its jobs write, `client.backends.pai.backend.PaiBackend` uses the API of PAI-DLC and OSS.
+Requests and answers have SageMaker's form. Submitting is not part of `Backend`: on SageMaker a
+launch retries until it gets machines; a `JobQueue` has a queue.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ class Pace:
     """A line waits so long for older ones; up to `hold_most` if lines are seen to arrive late."""
     hold_most: float
     settle: float
-    """After the end: no new line for so long (plus twice the greatest lateness) means that all lines have arrived."""
+    """After the end: no new line for so long (plus twice the greatest lateness) means that all
+    lines have arrived.
+    """
     settle_most: float
     back: tuple[tuple[float, float], ...]
-    """(every, back): a reading goes back so far at least so often; the first each time, the last also at the end."""
+    """(every, back): a reading goes back so far at least so often; the first each time, the last
+    also at the end.
+    """
     limit: float
     """Give up after so long without any answer."""
     pauses: tuple[float, float]
-    """The first and the longest pause between attempts to get machines: AWS has machines again after minutes."""
+    """The first and the longest pause between attempts to get machines: AWS has machines again
+    after minutes.
+    """
     look: float
     """Between two looks at a job that waits for its machines."""
 
@@ -78,7 +85,10 @@ class Backend(Protocol):
 
     # ---- defaults of a config
     def role(self, role: str | None) -> str:
-        """ARN of the jobs' role; empty for a backend without roles. Raises `ConfigError` if it is missing."""
+        """ARN of the jobs' role; empty for a backend without roles.
+
+        Raises `ConfigError` if it is missing.
+        """
         ...
 
     def base(self, uri: str | None) -> str:
@@ -91,7 +101,9 @@ class Backend(Protocol):
 
     # ---- jobs
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
-        """Text for a dry run: the requests as JSON (an object if there is only one, else a list), or scripts."""
+        """Text for a dry run: the requests as JSON (an object if there is only one, else a list),
+        or scripts.
+        """
         ...
 
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
@@ -112,9 +124,18 @@ class Backend(Protocol):
 
     # ---- lines
     def log_page(
-        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
+        self,
+        name: str,
+        host: str | None,
+        start: int,
+        pattern: str | None,
+        token: str | None,
+        patience: Any,
     ) -> dict[str, Any]:
-        """A page of events from a time (ms) on, as FilterLogEvents gives them. Raises `TokenExpiredError`."""
+        """A page of events from a time (ms) on, as FilterLogEvents gives them.
+
+        Raises `TokenExpiredError`.
+        """
         ...
 
     def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
@@ -150,9 +171,13 @@ class JobQueue(Backend, Protocol):
         """Copy files below a URI unless they are there with the same content."""
         ...
 
-    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
-        """Queue a request, if the backend chains after the jobs with these IDs; returns its own ID, or None if the job
-        exists already. Raises `JobError` if it is refused; nothing of it stays then."""
+    def submit(
+        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+    ) -> str | None:
+        """Queue a request, if the backend chains after the jobs with these IDs; returns its own ID,
+        or None if the job exists already. Raises `JobError` if it is refused; nothing of it stays
+        then.
+        """
         ...
 
     def queued_id(self, name: str) -> str | None:

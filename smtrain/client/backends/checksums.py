@@ -1,4 +1,6 @@
-"""Digests of local files in the forms that object stores give them, to compare a file with its copy in a store."""
+"""Digests of local files in the forms that object stores give them, to compare a file with its copy
+in a store.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def sha256_of(body: Body) -> str:
 
 
 def etag_of(body: Body, part: int | None) -> str:
-    """S3's ETag without SSE-KMS: the MD5 in hex, and `MD5 of the parts' MD5s-number` of an object sent in parts.
+    """S3's ETag without SSE-KMS: the MD5 in hex, and `MD5 of the parts' MD5s-number` of an
+    object sent in parts.
 
     Args:
         body: A file that nothing writes to, or bytes.
@@ -43,7 +46,9 @@ def etag_of(body: Body, part: int | None) -> str:
 
 
 def checksum_of(body: Body, part: int | None) -> str:
-    """S3's ChecksumSHA256: base64, and of an object sent in parts the SHA-256 of their SHA-256s with their number."""
+    """S3's ChecksumSHA256: base64, and of an object sent in parts the SHA-256 of their SHA-256s
+    with their number.
+    """
     digest, parts = _digest_of(body, part, "sha256")
     coded = base64.b64encode(digest).decode()
     return f"{coded}-{parts}" if parts else coded
@@ -57,7 +62,9 @@ def _digest_of(body: Body, part: int | None, algorithm: str) -> tuple[bytes, int
 
 
 @lru_cache(maxsize=1 << 16)  # several stages of a run read the same files
-def _remembered(body: Path, part: int | None, algorithm: str, _stamp: tuple[int, int, int]) -> tuple[bytes, int]:
+def _remembered(
+    body: Path, part: int | None, algorithm: str, _stamp: tuple[int, int, int]
+) -> tuple[bytes, int]:
     return _computed(body, part, algorithm)
 
 

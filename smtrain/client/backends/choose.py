@@ -22,7 +22,9 @@ from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
 
 def module_of(record: TargetRecord, name: str) -> Any:
-    """Import a module from the folder of a target's backend; lazily, as few users have every backend."""
+    """Import a module from the folder of a target's backend; lazily, as few users have every
+    backend.
+    """
     return import_module(f"{__package__}.{record.folder}.{name}")
 
 
@@ -51,18 +53,26 @@ def backend_of(config: JobConfig, name: TargetName | None = None) -> Backend:
 
 
 def backend_by_name(name: TargetName) -> Backend:
-    """The backend of a target's name, without a config; if the target has a section, the one used last."""
+    """The backend of a target's name, without a config; if the target has a section, the one used
+    last.
+    """
     record = TARGETS[name]
-    return SageMakerBackend(name) if record.section is None else _backend(record, registry_of(record).section_of())
+    return (
+        SageMakerBackend(name)
+        if record.section is None
+        else _backend(record, registry_of(record).section_of())
+    )
 
 
 def backend_of_job(job: str, name: TargetName | None = None) -> tuple[str, Backend]:
-    """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, the backend that it was submitted to from
-    here, else as `sagemaker_backend_of_job`."""
+    """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, the backend that it
+    was submitted to from here, else as `sagemaker_backend_of_job`.
+    """
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
         raise ConfigError(
-            f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}",
+            f"SMTRAIN_TARGET is {word!r};"
+            f" {hint(word, get_args(TargetName), table('word_names')['values'])}",
             code="config.wrong_value",
         )
     for record, registry in registries():
@@ -75,7 +85,8 @@ def sagemaker(backend: Backend) -> SageMakerBackend:
     """The backend, if it has the SageMaker API. Raises `ConfigError` for any other."""
     if not isinstance(backend, SageMakerBackend):
         raise ConfigError(
-            f"target: {backend.name} has no SageMaker API, which this command needs; give `--target aws`",
+            f"target: {backend.name} has no SageMaker API, which this command needs; give `--target"
+            " aws`",
             code="config.combination",
         )
     return backend
@@ -89,12 +100,14 @@ def queue(backend: Backend) -> JobQueue:
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
 
-def sagemaker_backend_of_job(name: str, target: TargetName | None = None) -> tuple[str, SageMakerBackend]:
-    """(job name, target) on SageMaker of a name or an ARN, without a network call: the argument, $SMTRAIN_TARGET, the
-    region of the ARN, this machine, else AWS.
+def sagemaker_backend_of_job(
+    name: str, target: TargetName | None = None
+) -> tuple[str, SageMakerBackend]:
+    """(job name, target) on SageMaker of a name or an ARN, without a network call: the argument,
+    $SMTRAIN_TARGET, the region of the ARN, this machine, else AWS.
 
-    If nothing names a target, a job is local if this machine's control plane has a job or a run of this name, or if
-    there are no AWS credentials and a control plane is installed.
+    If nothing names a target, a job is local if this machine's control plane has a job or a run of
+    this name, or if there are no AWS credentials and a control plane is installed.
     """
     region = None
     if arn := _ARN.fullmatch(name):
@@ -104,16 +117,23 @@ def sagemaker_backend_of_job(name: str, target: TargetName | None = None) -> tup
     names = [record.name for record in TARGETS.values() if record.sagemaker]
     if word and word not in names:
         raise ConfigError(
-            f"SMTRAIN_TARGET is {word!r}; {hint(word, names, table('word_names')['values'])}", code="config.wrong_value"
+            f"SMTRAIN_TARGET is {word!r}; {hint(word, names, table('word_names')['values'])}",
+            code="config.wrong_value",
         )
-    here = TARGETS[word].here if word else kept_here(name) or (present("moto") and not _has_credentials())
+    here = (
+        TARGETS[word].here
+        if word
+        else kept_here(name) or (present("moto") and not _has_credentials())
+    )
     if not word and not here and region is None and "/" not in name and not present("moto"):
         _refuse_unknown(name)
     return name, SageMakerBackend("local") if here else SageMakerBackend("aws", region)
 
 
 def _refuse_unknown(name: str) -> None:
-    """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked for jobs."""
+    """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked
+    for jobs.
+    """
     try:
         if _has_credentials():
             SageMakerBackend("aws").region_name()
@@ -122,9 +142,8 @@ def _refuse_unknown(name: str) -> None:
         pass
     unknown = f"{name}: no run or job of this name is known on this machine; " if name else ""
     raise JobError(
-        f"{unknown}jobs here need smtrain's extra local "
-        f"(`{install('local', 'moto')}`), and jobs on AWS need credentials and a region (`aws configure`, or "
-        "AWS_PROFILE and AWS_REGION)"
+        f"{unknown}jobs here need smtrain's extra local (`{install('local', 'moto')}`), and jobs on"
+        " AWS need credentials and a region (`aws configure`, or AWS_PROFILE and AWS_REGION)"
     )
 
 

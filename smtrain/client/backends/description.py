@@ -32,9 +32,13 @@ class JobTimes:
 
 
 def describe(
-    request: Mapping[str, Any], target: TargetName, id_: str, state: JobState, times: JobTimes,
+    request: Mapping[str, Any],
+    target: TargetName,
+    id_: str,
+    state: JobState,
+    times: JobTimes,
     transitions: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """DescribeTrainingJob's answer for the job of a request, which the backend calls `id_`."""
     name, base = request["TrainingJobName"], request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
     described: dict[str, Any] = {
@@ -58,7 +62,13 @@ def describe(
 
 def summary(description: Mapping[str, Any]) -> dict[str, Any]:
     """The row of ListTrainingJobs for a description."""
-    keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
+    keys = (
+        "TrainingJobName",
+        "TrainingJobArn",
+        "TrainingJobStatus",
+        "CreationTime",
+        "LastModifiedTime",
+    )
     return {key: description[key] for key in (*keys, "TrainingEndTime") if key in description}
 
 
@@ -82,7 +92,9 @@ def final_metrics(
 
 
 def matches(event: Mapping[str, Any], start: int, host: str | None, pattern: str | None) -> bool:
-    """Whether FilterLogEvents would give a log event: from a time (ms) on, of a host, with a quoted word."""
+    """Whether FilterLogEvents would give a log event: from a time (ms) on, of a host, with a quoted
+    word.
+    """
     stream = str(event["logStreamName"]).rpartition("/")[2]
     return (
         int(event["timestamp"]) >= start

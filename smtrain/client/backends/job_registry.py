@@ -1,7 +1,7 @@
 """Remember the backend of each job, for commands that only name a job: one file a job.
 
-It is needed for backends that no account or login leads to: a Slurm cluster, a storage and workspace of PAI-DLC. Each
-has a module `registry` in its folder.
+It is needed for backends that no account or login leads to: a Slurm cluster, a storage and
+workspace of PAI-DLC. Each has a module `registry` in its folder.
 """
 
 from __future__ import annotations
@@ -50,11 +50,16 @@ class JobRegistry(Generic[_Kind]):
         self._file(job).unlink(missing_ok=True)
 
     def knows(self, job: str) -> bool:
-        """True if a job, or a job of a run of this name, was submitted to such a backend from here."""
+        """True if a job, or a job of a run of this name, was submitted to such a backend from
+        here.
+        """
         return self._noted(job) is not None
 
     def section_of(self, job: str | None = None) -> _Kind:
-        """The backend of a job, else of the variable, else the one used last. Raises `ConfigError` if none is known."""
+        """The backend of a job, else of the variable, else the one used last.
+
+        Raises `ConfigError` if none is known.
+        """
         named = os.environ.get(self.variable)
         if job and (path := self._noted(job)):
             return self._read(path)
@@ -63,7 +68,8 @@ class JobRegistry(Generic[_Kind]):
                 return self.parse(named)
             except ConfigError:
                 raise ConfigError(
-                    f"{self.variable} is {named!r}; it must look like {self.form}", code="config.wrong_value"
+                    f"{self.variable} is {named!r}; it must look like {self.form}",
+                    code="config.wrong_value",
                 ) from None
         if self._file(_LATEST).is_file():
             return self._read(self._file(_LATEST))
@@ -86,5 +92,6 @@ class JobRegistry(Generic[_Kind]):
             return self.section.model_validate(read_object(path))
         except ValueError as error:
             raise ConfigError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}); delete it", code="config.unreadable"
+                f"{path} cannot be read ({str(error).splitlines()[0]}); delete it",
+                code="config.unreadable",
             ) from None

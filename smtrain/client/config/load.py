@@ -1,4 +1,6 @@
-"""Merge YAML, keyword arguments and `--set key=value` into one typed draft of a config, with all its faults."""
+"""Merge YAML, keyword arguments and `--set key=value` into one typed draft of a config, with all
+its faults.
+"""
 
 from __future__ import annotations
 
@@ -55,33 +57,50 @@ class Draft:
 
 
 def draft(
-    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+    source: Source | None = None,
+    *,
+    set_: Sequence[str] = (),
+    target: str | None = None,
+    **sections: Any,
 ) -> Draft:
-    """Merge the sources of a config: the file, then the sections, then `set_`, as `load_config` says."""
+    """Merge the sources of a config: the file, then the sections, then `set_`, as `load_config`
+    says.
+    """
     raw = _read(source)
     _merge(raw, _absolute(_plain(sections), Path.cwd()))
     faults: list[str] = []
     for text in set_:
         faults += _assign(raw, text)
     known = get_args(JobConfig.model_fields["target"].annotation)
-    if target is not None and raw.get("target", target) in (*known, target):  # a wrong target stays, to be reported
+    if target is not None and raw.get("target", target) in (
+        *known,
+        target,
+    ):  # a wrong target stays, to be reported
         raw["target"] = target
     if wrong := [*_text_faults(raw), *_name_faults(raw)]:
-        raise ConfigError([" ".join(fault.splitlines()) for fault in wrong[:_MOST_FAULTS]], code="config.wrong_value")
+        raise ConfigError(
+            [" ".join(fault.splitlines()) for fault in wrong[:_MOST_FAULTS]],
+            code="config.wrong_value",
+        )
     _place_elsewhere(raw)
     auto = raw.get("parallel") == "auto"
-    config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
+    config, removed, more = _validate(
+        {key: value for key, value in raw.items() if not auto or key != "parallel"}
+    )
     return Draft(config, faults + more, removed, auto)
 
 
 def faults_of(config: JobConfig, left_out: set[str], *, shape_alone: bool = False) -> Iterator[str]:
-    """The faults of a whole config, without those that depend on the keys left out; `shape_alone`: the model's folder
-    needs only its config.json."""
+    """The faults of a whole config, without those that depend on the keys left out; `shape_alone`:
+    the model's folder needs only its config.json.
+    """
     for keys, text in combination_faults(config):
         if not left_out & keys:
             yield text if isinstance(text, Sentence) else Sentence(text, "config.combination")
     yield from (text for _, text in secret_faults(config))
-    yield from (text for keys, text in model_faults(config, shape_alone=shape_alone) if not left_out & keys)
+    yield from (
+        text for keys, text in model_faults(config, shape_alone=shape_alone) if not left_out & keys
+    )
 
 
 def _read(source: Source | None) -> dict[str, Any]:
@@ -92,34 +111,42 @@ def _read(source: Source | None) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return _absolute(_plain(source), Path.cwd())
     if not str(source):
-        raise ConfigError("the config file is an empty name; name a YAML file", code="config.unreadable")
+        raise ConfigError(
+            "the config file is an empty name; name a YAML file", code="config.unreadable"
+        )
     path = Path(source)
     loaded = read_yaml(path)
     if loaded is None:
-        raise ConfigError(f"{path}: is empty; a config needs at least model.path", code="config.unreadable")
+        raise ConfigError(
+            f"{path}: is empty; a config needs at least model.path", code="config.unreadable"
+        )
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"{path}: must hold keys and values at the top, not {with_article(type(loaded).__name__)}",
+            f"{path}: must hold keys and values at the top, not"
+            f" {with_article(type(loaded).__name__)}",
             code="config.unreadable",
         )
     if loaded and not loaded.keys() & JobConfig.model_fields.keys():
         known = ", ".join(JobConfig.model_fields)
         near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
         hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
-        raise ConfigError(f"{path}: holds none of a config's keys ({known}); {hint}", code="config.unreadable")
+        raise ConfigError(
+            f"{path}: holds none of a config's keys ({known}); {hint}", code="config.unreadable"
+        )
     return _absolute(loaded, path.resolve().parent)
 
 
 def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     """Make plain mappings of sections, so that all sources merge in the same way.
 
-    Raises `ConfigError` for what no file of settings can hold: a value that contains itself, a key that is not text, a
-    number of a hundred digits.
+    Raises `ConfigError` for what no file of settings can hold: a value that contains itself, a key
+    that is not text, a number of a hundred digits.
     """
     where = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
         raise ConfigError(
-            f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain values",
+            f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain"
+            " values",
             code="config.wrong_value",
         )
     if isinstance(value, BaseModel):
@@ -129,7 +156,8 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    f"{where}the key {shown(repr(name))} is {with_article(type(name).__name__)}; a key is text",
+                    f"{where}the key {shown(repr(name))} is {with_article(type(name).__name__)}; a"
+                    " key is text",
                     code="config.wrong_value",
                 )
             plain[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
@@ -137,7 +165,10 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item, key, depth + 1) for item in value]
     if isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ConfigError(f"{where}a number has over {_DIGITS} digits; give a smaller one", code="config.wrong_value")
+        raise ConfigError(
+            f"{where}a number has over {_DIGITS} digits; give a smaller one",
+            code="config.wrong_value",
+        )
     return str(value) if isinstance(value, Path) else value
 
 
@@ -146,7 +177,9 @@ def _text_faults(value: Any, key: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for name, item in value.items():
             inner = f"{key}.{name}" if key else name
-            yield from _text_faults(name, f"{key}: the key {name!r}" if key else f"the key {name!r}")
+            yield from _text_faults(
+                name, f"{key}: the key {name!r}" if key else f"the key {name!r}"
+            )
             yield from _text_faults(item, inner)
     elif isinstance(value, list):
         for item in value:
@@ -165,11 +198,13 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         if not isinstance(value, str):
             continue
         encoded = value.encode("utf-8", "surrogatepass")
-        if len(encoded) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in encoded.split(b"/")):
+        if len(encoded) > _LONGEST_PATH or any(
+            len(part) > _LONGEST_NAME for part in encoded.split(b"/")
+        ):
             section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
-                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between "
-                f"two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
+                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME}"
+                f" bytes between two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
             )
 
 
@@ -180,7 +215,9 @@ def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
     sources = data.get("sources") if isinstance(data, dict) else None
     places += [(source, "path") for source in sources] if isinstance(sources, list) else []
     train = raw.get("train")
-    validation, dpo = (train.get(name) if isinstance(train, dict) else None for name in ("validation", "dpo"))
+    validation, dpo = (
+        train.get(name) if isinstance(train, dict) else None for name in ("validation", "dpo")
+    )
     if isinstance(dpo, dict) and dpo.get("reference") not in REFERENCES:
         places.append((dpo, "reference"))
     return [*places, (validation, "path")]
@@ -189,27 +226,38 @@ def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
 def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     for mapping, field in _paths(raw):
         value = mapping.get(field) if isinstance(mapping, dict) else None
-        if isinstance(mapping, dict) and isinstance(value, str) and value and not _is_address(value, base):
+        if (
+            isinstance(mapping, dict)
+            and isinstance(value, str)
+            and value
+            and not _is_address(value, base)
+        ):
             mapping[field] = str((base / _home_of(value)).absolute())
     return raw
 
 
 def _place_elsewhere(raw: dict[str, Any]) -> None:
-    """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that do not exist here, if
-    the target's section names a host to reach by ssh, which checks them later; and those below a mount of `data`."""
+    """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that
+    do not exist here, if the target's section names a host to reach by ssh, which checks them
+    later; and those below a mount of `data`.
+    """
     record = TARGETS.get(str(raw.get("target")))
     section = raw.get(record.section or "") if record else None
     if not isinstance(section, dict):
         return
     mounts = section.get("data")
     listed = mounts if isinstance(mounts, (list, tuple)) else ()  # another type is refused later
-    folders = [one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)]
+    folders = [
+        one["path"] for one in listed if isinstance(one, dict) and isinstance(one.get("path"), str)
+    ]
     for mapping, field in _paths(raw):
         value = mapping.get(field) if isinstance(mapping, dict) else None
         if not (isinstance(mapping, dict) and isinstance(value, str) and value.startswith("/")):
             continue
         mounted = any(f"{value}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
-        if mounted or (section.get("host") and not glob.has_magic(value) and not Path(value).exists()):
+        if mounted or (
+            section.get("host") and not glob.has_magic(value) and not Path(value).exists()
+        ):
             mapping[field] = "file://" + value.rstrip("/")
 
 
@@ -244,7 +292,8 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
         child = here.setdefault(part, {})
         if not isinstance(child, dict):
             return [
-                f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it, or set {part} itself"
+                f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it,"
+                f" or set {part} itself"
             ]
         here = child
     here[parts[-1]] = value
@@ -290,7 +339,8 @@ def _is_text(parts: list[str]) -> bool:
 def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str]]:
     """The config, the keys that were left out to build it, and the faults of those keys.
 
-    Faulty keys are dropped until the rest is valid, so that the rules for combinations can check the rest.
+    Faulty keys are dropped until the rest is valid, so that the rules for combinations can check
+    the rest.
     """
     raw = json.loads(json.dumps(raw, default=str))
     removed: set[str] = set()

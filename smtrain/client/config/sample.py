@@ -1,4 +1,6 @@
-"""Write a first config for a model, a text and machines: a few keys, each with its description from the schema."""
+"""Write a first config for a model, a text and machines: a few keys, each with its description from
+the schema.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,25 @@ class Machines:
 
     @classmethod
     def parse(cls, text: str) -> Machines:
-        """Parse `here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for other text."""
+        """Parse `here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for other
+        text.
+        """
         if text.strip().lower() in (HERE, "local", ""):
             return cls(None)
         match = _MACHINES.fullmatch(text.strip())
         if not match or match[2] == "0":
-            raise ConfigError(f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
-                               "ml.trn1.32xlarge:2", code="config.wrong_value")  # fmt: skip
+            raise ConfigError(
+                f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
+                "ml.trn1.32xlarge:2",
+                code="config.wrong_value",
+            )
         return cls(match[1], int(match[2] or 1))
 
 
 def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str, Any]:
-    """The keys of the config, without those that should follow the machines: the engine and, if the planner knows model
-    and machines (`mesh`), mesh and batch."""
+    """The keys of the config, without those that should follow the machines: the engine and, if the
+    planner knows model and machines (`mesh`), mesh and batch.
+    """
     here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
     cores = row.get("cores", 1)
     tp = torus_chip(machines.instance_type or "", row.get("logical_cores", 1)) or min(8, cores)
@@ -60,9 +68,14 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
         copies = machines.count * cores // (tp if row else 1)
         batch = {"global_batch_size": -(-64 // copies) * copies}
     if row and not mesh:
-        guessed = {"parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}}
+        guessed = {
+            "parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}
+        }
     length = min(512 if here else 4096, _positions(model))
-    compute: dict[str, Any] = {"instance_type": machines.instance_type, "instance_count": machines.count}
+    compute: dict[str, Any] = {
+        "instance_type": machines.instance_type,
+        "instance_count": machines.count,
+    }
     return {
         "name": name_of(model),
         "target": "local" if here else "aws",
@@ -79,14 +92,20 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
             "save_interval": 50 if here else 100,
         },
         **({} if here else {"compute": {**compute, "max_run": "1d"}}),
-    }  # fmt: skip
+    }
 
 
 def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
-    """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, as comments."""
+    """The config as YAML for `file`.
+
+    `left_open`: examples of keys such as `compute.role`, as comments.
+    """
     lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
     if TARGETS[content["target"]].here:
-        lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]
+        lines += [
+            f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set"
+            " train.steps=20"
+        ]
     lines += [""]
     for key, value in content.items():
         lines += _described(JobConfig, key, "")
@@ -126,7 +145,11 @@ def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
     # a wheel has no docs folder
     text = re.sub(r" \(docs/[^)]*\)", "", " ".join(descriptions(section)[field].split()))
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+        text,
+        _WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_on_hyphens=False,
     )
 
 
@@ -134,4 +157,8 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         # with a decimal point, as YAML 1.1 reads 1e-4 as text
         return f"{value:.1e}" if value < 1e-3 else f"{value:g}"
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1000)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+    )

@@ -1,4 +1,6 @@
-"""Parse the options of sbatch and srun in a config, and refuse those that a stage cannot run with."""
+"""Parse the options of sbatch and srun in a config, and refuse those that a stage cannot run
+with.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,27 @@ from dataclasses import dataclass
 # Short options without a value: `-kW` is two options, `-kN2` is -k and -N with its value.
 _FLAGS = {"sbatch": "hHIkOQsvVW", "srun": "EhHklOQsuvVXZ"}
 _LETTERS = {
-    "a": "array", "A": "account", "C": "constraint", "e": "error", "h": "help", "i": "input", "I": "immediate",
-    "J": "job-name", "K": "kill-on-bad-exit", "M": "clusters", "n": "ntasks", "N": "nodes", "o": "output",
-    "p": "partition", "q": "qos", "t": "time", "V": "version", "W": "wait", "Z": "no-allocate", "r": "relative",
-}  # fmt: skip
+    "a": "array",
+    "A": "account",
+    "C": "constraint",
+    "e": "error",
+    "h": "help",
+    "i": "input",
+    "I": "immediate",
+    "J": "job-name",
+    "K": "kill-on-bad-exit",
+    "M": "clusters",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+    "V": "version",
+    "W": "wait",
+    "Z": "no-allocate",
+    "r": "relative",
+}
 _NAME = re.compile(r"--(\w[\w-]*)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -30,14 +49,23 @@ _FOUND_BY_NAME = "the job is found by its name; leave it out"
 _ENDS_TOGETHER = "the other nodes must end when one has failed; leave it out"
 _SHARED = {
     "array": _ONE_JOB,
-    "clusters": "a job is looked for on its head node's own cluster; name the other cluster's in cluster.host",
+    "clusters": (
+        "a job is looked for on its head node's own cluster; name the other cluster's in"
+        " cluster.host"
+    ),
     "job-name": _FOUND_BY_NAME,
     "output": _WORDS,
     "error": _WORDS,
-    **{name: _instead(f"cluster.{name}") for name in ("account", "constraint", "container", "partition", "qos")},
+    **{
+        name: _instead(f"cluster.{name}")
+        for name in ("account", "constraint", "container", "partition", "qos")
+    },
     **{name: _instead(f"cluster.{name}") for name in ("reservation", "time")},
     "nodes": _instead("compute.instance_count"),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu"), _ONE_TASK),
+    **dict.fromkeys(
+        ("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu"),
+        _ONE_TASK,
+    ),
     **dict.fromkeys(("help", "usage", "version", "test-only"), _NOTHING_RUNS),
 }
 _REFUSED: Mapping[str, Mapping[str, str]] = {
@@ -48,12 +76,19 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
         "no-requeue": "a job requeues itself after its time limit and a lost node; leave it out",
         "wait": "sbatch would not return before the job's end; leave it out, and run with --wait",
         "wrap": "the script of the stage is what runs; put lines of yours into cluster.setup",
-        "get-user-env": "it loads all of the login shell, secrets too; name what is needed, as in --export=NAME",
-        "export-file": "variables of a file cannot be checked for secrets; write them in compute.environment",
+        "get-user-env": (
+            "it loads all of the login shell, secrets too; name what is needed, as in --export=NAME"
+        ),
+        "export-file": (
+            "variables of a file cannot be checked for secrets; write them in compute.environment"
+        ),
     },
     "srun": {
         **_SHARED,
-        "export": "the stage needs all that its script exports; name variables in cluster.sbatch, as in --export=NAME",
+        "export": (
+            "the stage needs all that its script exports; name variables in cluster.sbatch, as in"
+            " --export=NAME"
+        ),
         "wait": _ENDS_TOGETHER,
         "kill-on-bad-exit": _ENDS_TOGETHER,
         "jobid": _ONE_JOB,
@@ -67,7 +102,9 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 
 
 def options_of(words: Iterable[str]) -> tuple[str, ...]:
-    """Each option with its value as one argument: `--a b` in one item or two is `--a=b`, `-a b` is `-ab`."""
+    """Each option with its value as one argument: `--a b` in one item or two is `--a=b`, `-a b` is
+    `-ab`.
+    """
     options: list[str] = []
     for word in words:
         if not word.startswith("-") and options and "=" not in options[-1]:
@@ -85,9 +122,15 @@ def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
     for option in options_of(words):
         shown = option if len(option) <= 60 else f"{option[:57]}..."
         if _CONTROL.search(option):
-            yield f"{shown!r} holds a line break or another control character; write its value in one line"
+            yield (
+                f"{shown!r} holds a line break or another control character; write its value in one"
+                " line"
+            )
         elif not re.match(r"--\w|-\w", option):
-            yield f"{shown!r} is not an option of {program}; write option and value as one item, as in --comment=text"
+            yield (
+                f"{shown!r} is not an option of {program}; write option and value as one item, as"
+                " in --comment=text"
+            )
         else:
             yield from (f"{shown}: {why}" for why in dict.fromkeys(_broken(option, program)))
 
@@ -96,7 +139,9 @@ def _broken(option: str, program: str) -> Iterator[str]:
     """Reasons why an option would break the stage."""
     refused = _REFUSED[program]
     for name in _names(option, program):
-        known = [full for full in refused if full == name] or [full for full in refused if full.startswith(name)]
+        known = [full for full in refused if full == name] or [
+            full for full in refused if full.startswith(name)
+        ]
         if known and not (program == "sbatch" and name == "export"):
             yield refused[known[0]]
     if program == "sbatch":
@@ -144,7 +189,10 @@ class Exported:
                 elif part.upper() in ("NONE", "NIL"):
                     continue
                 elif not _VARIABLE.fullmatch(name) or set(value) & set("'\""):
-                    faults.append(f"{part!r} is not NAME or NAME=value; write the variable in compute.environment")
+                    faults.append(
+                        f"{part!r} is not NAME or NAME=value; write the variable in"
+                        " compute.environment"
+                    )
                 elif equals:
                     values.append((name, value))
                 else:

@@ -1,4 +1,6 @@
-"""Write one key into a YAML file of a config, and leave every other character of the file as it is."""
+"""Write one key into a YAML file of a config, and leave every other character of the file as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from smtrain.core.yaml_text import YamlError, parse
 
 
 def with_value(text: str, keys: Sequence[str], value: Any) -> str:
-    """The text of a YAML mapping in which the value at `keys` is another one; sections that are missing are added.
+    """The text of a YAML mapping in which the value at `keys` is another one; sections that are
+    missing are added.
 
-    Raises `ConfigError` if the text cannot be changed without changing something else, as with anchors and aliases.
+    Raises `ConfigError` if the text cannot be changed without changing something else, as with
+    anchors and aliases.
     """
     wanted = parse(text) or {}
     here = wanted
@@ -35,7 +39,9 @@ def with_value(text: str, keys: Sequence[str], value: Any) -> str:
 
 
 def _by_hand(keys: Sequence[str], reason: str) -> ConfigError:
-    return ConfigError(f"{'.'.join(keys)}: {reason}; edit the file by hand", code="config.unreadable")
+    return ConfigError(
+        f"{'.'.join(keys)}: {reason}; edit the file by hand", code="config.unreadable"
+    )
 
 
 def _changed(text: str, keys: list[str], value: Any) -> str:
@@ -48,7 +54,10 @@ def _changed(text: str, keys: list[str], value: Any) -> str:
             return _inserted(text, node, keys[depth:], value)
         node = found[1]
         if depth == len(keys) - 1 or not isinstance(node, yaml.MappingNode):
-            start, between = node.start_mark.index, text[found[0].end_mark.index : node.start_mark.index]
+            start, between = (
+                node.start_mark.index,
+                text[found[0].end_mark.index : node.start_mark.index],
+            )
             if "\n" in between and "#" not in between:  # a block below its key
                 start = found[0].end_mark.index + between.index(":") + 1
             # An empty value has no place of its own: it ends at its key's colon.
@@ -85,7 +94,9 @@ def _end(text: str, node: Any) -> int:
 
 
 def _with_block(text: str, at: int, keys: list[str], value: Any, indent: int) -> str:
-    """The text with lines for the keys and their value at a line's beginning, or at the text's end."""
+    """The text with lines for the keys and their value at a line's beginning, or at the text's
+    end.
+    """
     end = _line_end(text)
     lines = [f"{' ' * (indent + 2 * depth)}{key}:" for depth, key in enumerate(keys)]
     before = end if at and text[at - 1] != "\n" else ""
@@ -104,5 +115,7 @@ def _nested(keys: list[str], value: Any) -> Any:
 
 def _flow(value: Any) -> str:
     """A value on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")

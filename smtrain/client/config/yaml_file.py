@@ -15,7 +15,9 @@ from smtrain.core.yaml_text import MOST_BYTES, YamlError, parse
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
-def read_yaml(path: Path, what: str = "config", remedy: str = "name the YAML file of the config") -> Any:
+def read_yaml(
+    path: Path, what: str = "config", remedy: str = "name the YAML file of the config"
+) -> Any:
     """The value of a YAML file; None for an empty one.
 
     Args:
@@ -24,13 +26,16 @@ def read_yaml(path: Path, what: str = "config", remedy: str = "name the YAML fil
         remedy: The remedy for a file of another kind, as an imperative.
 
     Raises:
-        ConfigError: It does not exist, cannot be read, or is not YAML that settings can use; with line and key.
+        ConfigError: It does not exist, cannot be read, or is not YAML that settings can use; with
+            line and key.
     """
     text = read_settings(path, what, remedy)
     try:
         return parse(text)
     except YamlError as error:
-        raise ConfigError(f"{path}: {hide(' '.join(str(error).splitlines()))}", code="config.unreadable") from None
+        raise ConfigError(
+            f"{path}: {hide(' '.join(str(error).splitlines()))}", code="config.unreadable"
+        ) from None
 
 
 def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
@@ -40,30 +45,40 @@ def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
         return parse_toml(text)
     except RecursionError:
         raise ConfigError(
-            f"{path}: its values are nested too deeply; close the brackets earlier", code="config.unreadable"
+            f"{path}: its values are nested too deeply; close the brackets earlier",
+            code="config.unreadable",
         ) from None
     except ValueError as error:
         raise ConfigError(
-            f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML", code="config.unreadable"
+            f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML",
+            code="config.unreadable",
         ) from None
 
 
 def read_settings(path: Path, what: str, remedy: str) -> str:
-    """The text of a file of settings. Raises `ConfigError` if it does not exist, is too long or not UTF-8."""
+    """The text of a file of settings.
+
+    Raises `ConfigError` if it does not exist, is too long or not UTF-8.
+    """
     try:
         with open_named(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         if what == "config" and isinstance(error, FileNotFoundError):
             raise ConfigError(
-                f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one",
+                f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}`"
+                " writes one",
                 code="config.unreadable",
             ) from None
         why = "it is a folder" if path.is_dir() else error.strerror or first_line(error)
         near = near_path(path) if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"{path}: {what} cannot be read ({why}); {near}{remedy}", code="config.unreadable") from None
+        raise ConfigError(
+            f"{path}: {what} cannot be read ({why}); {near}{remedy}", code="config.unreadable"
+        ) from None
     except ValueError:
-        raise ConfigError(f"{str(path)!r}: cannot be a file's name; {remedy}", code="config.unreadable") from None
+        raise ConfigError(
+            f"{str(path)!r}: cannot be a file's name; {remedy}", code="config.unreadable"
+        ) from None
     if len(content) > MOST_BYTES:
         raise ConfigError(
             f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}",

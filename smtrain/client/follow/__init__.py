@@ -1,1 +1,3 @@
-"""Follow a job: the lines of all hosts in order and once, a live panel, the reason of a failure, the cost."""
+"""Follow a job: the lines of all hosts in order and once, a live panel, the reason of a failure,
+the cost.
+"""

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, float]]
 _NAN = float("nan")
-_REWARDS = {"rewards/chosen": "#1f77b4", "rewards/rejected": "#d95f02", "rewards/margins": "#555555"}
+_REWARDS = {
+    "rewards/chosen": "#1f77b4",
+    "rewards/rejected": "#d95f02",
+    "rewards/margins": "#555555",
+}
 
 
 def figure_class() -> type[Figure]:
-    """A matplotlib `Figure` that a notebook shows, with or without its inline mode. Raises `ImportError`."""
+    """A matplotlib `Figure` that a notebook shows, with or without its inline mode.
+
+    Raises `ImportError`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -40,29 +47,40 @@ def figure_class() -> type[Figure]:
 
 
 def draw(records: Records, title: str) -> Figure:
-    """Loss, held-out loss and gradient norm by step, and the rewards of a training on pairs. Raises `JobError` if
-    matplotlib is not installed."""
+    """Loss, held-out loss and gradient norm by step, and the rewards of a training on pairs. Raises
+    `JobError` if matplotlib is not installed.
+    """
     rewarded = [record for record in records if "rewards/chosen" in record]
     try:
         figure = figure_class()(figsize=(8, 6.5 if rewarded else 4.5), layout="constrained")
     except ImportError:
         raise JobError(missing("matplotlib")) from None
     steps = [record["step"] for record in records]
-    axes: Any = figure.subplots(2 + bool(rewarded), 1, sharex=True, height_ratios=(3, *([2] * bool(rewarded)), 1))
+    axes: Any = figure.subplots(
+        2 + bool(rewarded), 1, sharex=True, height_ratios=(3, *([2] * bool(rewarded)), 1)
+    )
     loss_axis, norm_axis = axes[0], axes[-1]
-    loss_axis.plot(steps, [record.get("loss", _NAN) for record in records], color="#1f77b4", linewidth=1.6)
+    loss_axis.plot(
+        steps, [record.get("loss", _NAN) for record in records], color="#1f77b4", linewidth=1.6
+    )
     held_out = [(record["step"], record["val_loss"]) for record in records if "val_loss" in record]
     if held_out:
-        loss_axis.plot(*zip(*held_out, strict=True), color=HELD_OUT, marker="o", markersize=3.5, linewidth=1.2)
+        loss_axis.plot(
+            *zip(*held_out, strict=True), color=HELD_OUT, marker="o", markersize=3.5, linewidth=1.2
+        )
         loss_axis.legend(["training", "held out"], frameon=False)
     loss_axis.set(ylabel="loss (per pair)" if rewarded else "loss (nats per token)", title=title)
     for key, colour in _REWARDS.items() if rewarded else ():
         values = [(record["step"], record[key]) for record in rewarded if key in record]
-        axes[1].plot(*zip(*values, strict=True), color=colour, linewidth=1.2, label=key.partition("/")[2])
+        axes[1].plot(
+            *zip(*values, strict=True), color=colour, linewidth=1.2, label=key.partition("/")[2]
+        )
     if rewarded:
         axes[1].legend(frameon=False)
         axes[1].set(ylabel="rewards")
-    norm_axis.plot(steps, [record.get("grad_norm", _NAN) for record in records], color="#888888", linewidth=1.0)
+    norm_axis.plot(
+        steps, [record.get("grad_norm", _NAN) for record in records], color="#888888", linewidth=1.0
+    )
     norm_axis.set(ylabel="grad norm", xlabel="step")
     for axis in axes:
         axis.grid(alpha=0.3)
@@ -83,7 +101,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """`values` as at most `width` bars between the smallest and the largest; each bar is the mean of its values."""
+    """`values` as at most `width` bars between the smallest and the largest; each bar is the mean
+    of its values.
+    """
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if not finite:
         return ""
@@ -92,14 +112,19 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = min(means), max(means)
     span = high - low
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
+    return "".join(
+        _BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means
+    )
 
 
 COLUMNS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
 
 
 def frame(records: Sequence[dict[str, float]]) -> DataFrame:
-    """One row a step (the index), the standard columns first. Raises `JobError` if pandas is not installed."""
+    """One row a step (the index), the standard columns first.
+
+    Raises `JobError` if pandas is not installed.
+    """
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,6 @@
-"""Find errors in the log of many ranks and hosts, each with its own traceback although their lines are mixed."""
+"""Find errors in the log of many ranks and hosts, each with its own traceback although their lines
+are mixed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from dataclasses import dataclass, field
 
 from smtrain.core.protocol.log_lines import Line
 
-_RANK = re.compile(r"^(?:\[rank(\d+)\]:|\[default(\d+)\]:|\[1,(\d+)\]<std(?:err|out)>:) ?(.*)$", re.S)
+_RANK = re.compile(
+    r"^(?:\[rank(\d+)\]:|\[default(\d+)\]:|\[1,(\d+)\]<std(?:err|out)>:) ?(.*)$", re.S
+)
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 # The last line of one of our entry scripts that fails (smtrain.worker.output).
@@ -20,7 +24,8 @@ _ERROR = re.compile(
 _ROOT = re.compile(r"^\s*Root Cause \(first observed failure\)")
 _FIELD = re.compile(r"^\s*(rank|exitcode)\s*: (-?\d+)")
 _BAREST = re.compile(
-    r"^(Fatal Python error|Timeout \(\d+:\d\d:\d\d\)!|terminate called|Segmentation fault|.*\bcore dumped\b|Killed$)"
+    r"^(Fatal Python error|Timeout \(\d+:\d\d:\d\d\)!|terminate called|Segmentation fault|.*\bcore"
+    r" dumped\b|Killed$)"
 )
 
 
@@ -51,7 +56,9 @@ class _Reader:
 
     def read(self, line: Line) -> None:
         ranked = _RANK.match(line.text)
-        rank = next((int(n) for n in ranked.groups()[:3] if n is not None), None) if ranked else None
+        rank = (
+            next((int(n) for n in ranked.groups()[:3] if n is not None), None) if ranked else None
+        )
         body = ranked[4] if ranked else line.text
         if rank is None and self._of_torchrun(line, body):
             return
@@ -80,14 +87,18 @@ class _Reader:
             return False
         elif _ERROR.match(body) and not chained:
             block.closed = True
-        elif not (body.startswith(_BEGIN) and chained) and (body[:1] not in (" ", "\t") or _BEGIN in body):
+        elif not (body.startswith(_BEGIN) and chained) and (
+            body[:1] not in (" ", "\t") or _BEGIN in body
+        ):
             return False
         if body.strip():
             block.lines.append(body)
         return True
 
     def _own_words(self, line: Line, ours: re.Match[str]) -> None:
-        """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is an error of its own."""
+        """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is an error
+        of its own.
+        """
         rank = int(ours[2]) if ours[2] else None
         for block in reversed(self.blocks):
             if block.lines[-1].strip() == ours[3].strip() and block.rank in (None, rank):
@@ -119,6 +130,8 @@ def blocks_of(lines: Iterable[Line]) -> list[ErrorBlock]:
     readers: dict[str, _Reader] = {}
     for line in lines:
         for text in line.text.split("\n"):
-            readers.setdefault(line.host, _Reader(line.host)).read(Line(line.host, line.timestamp, text))
+            readers.setdefault(line.host, _Reader(line.host)).read(
+                Line(line.host, line.timestamp, text)
+            )
     blocks = [block for reader in readers.values() for block in reader.blocks]
     return sorted((block for block in blocks if block.lines), key=lambda block: block.at)

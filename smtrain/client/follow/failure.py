@@ -1,4 +1,6 @@
-"""Explain why a job failed: the first failing host and rank, its traceback, SageMaker's reason, the remedy."""
+"""Explain why a job failed: the first failing host and rank, its traceback, SageMaker's reason, the
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,13 @@ class Explanation:
         if self.host and self.rank is not None:
             place += f", rank {self.rank}"
         head = f"{self.job} ended as {self.status}"
-        lines = [f"{head}, first on {place}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if place else head]
+        lines = [
+            (
+                f"{head}, first on {place}" + (f" at {self.at:%H:%M:%S}" if self.at else "")
+                if place
+                else head
+            )
+        ]
         lines += [f"  {line}" for line in _shortened(self.error)]
         if self.reason:
             lines.append(f"{self.source} says: {self.reason}")
@@ -88,7 +96,9 @@ class Explanation:
 
 
 def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Explanation:
-    """Explain a job from DescribeTrainingJob's answer and the (last) lines of all hosts, in the order of time."""
+    """Explain a job from DescribeTrainingJob's answer and the (last) lines of all hosts, in the
+    order of time.
+    """
     lines = list(lines)
     status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
     reason = description.get("FailureReason")
@@ -99,24 +109,36 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
     stopped = description["TrainingJobStatus"] == "Stopped"
     cause = None
     if description["TrainingJobStatus"] not in NO_FAILURE:
-        cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
+        cause = _of_status({secondary}) or (
+            None if stopped else _search(first, lines, reason) or _of_status(passed)
+        )
     code, target = _EXIT.search(reason or ""), target_of_arn(description.get("TrainingJobArn", ""))
     return Explanation(
-        name, status, first.host if first else None, first.rank if first else None,
+        name,
+        status,
+        first.host if first else None,
+        first.rank if first else None,
         datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
-        tuple(first.lines) if first else (), reason, int(code[1]) if code else first.exit_code if first else None,
-        cause.at(target.name if target else None) if cause else None, target.service if target else "SageMaker",
-    )  # fmt: skip
+        tuple(first.lines) if first else (),
+        reason,
+        int(code[1]) if code else first.exit_code if first else None,
+        cause.at(target.name if target else None) if cause else None,
+        target.service if target else "SageMaker",
+    )
 
 
 def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
     """The error that caused the others.
 
-    The earliest error that is not a consequence of another rank's end; else the process that torchrun saw killed; else
-    the earliest error.
+    The earliest error that is not a consequence of another rank's end; else the process that
+    torchrun saw killed; else the earliest error.
     """
     own = [block for block in blocks if not block.summary and not is_collateral(block)]
-    killed = [block for block in blocks if block.summary and (block.exit_code or 0) < 0 and block.exit_code != -15]
+    killed = [
+        block
+        for block in blocks
+        if block.summary and (block.exit_code or 0) < 0 and block.exit_code != -15
+    ]
     rest = [block for block in blocks if not block.summary] or list(blocks)
     return next(iter(own or killed or rest), None)
 
@@ -133,15 +155,23 @@ def causes() -> list[Cause]:
 
 
 def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None) -> Cause | None:
-    """The first known cause in the failing rank's error, else near it, in SageMaker's reason, or in any error line."""
+    """The first known cause in the failing rank's error, else near it, in SageMaker's reason, or in
+    any error line.
+    """
     places = []
     if first:
         places.append(first.text)
-        near = [x for x in lines if x.host == first.host and first.at - _CONTEXT_MS <= x.timestamp <= first.at + 5000]
+        near = [
+            x
+            for x in lines
+            if x.host == first.host and first.at - _CONTEXT_MS <= x.timestamp <= first.at + 5000
+        ]
         places.append("\n".join(line.text for line in near))
     places.append(reason or "")
     places.append("\n".join(line.text for line in lines if _COMPLAINT.search(line.text)))
-    matches = [cause for place in places for cause in causes() if place and cause.regex.search(place)]
+    matches = [
+        cause for place in places for cause in causes() if place and cause.regex.search(place)
+    ]
     if matches and matches[0].symptom:
         return next((cause for cause in matches if not cause.symptom), matches[0])
     return next(iter(matches), None)

@@ -1,4 +1,6 @@
-"""Follow a job as a stream of events: status changes, and lines of all hosts in the order of time."""
+"""Follow a job as a stream of events: status changes, and lines of all hosts in the order of
+time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from smtrain.core.protocol.log_lines import Line
 
 @dataclass
 class Cursor:
-    """The position: everything before `start` (ms) was printed, and after it the events of `keys`, by minute."""
+    """The position: everything before `start` (ms) was printed, and after it the events of `keys`,
+    by minute.
+    """
 
     start: int
     newest: int
@@ -58,15 +62,21 @@ class Cursor:
     def save(self, path: Path) -> None:
         """Write it whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        packed = {m: base64.b64encode(array("Q", sorted(keys)).tobytes()).decode() for m, keys in self.keys.items()}
+        packed = {
+            m: base64.b64encode(array("Q", sorted(keys)).tobytes()).decode()
+            for m, keys in self.keys.items()
+        }
         kept = {"start": self.start, "newest": self.newest, "changes": self.changes, "keys": packed}
         write_atomically(path, json.dumps(kept), sync=False)
 
 
 RESUME_BACK_MS = 600_000
-"""A resumed follow does not show lines that arrived later than this after the first one was left."""
+"""A resumed follow does not show lines that arrived later than this after the first one was left.
+"""
 MOST_KEYS = 500_000
-"""Most events in a cursor's file (11 bytes each); a job that writes more in `RESUME_BACK_MS` shortens that time."""
+"""Most events in a cursor's file (11 bytes each); a job that writes more in `RESUME_BACK_MS`
+shortens that time.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,13 +99,25 @@ Event = Change | Line | Described
 
 
 class Follower:
-    """Follows one job; `events` can be left at any line, and another follower resumes from the cursor's file."""
+    """Follows one job; `events` can be left at any line, and another follower resumes from the
+    cursor's file.
+    """
 
     def __init__(
-        self, target: Backend, name: str, *, host: str | None = None, since: int | None = None,
-        tail: int | None = None, cursor: Path | None = None, resume: bool = False, poll: float | None = None,
-    ) -> None:  # fmt: skip
-        """`since` in ms; `tail`: only the last so many of the lines before now; `resume`: from the cursor, if any."""
+        self,
+        target: Backend,
+        name: str,
+        *,
+        host: str | None = None,
+        since: int | None = None,
+        tail: int | None = None,
+        cursor: Path | None = None,
+        resume: bool = False,
+        poll: float | None = None,
+    ) -> None:
+        """`since` in ms; `tail`: only the last so many of the lines before now; `resume`: from the
+        cursor, if any.
+        """
         self.target, self.name, self.host = target, name, host
         self.pace = target.pace if poll is None else replace(target.pace, poll=poll)
         self.patience = Patience(self.pace.limit)
@@ -112,7 +134,10 @@ class Follower:
             self.reading.seen.restore(kept.keys)
 
     def events(self) -> Generator[Event, None, None]:
-        """All events until the last lines of the ended job have arrived. Raises `JobError` if there is no such job."""
+        """All events until the last lines of the ended job have arrived.
+
+        Raises `JobError` if there is no such job.
+        """
         try:
             yield from self._live()
         finally:
@@ -151,7 +176,11 @@ class Follower:
     def _due(self) -> float:
         """The seconds that the next reading goes back."""
         now = time.monotonic()
-        due = [back for every, back in self.pace.back if now - self._last.setdefault(back, now) >= every]
+        due = [
+            back
+            for every, back in self.pace.back
+            if now - self._last.setdefault(back, now) >= every
+        ]
         for back in due:
             self._last[back] = now
         return max(due[-1], min(2 * self.reading.lateness, 120.0))

@@ -14,7 +14,12 @@ from smtrain.core.pages.page import image, render
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
-_COLOURS = {"Completed": "#2e7d32", "Failed": "#c62828", "Stopped": "#8a5a00", "Stopping": "#8a5a00"}
+_COLOURS = {
+    "Completed": "#2e7d32",
+    "Failed": "#c62828",
+    "Stopped": "#8a5a00",
+    "Stopping": "#8a5a00",
+}
 _RUNNING = "#1565c0"
 _CURVE = (720, 110)  # pixels
 _LONGEST = 300
@@ -60,7 +65,9 @@ def card(job: Job) -> str:
 
 
 def curves(progress: Progress) -> str:
-    """The command to open the TensorBoard files of a train job that has ended; empty for any other."""
+    """The command to open the TensorBoard files of a train job that has ended; empty for any
+    other.
+    """
     if not (progress.ended and progress.last):
         return ""
     download = f"smtrain download {progress.name} curves --what metrics --target {progress.target}"

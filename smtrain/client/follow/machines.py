@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from smtrain.core.config.units import spell_bytes
 
 NAMES = {
-    "device": "devices", "device_memory": "device memory", "cpu": "CPU", "memory": "memory", "net_in": "net in",
-    "net_out": "net out", "disk_read": "disk read", "disk_write": "disk write", "disk": "disk full",
-}  # fmt: skip
+    "device": "devices",
+    "device_memory": "device memory",
+    "cpu": "CPU",
+    "memory": "memory",
+    "net_in": "net in",
+    "net_out": "net out",
+    "disk_read": "disk read",
+    "disk_write": "disk write",
+    "disk": "disk full",
+}
 """Names of the numbers in a host's line, in order of cost."""
 _APART = 0.1
 """Show the range of hosts whose shares differ by more."""

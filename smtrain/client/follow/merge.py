@@ -21,11 +21,15 @@ class _Held:
 
 
 MOST_HELD = 100_000
-"""Lines; with Python's objects around them some 50 MB. A job that writes more in `hold_s` is shown less in order."""
+"""Lines; with Python's objects around them some 50 MB.
+
+A job that writes more in `hold_s` is shown less in order.
+"""
 
 
 class ReorderBuffer:
-    """Holds a line until one younger by `hold_s` has arrived, or for so long; then releases it, oldest first.
+    """Holds a line until one younger by `hold_s` has arrived, or for so long; then releases it,
+    oldest first.
 
     Releases the oldest lines earlier if it holds more than `MOST_HELD`.
     """
@@ -46,7 +50,10 @@ class ReorderBuffer:
     def free(self, hold_s: float, now: float) -> Iterator[Line]:
         """The lines that need not wait any longer; each is removed before it is yielded."""
         until = self.newest - hold_s * 1000
-        until = max((h.timestamp for h in self._heap if h.timestamp <= until or now - h.since >= hold_s), default=0)
+        until = max(
+            (h.timestamp for h in self._heap if h.timestamp <= until or now - h.since >= hold_s),
+            default=0,
+        )
         while self._heap and (self._heap[0].timestamp <= until or len(self._heap) > MOST_HELD):
             yield heapq.heappop(self._heap).line
 

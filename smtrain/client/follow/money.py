@@ -21,8 +21,10 @@ class Spent:
     items: dict[str, float]
     """By part: training, and the warm pool that was kept afterwards."""
     billable_s: float
-    """The time of one instance, as SageMaker counts it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
-    API_DescribeTrainingJob.html. With managed spot training the final figure has the saving subtracted already."""
+    """The time of one instance, as SageMaker counts it:
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/ API_DescribeTrainingJob.html. With
+    managed spot training the final figure has the saving subtracted already.
+    """
     machines: str
     prices: tuple[Price, ...]
     final: bool
@@ -30,7 +32,9 @@ class Spent:
     billed: bool
     """False for the local control plane: the cost of the same time on AWS."""
     owned: bool = False
-    """True if the machines are not SageMaker's: only the user's own prices apply, or they are `here`."""
+    """True if the machines are not SageMaker's: only the user's own prices apply, or they are
+    `here`.
+    """
     here: bool = False
     """True if the machine is this one, which costs nothing."""
     saved: float | None = None
@@ -58,14 +62,19 @@ class Spent:
 
 
 def cost_of(
-    description: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
+    description: dict[str, Any],
+    *,
+    region: str | None,
+    local: bool,
+    now: datetime.datetime | None = None,
     prices: Prices | None = None,
-) -> Spent:  # fmt: skip
+) -> Spent:
     """The cost of a job, from DescribeTrainingJob's answer.
 
-    The time from TrainingStartTime to TrainingEndTime is billed (API_DescribeTrainingJob); at the end it is
-    BillableTimeInSeconds. For a spot job that is the discounted time, with savings of 1 - Billable / TrainingTime, so
-    the on-demand price applies; while it runs the spot price is an estimate.
+    The time from TrainingStartTime to TrainingEndTime is billed (API_DescribeTrainingJob); at the
+    end it is BillableTimeInSeconds. For a spot job that is the discounted time, with savings of 1 -
+    Billable / TrainingTime, so the on-demand price applies; while it runs the spot price is an
+    estimate.
     """
     here = local and is_of_here(description)
     other = target_of_arn(description.get("TrainingJobArn", ""))
@@ -81,22 +90,41 @@ def cost_of(
         saved = 1 - seconds / whole if spot and whole else None
     else:
         began = description.get("TrainingStartTime")
-        end = description.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
-        seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
+        end = (
+            description.get("TrainingEndTime")
+            or now
+            or datetime.datetime.now(datetime.timezone.utc)
+        )
+        seconds, option = (
+            max(0.0, (end - began).total_seconds()) if began else 0.0,
+            ("spot" if spot else "on_demand"),
+        )
         final = owned and description.get("TrainingEndTime") is not None
     priced = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
     rate = sum(price.dollars_per_hour * count for price, count in priced if price)
     items = {"training": seconds / HOUR * rate}
-    if retained := (description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
+    if retained := (description.get("WarmPoolStatus") or {}).get(
+        "ResourceRetainedBillableTimeInSeconds"
+    ):
         items["warm pool"] = retained / HOUR * rate
     return Spent(
-        sum(items.values()) if all(price for price, _ in priced) else None, items, seconds, machines_of(description),
-        tuple(price for price, _ in priced if price), final, not local, owned, here, saved,
+        sum(items.values()) if all(price for price, _ in priced) else None,
+        items,
+        seconds,
+        machines_of(description),
+        tuple(price for price, _ in priced if price),
+        final,
+        not local,
+        owned,
+        here,
+        saved,
         (other or TARGETS["slurm"]).unpriced,
-    )  # fmt: skip
+    )
 
 
 def known_prices(target: str | None = None) -> Prices:
-    """The user's own prices if there are some, else ours; for machines that are not SageMaker's only the user's own."""
+    """The user's own prices if there are some, else ours; for machines that are not SageMaker's
+    only the user's own.
+    """
     own = home() / "prices.toml"
     return Prices(own if own.is_file() else None, target=target)

@@ -43,7 +43,9 @@ def bundle_of(progress: Progress) -> dict[str, str]:
 def _hint(progress: Progress) -> str:
     if progress.ended:
         return curves(progress)
-    stop = f'smtrain.Job("{progress.name}").stop() stops it' + (", after a checkpoint" if progress.last else "")
+    stop = f'smtrain.Job("{progress.name}").stop() stops it' + (
+        ", after a checkpoint" if progress.last else ""
+    )
     return f"interrupting the kernel leaves it running; the same cell comes back to it; {stop}"
 
 

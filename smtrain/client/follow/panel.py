@@ -19,12 +19,16 @@ from smtrain.core.protocol.log_lines import Line
 from smtrain.core.text import clean
 
 _FRAME = 4
-"""Rows of the terminal that the job's own lines cannot use: the border's two, the rule above them, the cursor's."""
+"""Rows of the terminal that the job's own lines cannot use: the border's two, the rule above them,
+the cursor's.
+"""
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
 
 
 def written(line: Line, hosts: int) -> str:
-    """A line as printed: after its host's name if there are several hosts, so that no host can imitate another."""
+    """A line as printed: after its host's name if there are several hosts, so that no host can
+    imitate another.
+    """
     text = clean(line.text).rstrip("\n")
     return f"{line.host} | " + text.replace("\n", f"\n{line.host} | ") if hosts > 1 else text
 
@@ -57,7 +61,9 @@ class LivePanel:
             border_style=colour,
         )
 
-    def _rows(self, now: datetime.datetime, room: int, history: bool = True) -> Iterator[RenderableType]:
+    def _rows(
+        self, now: datetime.datetime, room: int, history: bool = True
+    ) -> Iterator[RenderableType]:
         p = self.progress
         colour = _COLOURS.get(p.job.get("TrainingJobStatus", ""), "cyan")
         cost = p.cost(now)
@@ -71,13 +77,17 @@ class LivePanel:
                 bar = Table.grid()  # a bar by itself does not end its line
                 bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
                 yield bar
-            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room)
+            yield from flowed(
+                [Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room
+            )
             finite = [loss for _, loss in p.points]
             if len(finite) > 1:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
                 yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
         if history and (use := p.use()):
-            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in use], room)
+            yield from flowed(
+                [Text.assemble((f"{name} ", "dim"), value) for name, value in use], room
+            )
         if history and p.profile:
             yield Text(clean(p.profile), "dim")
         if cost:
@@ -94,7 +104,9 @@ def _height(console: Console, options: ConsoleOptions, rows: Sequence[Renderable
 
 
 def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
-    """Put items next to each other, at most `room` characters a line; an item that fits a line is not broken."""
+    """Put items next to each other, at most `room` characters a line; an item that fits a line is
+    not broken.
+    """
     line = Text()
     for item in items:
         if line and len(line) + len(between) + len(item) > room:

@@ -80,7 +80,10 @@ class Progress:
     @property
     def status(self) -> str:
         """SageMaker's status, with the secondary status in brackets if it differs."""
-        status, more = self.job.get("TrainingJobStatus", "not asked yet"), self.job.get("SecondaryStatus")
+        status, more = (
+            self.job.get("TrainingJobStatus", "not asked yet"),
+            self.job.get("SecondaryStatus"),
+        )
         return status if more in (None, status) else f"{status} ({more})"
 
     @property
@@ -120,13 +123,19 @@ class Progress:
 
     def cost(self, now: datetime.datetime | None = None) -> Spent | None:
         """The cost so far, or as billed at the end."""
-        return cost_of(self.job, region=self.region, local=TARGETS[self.target].here, now=now) if self.job else None
+        return (
+            cost_of(self.job, region=self.region, local=TARGETS[self.target].here, now=now)
+            if self.job
+            else None
+        )
 
     def elapsed_s(self, now: datetime.datetime) -> float:
         """Seconds since the job was created, until now or its end."""
         if not self.job:
             return 0.0
-        end = self.job.get("TrainingEndTime") or (self.job["LastModifiedTime"] if self.ended else now)
+        end = self.job.get("TrainingEndTime") or (
+            self.job["LastModifiedTime"] if self.ended else now
+        )
         return max(0.0, float((end - self.job["CreationTime"]).total_seconds()))
 
     def numbers(self) -> list[tuple[str, str]]:
@@ -134,13 +143,19 @@ class Progress:
         last, numbers = self.last, []
         if not last:
             return []
-        numbers.append(("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else "")))
+        numbers.append(
+            ("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else ""))
+        )
         for key, name, form in (
-            ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
-            ("mfu", "MFU", "{:.1%}"), ("rewards/margins", "margin", "{:.4f}"),
-            ("rewards/accuracies", "accuracy", "{:.0%}"), ("experts/load_max", "busiest expert", "{:.1f} x mean"),
+            ("loss", "loss", "{:.4f}"),
+            ("grad_norm", "grad norm", "{:.3f}"),
+            ("tokens_per_s", "tokens/s", "{:,.0f}"),
+            ("mfu", "MFU", "{:.1%}"),
+            ("rewards/margins", "margin", "{:.4f}"),
+            ("rewards/accuracies", "accuracy", "{:.0%}"),
+            ("experts/load_max", "busiest expert", "{:.1f} x mean"),
             ("experts/entropy", "router entropy", "{:.2f}"),
-        ):  # fmt: skip
+        ):
             if key in last:
                 numbers.append((name, form.format(last[key])))
         if last.get("experts/dropped"):
@@ -151,13 +166,20 @@ class Progress:
             at, loss = self.validated[-1]
             lowest, best = min((each, step) for step, each in self.validated)
             better = f" (lowest {lowest:.4f} at step {best:.0f})" if lowest < loss else ""
-            numbers.append(("val loss", f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}")))
+            numbers.append(
+                (
+                    "val loss",
+                    f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}"),
+                )
+            )
         if (left := self.eta_s) is not None:
             numbers.append(("ETA", spell(left)))
         return numbers
 
     def use(self) -> list[tuple[str, str]]:
-        """(name, value) of the machines' use; for several the mean, and the range if they differ much."""
+        """(name, value) of the machines' use; for several the mean, and the range if they differ
+        much.
+        """
         return shown(list(self.machines.values()))
 
     def summary(self, now: datetime.datetime) -> str:

@@ -1,7 +1,8 @@
 """Read a job's log through FilterLogEvents: all hosts in one call, every event once, however late.
 
-A token of GetLogEvents is a position, so events that arrive late are never seen, and 64 hosts take 64 calls although
-the account has 5 to 25 a second. Here every reading goes back some time, and known events are skipped.
+A token of GetLogEvents is a position, so events that arrive late are never seen, and 64 hosts take
+64 calls although the account has 5 to 25 a second. Here every reading goes back some time, and
+known events are skipped.
 """
 
 from __future__ import annotations
@@ -23,24 +24,31 @@ _KNOWN = "SELECT 1 FROM seen WHERE(at = ? AND key = ?)"
 
 
 class SeenEvents:
-    """A set of event keys (64 bits) with their timestamps (ms), in a temporary SQLite file: some 30 bytes of disk each.
+    """A set of event keys (64 bits) with their timestamps (ms), in a temporary SQLite file: some 30
+    bytes of disk each.
 
-    Memory holds the file's cache only; a job that writes 50 million lines in an hour would need gigabytes as a `set`.
+    Memory holds the file's cache only; a job that writes 50 million lines in an hour would need
+    gigabytes as a `set`.
     """
 
     def __init__(self) -> None:
-        # "" is a file that SQLite deletes when it is closed. Nothing is ever read back after a crash.
+        # "" is a file that SQLite deletes when it is closed. Nothing is ever read back after a
+        # crash.
         self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._restored: set[int] = set()
         self._rows.executescript(
-            f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-            "CREATE TABLE seen (at INTEGER, key INTEGER, PRIMARY KEY (at, key)) WITHOUT ROWID; BEGIN"
+            f"PRAGMA cache_size = -{_CACHE_KIB}; PRAGMA journal_mode = OFF; PRAGMA synchronous ="
+            " OFF;CREATE TABLE seen (at INTEGER, key INTEGER, PRIMARY KEY (at, key)) WITHOUT"
+            " ROWID; BEGIN"
         )
 
     def add(self, timestamp: int, key: int) -> bool:
         """True if the key is new; it is remembered. A key belongs to one timestamp (`key_of`)."""
         row = timestamp, key - _SIGNED
-        if timestamp // MINUTE in self._restored and self._rows.execute(_KNOWN, (_floor(timestamp), row[1])).fetchone():
+        if (
+            timestamp // MINUTE in self._restored
+            and self._rows.execute(_KNOWN, (_floor(timestamp), row[1])).fetchone()
+        ):
             return False
         return self._rows.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount == 1
 
@@ -64,10 +72,14 @@ class SeenEvents:
         return minutes
 
     def restore(self, minutes: Mapping[int, Iterable[int]]) -> None:
-        """Restore the answer of `since`. The exact time of a key is lost: it becomes the start of its minute."""
+        """Restore the answer of `since`.
+
+        The exact time of a key is lost: it becomes the start of its minute.
+        """
         for minute, keys in minutes.items():
             self._rows.executemany(
-                "INSERT OR IGNORE INTO seen VALUES (?, ?)", ((minute * MINUTE, key - _SIGNED) for key in keys)
+                "INSERT OR IGNORE INTO seen VALUES (?, ?)",
+                ((minute * MINUTE, key - _SIGNED) for key in keys),
             )
             self._restored.add(minute)
 
@@ -83,7 +95,8 @@ def _floor(timestamp: int) -> int:
 def key_of(stream: str, timestamp: int, text: str, ordinal: int) -> int:
     """An event's identity: its stream, time and text, and its number among equal events.
 
-    CloudWatch's event id does not serve: GetLogEvents has none, and another reading must find the same events.
+    CloudWatch's event id does not serve: GetLogEvents has none, and another reading must find the
+    same events.
     """
     digest = blake2b(digest_size=8)
     digest.update(f"{stream}\0{timestamp}\0{ordinal}\0".encode())
@@ -127,7 +140,9 @@ class LogReading:
         ordinals = Ordinals()
         while True:
             try:
-                page = self.target.log_page(self.job_name, self.host, start, pattern, token, self.patience)
+                page = self.target.log_page(
+                    self.job_name, self.host, start, pattern, token, self.patience
+                )
             except TokenExpiredError:
                 token, ordinals = None, Ordinals()
                 continue
@@ -135,15 +150,23 @@ class LogReading:
             if (token := page.get("nextToken")) is None:
                 return
 
-    def _unseen(self, events: list[dict[str, object]], ordinals: Ordinals) -> Iterator[tuple[Line, int]]:
+    def _unseen(
+        self, events: list[dict[str, object]], ordinals: Ordinals
+    ) -> Iterator[tuple[Line, int]]:
         prefix, newest = f"{self.job_name}/" + (f"{self.host}-" if self.host else ""), 0
         for event in events:
-            stream, stamp, text = str(event["logStreamName"]), int(str(event["timestamp"])), str(event["message"])
+            stream, stamp, text = (
+                str(event["logStreamName"]),
+                int(str(event["timestamp"])),
+                str(event["message"]),
+            )
             if not stream.startswith(prefix):
                 continue
             key = key_of(stream, stamp, text, ordinals.next(stream, stamp, text))
             if self.seen.add(stamp, key):
-                self.lateness = max(self.lateness, (int(str(event.get("ingestionTime", stamp))) - stamp) / 1000)
+                self.lateness = max(
+                    self.lateness, (int(str(event.get("ingestionTime", stamp))) - stamp) / 1000
+                )
                 newest = max(newest, stamp)
                 yield Line(host_of(stream), stamp, text), key
         if newest and self.remember_s:
@@ -162,5 +185,8 @@ def pages(
 def last_lines(target: Backend, job_name: str, count: int = 1000) -> list[Line]:
     """The last `count` lines of every host, in the order of time."""
     events = target.last_events(job_name, count, impatient(target.name))
-    lines = [Line(host_of(event["logStreamName"]), event["timestamp"], event["message"]) for event in events]
+    lines = [
+        Line(host_of(event["logStreamName"]), event["timestamp"], event["message"])
+        for event in events
+    ]
     return sorted(lines, key=lambda line: line.timestamp)

@@ -1,4 +1,6 @@
-"""Show a job that is followed: a live panel on a terminal, else plain lines; Ctrl-C leaves the job running."""
+"""Show a job that is followed: a live panel on a terminal, else plain lines; Ctrl-C leaves the job
+running.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def milliseconds(since: datetime.datetime | float | None) -> int | None:
     """A time, or seconds back from now, as a log timestamp."""
     if since is None:
         return None
-    return int((since.timestamp() if isinstance(since, datetime.datetime) else time.time() - since) * 1000)
+    return int(
+        (since.timestamp() if isinstance(since, datetime.datetime) else time.time() - since) * 1000
+    )
 
 
 def follow(job: Job, view: View, say: Say = text.say) -> bool:
@@ -68,7 +72,13 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
 
     cursor = Cursor.path(job.target, job.name, view.host)
     follower = Follower(
-        job.target, job.name, host=view.host, since=view.since, tail=view.tail, cursor=cursor, resume=view.resume
+        job.target,
+        job.name,
+        host=view.host,
+        since=view.since,
+        tail=view.tail,
+        cursor=cursor,
+        resume=view.resume,
     )
     progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
     in_notebook = notebook.here()
@@ -76,7 +86,11 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
     draw = notebook.notebook_panel if in_notebook else _panel
     if panel and view.keep:
         job.shown_in = notebook.cell()
-    show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
+    show = (
+        draw(progress, view.keep)
+        if panel
+        else nullcontext(_plain(progress, view, job.target.name, say))
+    )
     wanted = re.compile(view.grep) if view.grep else None
     if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a reader of a pipe wants each line at once
@@ -100,7 +114,8 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
                         if not event.text.startswith(MACHINE):  # the panel shows its numbers
                             progress.lines.append(event)
                         take(event)
-                    interrupt.heed()  # between two events: this one was shown, and the next is not taken yet
+                    # between two events: this one was shown, and the next is not taken yet
+                    interrupt.heed()
         except KeyboardInterrupt:
             follower.save()
             say(f"\nleft {job.name} running\n{_ways(job)}")
@@ -109,7 +124,8 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
             if not expired(error):
                 raise
             raise JobError(
-                f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}", code="aws.no_credentials"
+                f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}",
+                code="aws.no_credentials",
             ) from None
     now = datetime.datetime.now(datetime.timezone.utc)
     if not (panel and view.keep):
@@ -125,14 +141,18 @@ def _ways(job: Job) -> str:
 
 
 def dump(job: Job, view: View, say: Say = text.say) -> None:
-    """Print the lines so far, page by page: the log of weeks takes no more memory than that of a minute."""
+    """Print the lines so far, page by page: the log of weeks takes no more memory than that of a
+    minute.
+    """
     from smtrain.client.follow.panel import written
     from smtrain.client.follow.reading import pages
 
     wanted, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
     kept: deque[Line] = deque(maxlen=view.tail)
     silent = True
-    for page in pages(job.target, job.name, view.host, job.began if view.since is None else view.since):
+    for page in pages(
+        job.target, job.name, view.host, job.began if view.since is None else view.since
+    ):
         for line in page:
             silent = False
             if not wanted.search(line.text):
@@ -145,8 +165,14 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
         tell(written(line, hosts))
     if silent and (view.host, view.since) == (None, None):
         description = job.describe()
-        status, yet = description["TrainingJobStatus"], "" if description["TrainingJobStatus"] in ENDED else " yet"
-        text.say(f"{job.name} has written nothing{yet}: {status} ({description['SecondaryStatus']})", error=True)
+        status, yet = (
+            description["TrainingJobStatus"],
+            ("" if description["TrainingJobStatus"] in ENDED else " yet"),
+        )
+        text.say(
+            f"{job.name} has written nothing{yet}: {status} ({description['SecondaryStatus']})",
+            error=True,
+        )
 
 
 def _draws() -> bool:
@@ -163,7 +189,9 @@ def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[E
     from smtrain.client.follow.panel import written
 
     tell = _of_logs(say)
-    every = view.every if view.every is not None else (30.0 if TARGETS[target].rented else float("inf"))
+    every = (
+        view.every if view.every is not None else (30.0 if TARGETS[target].rented else float("inf"))
+    )
     said = time.monotonic()
 
     def take(event: Event) -> None:
@@ -175,7 +203,10 @@ def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[E
                 tell(written(event, progress.hosts))
         elif time.monotonic() - said >= every and not progress.ended:
             said = time.monotonic()
-            say(f"-- {progress.name}: {progress.summary(datetime.datetime.now(datetime.timezone.utc))}")
+            say(
+                f"-- {progress.name}:"
+                f" {progress.summary(datetime.datetime.now(datetime.timezone.utc))}"
+            )
 
     return take
 
@@ -188,7 +219,9 @@ def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
     from smtrain.client.follow.panel import LivePanel
 
     text.plainly(sys.stdout)
-    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep) as live:
+    with Live(
+        LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep
+    ) as live:
         try:
             yield lambda _: None
         except KeyboardInterrupt:

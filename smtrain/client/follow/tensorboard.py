@@ -1,4 +1,6 @@
-"""TensorBoard on a run of any age: event files are made from the log's steps, so a running job uploads nothing."""
+"""TensorBoard on a run of any age: event files are made from the log's steps, so a running job
+uploads nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _EVENTS = "events.out.tfevents.*"
 
 
 class EventFiles:
-    """Steps as TensorBoard's scalars in one folder: each step once; a restart replaces the steps that it repeats."""
+    """Steps as TensorBoard's scalars in one folder: each step once; a restart replaces the steps
+    that it repeats.
+    """
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -58,7 +62,10 @@ class EventFiles:
 
         values = [
             Summary.Value(
-                tag=f"validation/{k.removeprefix('val_')}" if k.startswith("val_") else f"train/{k}", simple_value=v
+                tag=(
+                    f"validation/{k.removeprefix('val_')}" if k.startswith("val_") else f"train/{k}"
+                ),
+                simple_value=v,
             )
             for k, v in numbers.items()
         ]
@@ -69,38 +76,55 @@ class EventFiles:
         """Make TensorBoard forget this step and later ones."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        self._writer.add_event(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
+        self._writer.add_event(
+            Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START))
+        )
         for later in [one for one in self._seen if one >= step]:
             self._seen[later] = {}
 
 
 def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
-    """Replace the run's event files below `folder`; returns how many steps they hold. `attempts` as in `show`.
+    """Replace the run's event files below `folder`; returns how many steps they hold.
 
-    Raises `JobError` if TensorBoard is not installed, the run has no steps yet, or another process writes there.
+    `attempts` as in `show`.
+
+    Raises `JobError` if TensorBoard is not installed, the run has no steps yet, or another process
+    writes there.
     """
-    with only_writer(folder / name, JobError), replacing_files(folder / name, "events", _EVENTS) as new:
+    with (
+        only_writer(folder / name, JobError),
+        replacing_files(folder / name, "events", _EVENTS) as new,
+    ):
         files = _files(new)
         try:
             count = _read(attempts, files)
         finally:
             files.close()
         if not count:
-            raise JobError(f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it does")
+            raise JobError(
+                f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it"
+                " does"
+            )
     return count
 
 
-def show(attempts: Sequence[Job], name: str, folder: Path, *, port: int, host: str, say: Say) -> int:
-    """Write the run's event files below `folder`, run TensorBoard on them, and update them until it ends.
+def show(
+    attempts: Sequence[Job], name: str, folder: Path, *, port: int, host: str, say: Say
+) -> int:
+    """Write the run's event files below `folder`, run TensorBoard on them, and update them until it
+    ends.
 
-    `attempts` are the run's train jobs, oldest first. Returns TensorBoard's exit status. Raises `JobError` if
-    TensorBoard is not installed, or if the run has no steps and will have none.
+    `attempts` are the run's train jobs, oldest first. Returns TensorBoard's exit status. Raises
+    `JobError` if TensorBoard is not installed, or if the run has no steps and will have none.
     """
     files = _files(folder / name)
     try:
         count = _read(attempts, files)
         if not count and all(job.describe()["TrainingJobStatus"] in ENDED for job in attempts):
-            raise JobError(f"{name} has no step, and none is to come; `smtrain logs {attempts[-1].name}` says why")
+            raise JobError(
+                f"{name} has no step, and none is to come; `smtrain logs {attempts[-1].name}`"
+                " says why"
+            )
         files.flush()
         say(f"{count} steps of {name}; TensorBoard runs on http://{host}:{port}, Ctrl-C ends it")
         command = ["--logdir", str(folder), "--host", host, "--port", str(port)]
@@ -137,7 +161,11 @@ def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int
 def _read(attempts: Sequence[Job], files: EventFiles) -> int:
     steps: set[float] = set()
     for job in attempts:
-        lines = [line for page in pages(job.target, job.name, None, job.began, STEP_PATTERN) for line in page]
+        lines = [
+            line
+            for page in pages(job.target, job.name, None, job.began, STEP_PATTERN)
+            for line in page
+        ]
         for line in sorted(lines, key=lambda line: line.timestamp):
             if record := step_record(line.text):
                 steps.add(record["step"])

@@ -30,10 +30,14 @@ FLUSH = 30.0
 
 
 class Feeding:
-    """Feeds a job's trackers without delaying the follower; does nothing for a job without trackers."""
+    """Feeds a job's trackers without delaying the follower; does nothing for a job without
+    trackers.
+    """
 
     def __init__(self, job: Job, description: dict[str, Any], say: Say, whole: bool) -> None:
-        """`whole`: the follower begins with the job's first line, so no earlier steps are missing."""
+        """`whole`: the follower begins with the job's first line, so no earlier steps are
+        missing.
+        """
         self._job, self._say = job, say
         self._trackers: list[Buffered] = []
         self._used: dict[str, float] = {}
@@ -48,12 +52,16 @@ class Feeding:
             say(f"{job.name} is tracked by another process of this machine")
             return
         self._began = int(description["CreationTime"].timestamp() * 1000) - 60_000
-        self._trackers = open_trackers(track, tracked_of(job, description), folder, say, self._secret)
+        self._trackers = open_trackers(
+            track, tracked_of(job, description), folder, say, self._secret
+        )
         if not whole:
             self._catch_up()
 
     def take(self, line: Line) -> None:
-        """Send the numbers of a step's line, together with the hosts' reports since the last one."""
+        """Send the numbers of a step's line, together with the hosts' reports since the last
+        one.
+        """
         if not self._trackers:
             return
         if used := machine_record(line.text):
@@ -66,15 +74,22 @@ class Feeding:
                 tracker.log(TrackedStep(int(record["step"]), line.timestamp, numbers))
 
     def close(self, status: str | None) -> None:
-        """Send the steps that the view filtered out, and those still buffered; report what could not be sent."""
+        """Send the steps that the view filtered out, and those still buffered; report what could
+        not be sent.
+        """
         if self._trackers and status in ENDED:
-            with contextlib.suppress(Exception):  # the next follow reads the log again and sends them
+            with contextlib.suppress(
+                Exception
+            ):  # the next follow reads the log again and sends them
                 self._catch_up()
         for tracker in self._trackers:
             ended = status in ENDED
             if left := tracker.close(status if ended else None, FLUSH if ended else FLUSH / 10):
                 name = self._job.name
-                self._say(f"{left} steps could not be tracked; `smtrain logs {name} --follow` sends them later")
+                self._say(
+                    f"{left} steps could not be tracked; `smtrain logs {name} --follow` sends them"
+                    " later"
+                )
         if self._lock is not None:
             self._lock.close()
 
@@ -101,18 +116,30 @@ def tracked_of(job: Job, description: dict[str, Any]) -> Tracked:
     """A job in the form that trackers need: its run, its config and its origin."""
     run_uri = description["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
     tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
-    # A job that was started from Python may lack the tag; the follower's folder is the best guess then.
+    # A job that was started from Python may lack the tag; the follower's folder is the best guess
+    # then.
     if commit := commit_of(job.target.tags(description)) or committed():
-        tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow has no field for uncommitted changes
+        tags["mlflow.source.git.commit"] = commit.partition(" ")[
+            0
+        ]  # MLflow has no field for uncommitted changes
     channels = {
-        c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
+        c["ChannelName"]: c["DataSource"].get("S3DataSource", {})
+        for c in description.get("InputDataConfig", [])
     }
     known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
     # A prefix of ours is named after its content, or after the job that made it.
-    known |= {f"input.{name}": source["S3Uri"] for name, source in channels.items() if source and name != "config"}
-    known["machines"] = json.dumps(description["ResourceConfig"].get("InstanceType", "groups")).strip('"')
+    known |= {
+        f"input.{name}": source["S3Uri"]
+        for name, source in channels.items()
+        if source and name != "config"
+    }
+    known["machines"] = json.dumps(
+        description["ResourceConfig"].get("InstanceType", "groups")
+    ).strip('"')
     stamp = f"{description['CreationTime']:%Y%m%dT%H%M%S}"
-    return Tracked(run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags)
+    return Tracked(
+        run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags
+    )
 
 
 def _config(job: Job, uri: str | None) -> dict[str, Any]:
@@ -126,7 +153,10 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
 
 
 def read_secret(job: Job, named: Secret) -> str:
-    """The value of a secret, read with the caller's own rights. Raises `JobError` if it cannot be read."""
+    """The value of a secret, read with the caller's own rights.
+
+    Raises `JobError` if it cannot be read.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     name, place = named.secret or named.ssm or "", sagemaker(job.target)
@@ -134,7 +164,9 @@ def read_secret(job: Job, named: Secret) -> str:
         if named.secret:
             text = place.client("secretsmanager").get_secret_value(SecretId=name)["SecretString"]
         else:
-            text = place.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
+            text = place.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"][
+                "Value"
+            ]
         return str(parse_json(text)[named.key] if named.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
         raise JobError(f"the secret {name} could not be read ({type(error).__name__})") from None

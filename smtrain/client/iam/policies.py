@@ -1,7 +1,8 @@
 """IAM policies from a config's own requests: only the buckets, prefixes, keys and secrets in them.
 
-Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker guide for the
-platform's use of the role; the service authorization reference for the resources of each action.
+Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker
+guide for the platform's use of the role; the service authorization reference for the resources of
+each action.
 """
 
 from __future__ import annotations
@@ -37,60 +38,90 @@ NO_OTHERS = OtherCommands()
 
 
 def trust_policy(others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
-    """The services that may assume the role: SageMaker, and the scheduler for an endpoint with a time limit."""
+    """The services that may assume the role: SageMaker, and the scheduler for an endpoint with a
+    time limit.
+    """
     services = others.services
     principal = {"Service": services[0] if len(services) == 1 else services}
     return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
 
 
-def role_policy(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+def role_policy(
+    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+) -> dict[str, Any]:
     """The actions of these requests' jobs with their role."""
-    return _policy(*(statement.to_dict() for statement in role_statements(config, requests, others)))
+    return _policy(
+        *(statement.to_dict() for statement in role_statements(config, requests, others))
+    )
 
 
-def caller_policy(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+def caller_policy(
+    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+) -> dict[str, Any]:
     """The actions of the user who checks, starts, follows and stops these jobs."""
-    return _policy(*(statement.to_dict() for statement in caller_statements(config, requests, others)))
+    return _policy(
+        *(statement.to_dict() for statement in caller_statements(config, requests, others))
+    )
 
 
 def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def role_statements(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> list[Statement]:
+def role_statements(
+    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+) -> list[Statement]:
     """The execution role's permissions. `config` is resolved: it has role, region and URIs."""
     a = Arns.of(config)
     read, written = _read(config, requests), _written(config, requests)
     out = [
         Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
         Statement(
-            "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
+            "WriteResults",
+            ("s3:PutObject", "s3:AbortMultipartUpload"),
+            tuple(_shortest(map(a.objects, written))),
         ),
-        # The platform's sync deletes in S3 what a job deletes of its checkpoints, or a prepare job of its parts.
+        # The platform's sync deletes in S3 what a job deletes of its checkpoints, or a prepare job
+        # of its parts.
         Statement(
-            "PruneCheckpoints", ("s3:DeleteObject",),
+            "PruneCheckpoints",
+            ("s3:DeleteObject",),
             tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
         ),
         *_listing(a, [*read, *written]),
         Statement(
             "WriteLogs",
-            ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
+            (
+                "logs:CreateLogGroup",
+                "logs:CreateLogStream",
+                "logs:DescribeLogStreams",
+                "logs:PutLogEvents",
+            ),
             (a.logs, f"{a.logs}:*"),
         ),
         Statement(
-            "WriteMetrics", ("cloudwatch:PutMetricData",), ("*",),
+            "WriteMetrics",
+            ("cloudwatch:PutMetricData",),
+            ("*",),
             {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*"]}},
         ),
-    ]  # fmt: skip
+    ]
     if "train" in requests:
-        # A request sent without smtrain's own launch asks whether the job that owns the checkpoints has ended.
-        out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
+        # A request sent without smtrain's own launch asks whether the job that owns the checkpoints
+        # has ended.
+        out.append(
+            Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),))
+        )
     if images := _images(a, requests, serving_images(config, others)):
         out += [
             Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
             Statement(
                 "PullImage",
-                ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"),
+                (
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:GetDownloadUrlForLayer",
+                ),
                 images,
             ),
         ]
@@ -100,28 +131,48 @@ def role_statements(config: JobConfig, requests: Requests, others: OtherCommands
             Statement(
                 "AttachToVpc",
                 (
-                    "ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
-                    "ec2:DeleteNetworkInterfacePermission", "ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces",
-                    "ec2:DescribeSecurityGroups", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
+                    "ec2:CreateNetworkInterface",
+                    "ec2:CreateNetworkInterfacePermission",
+                    "ec2:DeleteNetworkInterface",
+                    "ec2:DeleteNetworkInterfacePermission",
+                    "ec2:DescribeDhcpOptions",
+                    "ec2:DescribeNetworkInterfaces",
+                    "ec2:DescribeSecurityGroups",
+                    "ec2:DescribeSubnets",
+                    "ec2:DescribeVpcs",
                 ),
                 ("*",),
             ),
-        ]  # fmt: skip
+        ]
     if _keys(config):
-        actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
-        out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+        actions = (
+            "kms:CreateGrant",
+            "kms:Decrypt",
+            "kms:DescribeKey",
+            "kms:Encrypt",
+            "kms:GenerateDataKey",
+        )
+        out += [
+            a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))
+        ]
     if config.model.token:
         out.append(a.secret("ReadToken", config.model.token))
     return [*out, *other_role_statements(config, a, others)]
 
 
-def caller_statements(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> list[Statement]:
+def caller_statements(
+    config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS
+) -> list[Statement]:
     """The permissions of the user who runs smtrain with this config."""
     a = Arns.of(config)
     jobs = a.jobs(config.name)
     base = str(config.output.s3_uri).rstrip("/") + "/"
     own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
-    read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
+    read = [
+        run_uri(config),
+        checkpoint_uri(config),
+        *(u for u in _read(config, requests) if not u.startswith(base)),
+    ]
     if config.train.engine == "nxd":
         read.append(cache_root(config))  # a launch says whether it holds the graphs
     control = ["sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob"]
@@ -134,11 +185,22 @@ def caller_statements(config: JobConfig, requests: Requests, others: OtherComman
     out = [
         Statement("RunJobs", tuple(sorted(control)), (jobs,)),
         Statement("FindJobs", ("sagemaker:ListTrainingJobs",), ("*",)),
-        Statement("PassRole", ("iam:PassRole",), (role,), {"StringEquals": {"iam:PassedToService": others.services}}),
+        Statement(
+            "PassRole",
+            ("iam:PassRole",),
+            (role,),
+            {"StringEquals": {"iam:PassedToService": others.services}},
+        ),
         Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
         Statement("CheckQuotas", quotas, ("*",)),
         Statement(
-            "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+            "Upload",
+            (
+                "s3:GetObject",
+                "s3:PutObject",
+                "s3:AbortMultipartUpload",
+                "s3:ListMultipartUploadParts",
+            ),
             tuple(a.objects(uri) for uri in own),
         ),
         Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
@@ -146,7 +208,7 @@ def caller_statements(config: JobConfig, requests: Requests, others: OtherComman
         Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
         *_listing(a, [*own, *read], bucket_too=True),
         Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
-    ]  # fmt: skip
+    ]
     if images := _images(a, requests):
         more = ("ecr:ListImages",) if is_pattern(config.compute.image) else ()
         out.append(Statement("CheckImage", ("ecr:BatchGetImage", *more), images))
@@ -154,17 +216,25 @@ def caller_statements(config: JobConfig, requests: Requests, others: OtherComman
     if token and token.ssm:
         out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
     elif token:
-        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources))
+        out.append(
+            Statement(
+                "CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources
+            )
+        )
     if config.notify.sns:
         rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
         out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))
     actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
-    out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+    out += [
+        a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))
+    ]
     return [*out, *other_caller_statements(config, a, others)]
 
 
 def _read(config: JobConfig, requests: Requests) -> list[str]:
-    """Prefixes that the jobs read; prefixes in the run's own folders are replaced by those folders."""
+    """Prefixes that the jobs read; prefixes in the run's own folders are replaced by those
+    folders.
+    """
     base = str(config.output.s3_uri).rstrip("/") + "/"
     folders = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")] + [
         run_uri(config),
@@ -182,16 +252,28 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
 
 def _written(config: JobConfig, requests: Requests) -> list[str]:
     """The run's folder, its checkpoints, and the compile cache if it is in S3."""
-    caches = {request.get("Environment", {}).get(name, "") for request in requests.values() for name in CACHES}
+    caches = {
+        request.get("Environment", {}).get(name, "")
+        for request in requests.values()
+        for name in CACHES
+    }
     root = cache_root(config)  # of all shapes, or a policy would only fit one config
-    cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
-    owner = owner_uri(checkpoint_uri(config))  # in the run's folder if the checkpoints are the run's own
+    cached = [
+        root if c.startswith(root) else f"{c.rstrip('/')}/"
+        for c in sorted(caches)
+        if c.startswith("s3://")
+    ]
+    owner = owner_uri(
+        checkpoint_uri(config)
+    )  # in the run's folder if the checkpoints are the run's own
     owned = [] if owner.startswith(run_uri(config)) else [owner]
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
 
 
 def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
-    """ListBucket of each bucket, only below the prefixes; with `bucket_too` also HeadBucket, which has no prefix."""
+    """ListBucket of each bucket, only below the prefixes; with `bucket_too` also HeadBucket, which
+    has no prefix.
+    """
     test = "StringLikeIfExists" if bucket_too else "StringLike"
     by_bucket: dict[str, set[str]] = {}
     for uri in uris:
@@ -199,9 +281,11 @@ def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[
         by_bucket.setdefault(bucket, set()).add(f"{prefix}*")
     for number, (bucket, prefixes) in enumerate(sorted(by_bucket.items())):
         yield Statement(
-            f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
+            f"List{number or ''}",
+            ("s3:ListBucket",),
+            (f"arn:{a.partition}:s3:::{bucket}",),
             {test: {"s3:prefix": _shortest(prefixes)}},
-        )  # fmt: skip
+        )
 
 
 def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statement]:
@@ -225,10 +309,19 @@ def _keys(config: JobConfig) -> list[str]:
 
 
 def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
-    images = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    images = [
+        ecr_image(request["AlgorithmSpecification"].get("TrainingImage", ""))
+        for request in requests.values()
+    ]
     images += more
     return tuple(
-        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in images if m})
+        sorted(
+            {
+                f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}"
+                for m in images
+                if m
+            }
+        )
     )
 
 
@@ -236,7 +329,11 @@ ROLE_NAME = "smtrain-training"
 
 
 def trust_policy_of(
-    *, tune: bool = False, endpoint: str | None = None, group: str | None = None, pipeline: str | None = None
+    *,
+    tune: bool = False,
+    endpoint: str | None = None,
+    group: str | None = None,
+    pipeline: str | None = None,
 ) -> dict[str, Any]:
     """The role's trust policy, which names no account, so AWS is not asked."""
     return trust_policy(OtherCommands(tune, endpoint, group, pipeline))
@@ -244,16 +341,24 @@ def trust_policy_of(
 
 @public
 def policies(
-    source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), tune: bool = False,
-    endpoint: str | None = None, group: str | None = None, pipeline: str | None = None, **sections: Any,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+    source: Source | None = None,
+    *,
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
+    tune: bool = False,
+    endpoint: str | None = None,
+    group: str | None = None,
+    pipeline: str | None = None,
+    **sections: Any,
+) -> dict[str, dict[str, Any]]:
     """Policies by `caller`, `role` and `trust`.
 
-    `compute.role` may name a role that does not exist yet; its ARN is made with the account, for which AWS is asked.
-    The default name is smtrain-training. With `tune` the policies allow `smtrain tune`, with `endpoint` an endpoint of
-    this name for the model (`smtrain deploy`, `chat --endpoint`, `undeploy`), with `group` its registration in this
-    model package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
-    `ConfigError` as loading does, and `JobError` if the account or the region is unknown.
+    `compute.role` may name a role that does not exist yet; its ARN is made with the account, for
+    which AWS is asked. The default name is smtrain-training. With `tune` the policies allow
+    `smtrain tune`, with `endpoint` an endpoint of this name for the model (`smtrain deploy`, `chat
+    --endpoint`, `undeploy`), with `group` its registration in this model package group (`smtrain
+    register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises `ConfigError`
+    as loading does, and `JobError` if the account or the region is unknown.
     """
     others = OtherCommands(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
@@ -261,7 +366,9 @@ def policies(
     name = config.compute.role or ROLE_NAME
     if place.record.rented and not name.startswith("arn:"):
         role = f"arn:aws:iam::{place.account('give compute.role as an ARN')}:role/{name}"
-        config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
+        config = config.model_copy(
+            update={"compute": config.compute.model_copy(update={"role": role})}
+        )
     chain = Chain(config, place, look=False)
     requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, place.name)}
     return {

@@ -1,7 +1,9 @@
-"""IAM statements and ARNs, and permissions for more than the stages: trackers, tuning, endpoints, models, pipelines.
+"""IAM statements and ARNs, and permissions for more than the stages: trackers, tuning, endpoints,
+models, pipelines.
 
-Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps have only one
-action) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
+Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow
+(apps have only one action) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API,
+execution role permissions".
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ class Statement:
 
     def to_dict(self) -> dict[str, Any]:
         """The statement in IAM's form."""
-        statement = {"Sid": self.sid, "Effect": "Allow", "Action": list(self.actions), "Resource": list(self.resources)}
-        return statement | ({"Condition": {k: dict(v) for k, v in self.condition.items()}} if self.condition else {})
+        statement = {
+            "Sid": self.sid,
+            "Effect": "Allow",
+            "Action": list(self.actions),
+            "Resource": list(self.resources),
+        }
+        return statement | (
+            {"Condition": {k: dict(v) for k, v in self.condition.items()}} if self.condition else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,10 @@ class Arns:
         if "alias/" in key:
             alias = key[key.index("alias/") :]
             return Statement(
-                sid, actions, (f"{keys}*",), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [alias]}}
+                sid,
+                actions,
+                (f"{keys}*",),
+                {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [alias]}},
             )
         return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))
 
@@ -91,9 +103,17 @@ class Arns:
 
 SERVICE, SCHEDULER = "sagemaker.amazonaws.com", "scheduler.amazonaws.com"
 _TRACKING = (
-    "CreateExperiment", "CreateRun", "GetExperimentByName", "GetMetricHistory", "GetRun", "LogBatch", "LogMetric",
-    "SearchRuns", "SetTag", "UpdateRun",
-)  # fmt: skip
+    "CreateExperiment",
+    "CreateRun",
+    "GetExperimentByName",
+    "GetMetricHistory",
+    "GetRun",
+    "LogBatch",
+    "LogMetric",
+    "SearchRuns",
+    "SetTag",
+    "UpdateRun",
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +137,12 @@ class OtherCommands:
     @property
     def commands(self) -> list[str]:
         """The commands, for messages."""
-        by_command = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
+        by_command = {
+            "tune": self.tune,
+            "deploy": self.endpoint,
+            "register": self.group,
+            "pipeline": self.pipeline,
+        }
         return [f"`smtrain {name}`" for name, wanted in by_command.items() if wanted]
 
     @property
@@ -131,7 +156,11 @@ def tracking(config: JobConfig) -> Iterator[Statement]:
     arn = config.track.mlflow
     if arn and MLFLOW_ARN.fullmatch(arn):
         app = ":mlflow-app/" in arn
-        actions = ("sagemaker:CallMlflowAppApi",) if app else tuple(f"sagemaker-mlflow:{name}" for name in _TRACKING)
+        actions = (
+            ("sagemaker:CallMlflowAppApi",)
+            if app
+            else tuple(f"sagemaker-mlflow:{name}" for name in _TRACKING)
+        )
         yield Statement("Track", actions, (arn,))
 
 
@@ -143,7 +172,9 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
 
 
 def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
-    """The role's permissions: trackers of a job, an endpoint's container and its deletion, a pipeline's jobs."""
+    """The role's permissions: trackers of a job, an endpoint's container and its deletion, a
+    pipeline's jobs.
+    """
     if config.track.by == "job" or config.track.managed:
         yield from tracking(config)
     if config.track.by == "job":
@@ -153,20 +184,33 @@ def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> 
         yield Statement("RegisterExport", ("sagemaker:CreateModelPackage",), (group, versions))
     if others.endpoint:
         logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{others.endpoint}")
-        actions = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents")
+        actions = (
+            "logs:CreateLogGroup",
+            "logs:CreateLogStream",
+            "logs:DescribeLogStreams",
+            "logs:PutLogEvents",
+        )
         yield Statement("WriteEndpointLogs", actions, (logs, f"{logs}:*"))
         ours = (a.arn("sagemaker", f"endpoint/{others.endpoint.lower()}"),)
         yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), ours)
     if others.pipeline:
-        jobs = ("sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob",
-                "sagemaker:StopTrainingJob")  # fmt: skip
+        jobs = (
+            "sagemaker:AddTags",
+            "sagemaker:CreateTrainingJob",
+            "sagemaker:DescribeTrainingJob",
+            "sagemaker:StopTrainingJob",
+        )
         yield Statement("RunSteps", jobs, (_steps(a),))
         passed = {"StringEquals": {"iam:PassedToService": [SERVICE]}}
         yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), passed)
 
 
-def other_caller_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
-    """The caller's permissions; the caller sends results to trackers at the end, also if jobs send the steps."""
+def other_caller_statements(
+    config: JobConfig, a: Arns, others: OtherCommands
+) -> Iterator[Statement]:
+    """The caller's permissions; the caller sends results to trackers at the end, also if jobs send
+    the steps.
+    """
     yield from tracking(config)
     arn = config.track.mlflow
     if arn and MLFLOW_ARN.fullmatch(arn):
@@ -178,29 +222,46 @@ def other_caller_statements(config: JobConfig, a: Arns, others: OtherCommands) -
 
 
 def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
-    """The caller's permissions for a tuning job, an endpoint, a registered version and a pipeline."""
+    """The caller's permissions for a tuning job, an endpoint, a registered version and a
+    pipeline.
+    """
     if others.tune:
-        tuning = a.arn("sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}")
+        tuning = a.arn(
+            "sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}"
+        )
         made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
         more = ("ListTrainingJobsForHyperParameterTuningJob", "StopHyperParameterTuningJob")
         yield Statement("Tune", tuple(f"sagemaker:{name}" for name in (*made, *more)), (tuning,))
         trials = a.arn("sagemaker", f"training-job/{names.tunings(config.name).lower()}")
         if trials != a.jobs(config.name):  # a long name is shortened for the tuning job
-            yield Statement("FollowTrials", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (trials,))
+            yield Statement(
+                "FollowTrials",
+                ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"),
+                (trials,),
+            )
     if name := others.endpoint:
         endpoint = a.arn("sagemaker", f"endpoint/{name.lower()}")
         parts = names.parts(name).lower()
-        settings, model = a.arn("sagemaker", f"endpoint-config/{parts}"), a.arn("sagemaker", f"model/{parts}")
+        settings, model = (
+            a.arn("sagemaker", f"endpoint-config/{parts}"),
+            a.arn("sagemaker", f"model/{parts}"),
+        )
         yield Statement("Deploy", ("sagemaker:CreateEndpoint",), (endpoint, settings))
-        yield Statement("Undeploy", ("sagemaker:DeleteEndpoint", "sagemaker:DescribeEndpoint"), (endpoint,))
+        yield Statement(
+            "Undeploy", ("sagemaker:DeleteEndpoint", "sagemaker:DescribeEndpoint"), (endpoint,)
+        )
         configuring = ("CreateEndpointConfig", "DeleteEndpointConfig", "DescribeEndpointConfig")
-        yield Statement("ConfigureEndpoint", tuple(f"sagemaker:{each}" for each in configuring), (settings,))
+        yield Statement(
+            "ConfigureEndpoint", tuple(f"sagemaker:{each}" for each in configuring), (settings,)
+        )
         yield Statement("DefineModel", ("sagemaker:CreateModel", "sagemaker:DeleteModel"), (model,))
         yield Statement("TagEndpoint", ("sagemaker:AddTags",), (endpoint, settings, model))
         asking = ("sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream")
         yield Statement("AskEndpoint", asking, (endpoint,))
         schedule = a.arn("scheduler", f"schedule/default/{names.schedule_name(name)}")
-        yield Statement("DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,))
+        yield Statement(
+            "DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,)
+        )
     if group := others.group:
         versions = _spelled(a, "model-package", group, "/*")
         groups = _spelled(a, "model-package-group", group)
@@ -210,9 +271,23 @@ def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Ite
         yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
         yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))
     if name := others.pipeline:
-        making = ("AddTags", "CreatePipeline", "DescribePipeline", "StartPipelineExecution", "UpdatePipeline")
-        yield Statement("MakePipeline", tuple(f"sagemaker:{each}" for each in making), _spelled(a, "pipeline", name))
-        yield Statement("FollowSteps", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (_steps(a),))
+        making = (
+            "AddTags",
+            "CreatePipeline",
+            "DescribePipeline",
+            "StartPipelineExecution",
+            "UpdatePipeline",
+        )
+        yield Statement(
+            "MakePipeline",
+            tuple(f"sagemaker:{each}" for each in making),
+            _spelled(a, "pipeline", name),
+        )
+        yield Statement(
+            "FollowSteps",
+            ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"),
+            (_steps(a),),
+        )
 
 
 def _steps(a: Arns) -> str:
@@ -222,7 +297,9 @@ def _steps(a: Arns) -> str:
 
 def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
     """SageMaker lowercases these names in most ARNs, but not in all."""
-    return tuple(a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name)))
+    return tuple(
+        a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name))
+    )
 
 
 def serving_images(config: JobConfig, others: OtherCommands) -> list[EcrImage]:

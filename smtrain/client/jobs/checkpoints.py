@@ -1,4 +1,6 @@
-"""The checkpoints of a run in S3: which steps exist, and which are complete by `core.protocol.checkpoints`."""
+"""The checkpoints of a run in S3: which steps exist, and which are complete by
+`core.protocol.checkpoints`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ class Step:
 
     uri: str
     lacking: tuple[str, ...]
-    """Files that are missing or of another size than in the record; the record if it is missing, damaged or of another
-    step."""
+    """Files that are missing or of another size than in the record; the record if it is missing,
+    damaged or of another step.
+    """
     model: dict[str, Any] | None
     """The config.json of the model that was trained, if the record holds it."""
 
@@ -33,15 +36,21 @@ class Step:
         return not self.lacking
 
 
-def compare_with_record(text: bytes, files: Sizes, step: str) -> tuple[list[str] | None, dict[str, Any] | None]:
-    """The files of a step's folder that differ from the record in `text`, and the model's config.json.
+def compare_with_record(
+    text: bytes, files: Sizes, step: str
+) -> tuple[list[str] | None, dict[str, Any] | None]:
+    """The files of a step's folder that differ from the record in `text`, and the model's
+    config.json.
 
     None for a record that is damaged or belongs to another step.
     """
     try:
         about = parse_object(text)
         # a size each, or a mapping with it
-        sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about["files"].items()}
+        sizes = {
+            name: entry if isinstance(entry, int) else entry["size"]
+            for name, entry in about["files"].items()
+        }
         if renaming_fault(step.rpartition("/")[2], about["step"]):
             return None, None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -51,7 +60,8 @@ def compare_with_record(text: bytes, files: Sizes, step: str) -> tuple[list[str]
 
 
 def saved_steps(target: Backend, uri: str, job: str | None = None) -> list[Step]:
-    """The steps of one lineage below a run's checkpoint prefix, oldest first: that of `job`, else the run's newest.
+    """The steps of one lineage below a run's checkpoint prefix, oldest first: that of `job`, else
+    the run's newest.
 
     Raises `JobError` if the prefix may not be listed.
     """
@@ -65,9 +75,17 @@ def saved_steps(target: Backend, uri: str, job: str | None = None) -> list[Step]
     lines = Lines(held, read)
     steps = []
     for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
-        files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
+        files = {
+            name[len(step) + 1 :]: size
+            for name, size in held.items()
+            if name.startswith(f"{step}/")
+        }
         record = next((name for name in RECORDS.values() if name in files), None)
-        faults, model = (None, None) if record is None else compare_with_record(read(f"{step}/{record}"), files, step)
+        faults, model = (
+            (None, None)
+            if record is None
+            else compare_with_record(read(f"{step}/{record}"), files, step)
+        )
         lacking = [record or RECORDS["native"]] if faults is None else faults
         steps.append(Step(f"{uri}{step}/", tuple(lacking), model))
     return steps

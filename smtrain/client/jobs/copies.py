@@ -1,8 +1,9 @@
-"""Local copies of prefixes in an object store, kept between commands and never mixed with other content.
+"""Local copies of prefixes in an object store, kept between commands and never mixed with other
+content.
 
-The folder of a copy is named by the store, the prefix and a digest of its listing (keys, sizes, ETags). If the prefix
-gets other files, a command sees another folder, in which files that did not change are linked. A copy that no process
-reads any more is removed when a newer one is complete.
+The folder of a copy is named by the store, the prefix and a digest of its listing (keys, sizes,
+ETags). If the prefix gets other files, a command sees another folder, in which files that did not
+change are linked. A copy that no process reads any more is removed when a newer one is complete.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class StoredFile(NamedTuple):
 
 
 class StoreCopy:
-    """A folder of this machine with the objects below a prefix, as they were when the prefix was listed.
+    """A folder of this machine with the objects below a prefix, as they were when the prefix was
+    listed.
 
     Reads the listing at once. Raises `JobError` for a key that leads out of the folder.
     """
@@ -60,7 +62,9 @@ class StoreCopy:
                 raise JobError(f"{self.uri}{file}: points outside {self.folder}; not downloaded")
 
     def only(self, wanted: Callable[[str], bool]) -> StoreCopy:
-        """The same copy, of which `fetch` takes the files whose paths below the prefix are `wanted`."""
+        """The same copy, of which `fetch` takes the files whose paths below the prefix are
+        `wanted`.
+        """
         selected = copy(self)
         selected._wanted = wanted
         return selected
@@ -87,7 +91,10 @@ class StoreCopy:
         return self.folder
 
     def fetch_file(self, file: str) -> Path:
-        """Copy one file unless it is here. Raises `JobError` if it has changed since the prefix was listed."""
+        """Copy one file unless it is here.
+
+        Raises `JobError` if it has changed since the prefix was listed.
+        """
         path, stored = self.folder / file, self.files[file]
         self._use()
         if self._is_here(file):
@@ -113,7 +120,9 @@ class StoreCopy:
         return False
 
     def _require_unchanged(self, file: str, part: Path, stored: StoredFile) -> None:
-        """Compare the copy with the ETag if that is its MD5 (no parts, no KMS key), else list the object again."""
+        """Compare the copy with the ETag if that is its MD5 (no parts, no KMS key), else list the
+        object again.
+        """
         if part.stat().st_size != stored.size:
             raise self._changed()
         is_md5 = len(stored.etag) == 32 and md5_of(part) == stored.etag.lower()
@@ -121,7 +130,10 @@ class StoreCopy:
             raise self._changed()
 
     def _changed(self) -> JobError:
-        return JobError(f"{self.uri} changed while it was being copied; run the command again when it is complete")
+        return JobError(
+            f"{self.uri} changed while it was being copied; run the command again when it is"
+            " complete"
+        )
 
     def _link_from_older(self, file: str, part: Path) -> bool:
         """Take the file from another copy of this prefix, if it is the same object."""
@@ -145,7 +157,9 @@ class StoreCopy:
         part.replace(self._place / _LISTING)
 
     def _remove_unused_copies(self) -> None:
-        """Remove other copies of this prefix that no process reads, and those of earlier releases."""
+        """Remove other copies of this prefix that no process reads, and those of earlier
+        releases.
+        """
         for place in list(self._copies.iterdir()):
             if place == self._place or place in _in_use:
                 continue
@@ -172,13 +186,19 @@ def _lock_shared(folder: Path, path: Path) -> int:
 
 
 def _listed(store: Backend, uri: str) -> dict[str, StoredFile]:
-    """The objects below a prefix by their paths; the object of exactly this name is the empty path."""
+    """The objects below a prefix by their paths; the object of exactly this name is the empty
+    path.
+    """
     _, prefix = split_uri(uri)
     listed = {
-        item["Key"][len(prefix) :]: StoredFile(int(item["Size"]), str(item.get("ETag", "")).strip('"'))
+        item["Key"][len(prefix) :]: StoredFile(
+            int(item["Size"]), str(item.get("ETag", "")).strip('"')
+        )
         for item in store.listing(uri)
     }
-    return {file: stored for file, stored in listed.items() if not file.endswith("/")}  # consoles make empty folders
+    return {
+        file: stored for file, stored in listed.items() if not file.endswith("/")
+    }  # consoles make empty folders
 
 
 def _read_listing(place: Path) -> dict[str, list[object]]:

@@ -36,7 +36,8 @@ _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's T
 
 
 def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[str, Any] | None:
-    """The row of ListTrainingJobs of a run's running job, else of its newest; None for the name of a job or of nothing.
+    """The row of ListTrainingJobs of a run's running job, else of its newest; None for the name of
+    a job or of nothing.
 
     Jobs of `stages` come first, in this order.
     """
@@ -51,11 +52,15 @@ def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[st
         stage = (stage_of(row["TrainingJobName"]) or ("", ""))[1]
         return order.get(stage, len(order)), row["TrainingJobStatus"] in ENDED
 
-    return min((row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None)
+    return min(
+        (row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None
+    )
 
 
 def _named(name: str, target: TargetName | None) -> tuple[str, Backend]:
-    """The job's name and backend; for the name of a run those of its running job, else its newest."""
+    """The job's name and backend; for the name of a run those of its running job, else its
+    newest.
+    """
     job, place = backend_of_job(name, target)
     known = TARGETS[place.name].here and not is_run_here(job)
     if name.startswith("arn:") or known or not _NAME.fullmatch(job):
@@ -74,9 +79,9 @@ class Job:
     """A training job of a target, by name, attached from any machine.
 
     Args:
-        name: Its name or ARN. The name of a run is its running job, else its newest.
-            target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name, first here, then
-                on AWS.
+        name: Its name or ARN. The name of a run is its running job, else its newest. target:
+            `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name,
+            first here, then on AWS.
 
     Raises:
         JobError: The name cannot be one, or there is no such job.
@@ -92,14 +97,18 @@ class Job:
     """
 
     def __init__(self, name: str, target: TargetName | Backend | None = None) -> None:
-        """A name or an ARN; with a backend as `target` it is the name of a job, and no request is made.
+        """A name or an ARN; with a backend as `target` it is the name of a job, and no request is
+        made.
 
         Without `target` the job is looked up as `client.backends.choose.backend_of_job` describes.
         """
-        self.name, self.target = _named(name, target) if target is None or isinstance(target, str) else (name, target)
+        self.name, self.target = (
+            _named(name, target) if target is None or isinstance(target, str) else (name, target)
+        )
         if not _NAME.fullmatch(self.name):
             raise JobError(
-                f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones", code="job.not_found"
+                f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones",
+                code="job.not_found",
             )
         self.known_status: str | None = None
         """Its status when last described; None before that."""
@@ -115,7 +124,10 @@ class Job:
         return job
 
     def __repr__(self) -> str:
-        return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
+        return (
+            f"<smtrain.Job {self.name} on {self.target.name}:"
+            f" {self.known_status or 'not asked yet'}>"
+        )
 
     # ---- its description
     @property
@@ -160,7 +172,9 @@ class Job:
 
     @property
     def began(self) -> int:
-        """Earliest time of its lines: its creation in ms since 1970, minus a minute for hosts whose clocks differ."""
+        """Earliest time of its lines: its creation in ms since 1970, minus a minute for hosts whose
+        clocks differ.
+        """
         return int(self.describe()["CreationTime"].timestamp() * 1000) - 60_000
 
     @property
@@ -177,16 +191,24 @@ class Job:
     def _read(self, host: str | None = None, pattern: str | None = None) -> list[Line]:
         from smtrain.client.follow.reading import pages
 
-        return [line for page in pages(self.target, self.name, host, self.began, pattern) for line in page]
+        return [
+            line
+            for page in pages(self.target, self.name, host, self.began, pattern)
+            for line in page
+        ]
 
     @property
     def records(self) -> list[dict[str, float]]:
-        """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu; and `of`, the last step."""
+        """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu; and `of`, the
+        last step.
+        """
         return step_records(self._read(pattern=STEP_PATTERN))
 
     @property
     def warnings(self) -> list[str]:
-        """Findings about the training's health, each with its remedy: `at step 40 the router of layer 1 ...`."""
+        """Findings about the training's health, each with its remedy: `at step 40 the router of
+        layer 1 ...`.
+        """
         return [text for line in self._read(pattern=f'"{WARNING}"') if (text := warning(line.text))]
 
     @property
@@ -214,13 +236,23 @@ class Job:
                 yield event
 
     def follow(
-        self, *, host: str | None = None, grep: str | None = None, since: datetime | float | None = None,
-        tail: int | None = None, resume: bool = False, panel: bool | None = None, every: float | None = None,
-        lines: bool = True, say: Callable[[str], None] = text.say,
-    ) -> Job:  # fmt: skip
-        """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
+        self,
+        *,
+        host: str | None = None,
+        grep: str | None = None,
+        since: datetime | float | None = None,
+        tail: int | None = None,
+        resume: bool = False,
+        panel: bool | None = None,
+        every: float | None = None,
+        lines: bool = True,
+        say: Callable[[str], None] = text.say,
+    ) -> Job:
+        """Show the job until it ends: a live panel on a terminal, else lines, status changes
+        and summaries.
 
-        Ctrl-C leaves the job running and says how to come back. The reason of a failure is shown at the end.
+        Ctrl-C leaves the job running and says how to come back. The reason of a failure is shown at
+        the end.
 
         Args:
             host: Only lines of this host, such as `algo-1`.
@@ -247,16 +279,24 @@ class Job:
         return self
 
     def explain(self) -> Explanation:
-        """Explain its end: the first failing host and rank with its traceback, and the remedy. `print` the result."""
+        """Explain its end: the first failing host and rank with its traceback, and the remedy.
+
+        `print` the result.
+        """
         from smtrain.client.follow.failure import NO_FAILURE, explain
         from smtrain.client.follow.reading import last_lines
 
         description = self.describe()
         ended_well = description["TrainingJobStatus"] in NO_FAILURE
-        return explain(self.name, description, [] if ended_well else last_lines(self.target, self.name))
+        return explain(
+            self.name, description, [] if ended_well else last_lines(self.target, self.name)
+        )
 
     def wait(self) -> Job:
-        """Wait until the job has completed. Raises `JobError` with the reason if it ends otherwise."""
+        """Wait until the job has completed.
+
+        Raises `JobError` with the reason if it ends otherwise.
+        """
 
         poll(lambda: self.look()["TrainingJobStatus"] in ENDED, self.target.pace.poll)
         return self.check()
@@ -265,14 +305,18 @@ class Job:
         """Raise `JobError` with `explain`'s text unless the job has completed."""
         if self.status != "Completed":
             raise JobError(
-                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows what it wrote",
+                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows"
+                " what it wrote",
                 code="job.stopped" if self.known_status == "Stopped" else "job.failed",
             )
         return self
 
     # ---- numbers
     def metrics(self) -> DataFrame:
-        """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu. `records` needs no pandas."""
+        """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu.
+
+        `records` needs no pandas.
+        """
         from smtrain.client.follow.curve import frame
 
         return frame(self.records)
@@ -287,7 +331,9 @@ class Job:
         """Dollars so far, or as billed at the end: `smtrain.client.follow.money`."""
         from smtrain.client.follow.money import cost_of
 
-        return cost_of(self.describe(), region=self.target.region_name(), local=self.target.record.here)
+        return cost_of(
+            self.describe(), region=self.target.region_name(), local=self.target.record.here
+        )
 
     def _ipython_display_(self) -> None:
         """Show nothing if the cell that returns the job already has its panel."""
@@ -316,19 +362,26 @@ class Job:
 
     @property
     def checkpoints(self) -> list[str]:
-        """s3:// prefixes of the complete checkpoints of the job's lineage, oldest first, with those it resumed from.
+        """s3:// prefixes of the complete checkpoints of the job's lineage, oldest first, with those
+        it resumed from.
 
-        For a job that has not begun to write: those of its run's newest lineage. A checkpoint is complete if its
-        manifest exists, and every file in the manifest, with its size.
+        For a job that has not begun to write: those of its run's newest lineage. A checkpoint is
+        complete if its manifest exists, and every file in the manifest, with its size.
         """
         return self.saved(self.describe())
 
     def saved(self, description: dict[str, Any]) -> list[str]:
-        """`checkpoints` from a description; the intermediate parts of a prepare job do not count."""
+        """`checkpoints` from a description; the intermediate parts of a prepare job do not
+        count.
+        """
         checkpointing = description.get("CheckpointConfig")
         if not checkpointing:
             return []
-        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"], self.name) if step.whole]
+        return [
+            step.uri
+            for step in saved_steps(self.target, checkpointing["S3Uri"], self.name)
+            if step.whole
+        ]
 
     def read(self, name: str) -> bytes:
         """One file of the job's /opt/ml/model. Raises `JobError` if it does not exist."""
@@ -338,20 +391,23 @@ class Job:
         except JobError:
             raise JobError(f"{self.name} left no {name} in {output}") from None
 
-    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+    def download(
+        self, folder: str | Path, what: What = "model", *, overwrite: bool = False
+    ) -> Path:
         """Copy the job's results into `folder`. Existing files with the same content are kept.
 
         Args:
             folder: The destination; it is made if it does not exist.
-            what: `model` is its /opt/ml/model, `checkpoints` its complete checkpoints, a folder a step, `metrics` its
-                /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all` makes a folder for each kind.
+            what: `model` is its /opt/ml/model, `checkpoints` its complete checkpoints, a folder a
+                step, `metrics` its /opt/ml/output/data (metrics.jsonl, TensorBoard's files,
+                reports); `all` makes a folder for each kind.
             overwrite: Replace other files of the folder.
 
         Returns:
             The folder.
 
         Raises:
-            JobError: The job has left nothing of that kind, or it would replace other files without `overwrite`;
-                nothing is written then.
+            JobError: The job has left nothing of that kind, or it would replace other files without
+                `overwrite`; nothing is written then.
         """
         return fetch(self, folder, what, overwrite=overwrite)

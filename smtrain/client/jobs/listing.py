@@ -17,7 +17,9 @@ _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
 def jobs_of(target: Backend, run: str, stage: Stage) -> list[Job]:
-    """The jobs of one stage of one run, newest first; run `b` does not include those of `a-b` or of `b-train-c`."""
+    """The jobs of one stage of one run, newest first; run `b` does not include those of `a-b` or of
+    `b-train-c`.
+    """
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
     jobs = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
     return [job for job in jobs if name.fullmatch(job.name)]
@@ -39,7 +41,9 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
 
 
 def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:
-    """The run of this name, or of a job of this name, and its train jobs, oldest first. Raises `JobError` without any.
+    """The run of this name, or of a job of this name, and its train jobs, oldest first.
+
+    Raises `JobError` without any.
 
     A job that does not belong to a run of ours is its own run.
     """
@@ -48,7 +52,8 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     run = ours[0] if ours else job
     if not _RUN.fullmatch(run):
         raise JobError(
-            f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are", code="job.not_found"
+            f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are",
+            code="job.not_found",
         )
     attempts = jobs_of(place, run, "train")[::-1]
     if not attempts:

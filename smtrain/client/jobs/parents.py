@@ -1,7 +1,8 @@
 """Find the run that a path run://NAME names, and the model that it exported.
 
-NAME is a run, whose newest export counts, or one of its export jobs. The planner looks at this machine first, as the
-trial of a run here has the same shape; a job's request only takes the model of its own target.
+NAME is a run, whose newest export counts, or one of its export jobs. The planner looks at this
+machine first, as the trial of a run here has the same shape; a job's request only takes the model
+of its own target.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from smtrain.core.targets import TARGETS
 
 _ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}
 _REMEMBERED: dict[tuple[str, str], Parent] = {}
-"""Runs found since a config was loaded, by path and target: a search for a mesh asks for the shape many times."""
+"""Runs found since a config was loaded, by path and target: a search for a mesh asks for the shape
+many times.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class _Refused(Exception):  # noqa: N818 - becomes a fault of the key that has t
 def parent_on(path: str, place: Backend, key: str = "model.path") -> Parent:
     """The run of a run:// path, which the config has under `key`, on a backend.
 
-    Raises `ConfigError` if it is unknown, not finished, deleted, or not clear; `JobError` if the backend does not
-    answer.
+    Raises `ConfigError` if it is unknown, not finished, deleted, or not clear; `JobError` if the
+    backend does not answer.
     """
     name = path.removeprefix(RUN).rstrip("/")
     try:
@@ -65,7 +68,9 @@ def parent_on(path: str, place: Backend, key: str = "model.path") -> Parent:
         reason = error if isinstance(error, SmtrainError) else translated(error)
         if reason is None:
             raise
-        raise JobError(f"{key}: {path} could not be looked up: {reason}", code="job.not_found") from error
+        raise JobError(
+            f"{key}: {path} could not be looked up: {reason}", code="job.not_found"
+        ) from error
 
 
 def planned_parent(config: JobConfig, path: str, key: str = "model.path") -> Parent:
@@ -87,11 +92,20 @@ def _parent(name: str, place: Backend) -> Parent:
         raise _Refused(_unknown(name, place))
     ours = stage_of(name)
     if ours and ours[1] != "export":
-        raise _Refused(f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it")
+        raise _Refused(
+            f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it"
+        )
     run = ours[0] if ours else name
-    rows = [row for page in place.rows(run, 1000) for row in page if is_of_run(row["TrainingJobName"], run)]
+    rows = [
+        row
+        for page in place.rows(run, 1000)
+        for row in page
+        if is_of_run(row["TrainingJobName"], run)
+    ]
     job = _export_job(name, place, rows)
-    base = place.describe(job, impatient(place.name))["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    base = place.describe(job, impatient(place.name))["OutputDataConfig"]["S3OutputPath"].rstrip(
+        "/"
+    )
     uri = f"{base}/{job}/output/model/"
     prefix = split_uri(uri)[1]
     files = {item["Key"].removeprefix(prefix) for item in place.listing(uri)}
@@ -100,12 +114,15 @@ def _parent(name: str, place: Backend) -> Parent:
     try:
         return Parent(run, job, uri, parse_object(place.read(f"{uri}config.json")))
     except ValueError as error:
-        raise _Refused(f"{uri}config.json is damaged ({first_line(error)}); {_exported_again(run)}") from None
+        raise _Refused(
+            f"{uri}config.json is damaged ({first_line(error)}); {_exported_again(run)}"
+        ) from None
 
 
 def _export_job(name: str, place: Backend, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The export job of a run's jobs, newest first, whose model is meant. Raises `_Refused` without one, and if
-    the run was trained again since."""
+    """The export job of a run's jobs, newest first, whose model is meant. Raises `_Refused` without
+    one, and if the run was trained again since.
+    """
     exports = [row for row in rows if _stage(row) == "export"]
     if stage_of(name):
         done = next((row for row in exports if row["TrainingJobName"] == name), None)
@@ -119,12 +136,20 @@ def _export_job(name: str, place: Backend, rows: Sequence[Mapping[str, Any]]) ->
     done = next((row for row in exports if row["TrainingJobStatus"] == "Completed"), None)
     if done is None:
         raise _Refused(_unfinished(rows[0], place))
-    since = next((row for row in rows if _stage(row) == "train" and row["CreationTime"] > done["CreationTime"]), None)
+    since = next(
+        (
+            row
+            for row in rows
+            if _stage(row) == "train" and row["CreationTime"] > done["CreationTime"]
+        ),
+        None,
+    )
     if since is not None:
         job = done["TrainingJobName"]
         raise _Refused(
-            f"the run was trained again by {since['TrainingJobName']} after {job} had exported it, and that training "
-            f"is not exported; `smtrain run` its config, or name the earlier export, {RUN}{job}",
+            f"the run was trained again by {since['TrainingJobName']} after {job} had exported it,"
+            " and that training is not exported; `smtrain run` its config, or name the earlier"
+            f" export, {RUN}{job}",
         )
     return str(done["TrainingJobName"])
 
@@ -139,27 +164,36 @@ def _unfinished(row: Mapping[str, Any], place: Backend) -> str:
     of = f" --target {place.name}"
     if status in _ENDED_BADLY:
         return (
-            f"{job} {_ENDED_BADLY[status]} before a model was exported; `smtrain status {job}{of}` says why, and "
-            "`smtrain run` of its config resumes it"
+            f"{job} {_ENDED_BADLY[status]} before a model was exported; `smtrain status {job}{of}`"
+            " says why, and `smtrain run` of its config resumes it"
         )
     if status == "Completed":
-        return f"the run has exported no model, its last job is {job}; `smtrain run` of its config does the rest"
-    return f"the run is not finished, {job} is running; `smtrain logs {job} --follow{of}` waits for it"
+        return (
+            f"the run has exported no model, its last job is {job}; `smtrain run` of its config"
+            " does the rest"
+        )
+    return (
+        f"the run is not finished, {job} is running; `smtrain logs {job} --follow{of}` waits for it"
+    )
 
 
 def _lack(files: set[str], uri: str, run: str, job: str) -> str:
     """Explain why a run cannot start from the files of an export, with the remedy."""
     if ADAPTER in files:
         return (
-            f"{job} exported an adapter, and training starts from a whole model; set export.merge: true in the config "
-            f"of {run} and `smtrain run` it, which only exports again"
+            f"{job} exported an adapter, and training starts from a whole model; set export.merge:"
+            f" true in the config of {run} and `smtrain run` it, which only exports again"
         )
-    what = f"the model that {job} exported was deleted" if not files else f"{uri} holds no config.json"
+    what = (
+        f"the model that {job} exported was deleted" if not files else f"{uri} holds no config.json"
+    )
     return f"{what}; {_exported_again(run)}"
 
 
 def _exported_again(run: str) -> str:
-    return f"`smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
+    return (
+        f"`smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
+    )
 
 
 def _unknown(name: str, place: Backend) -> str:
@@ -171,8 +205,14 @@ def _unknown(name: str, place: Backend) -> str:
         if place.name != record.name and registry.knows(name):
             return f"there is no such run {side}, only {record.place}; {_copied(name, record.name)}"
     near = near_run(name) if place.record.here else ""
-    return f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the existing ones"
+    return (
+        f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the"
+        " existing ones"
+    )
 
 
 def _copied(name: str, target: str) -> str:
-    return f"`smtrain download {name} FOLDER --target {target}` copies its model, then name that folder"
+    return (
+        f"`smtrain download {name} FOLDER --target {target}` copies its model, then name that"
+        " folder"
+    )

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 What = Literal["model", "checkpoints", "metrics", "all"]
 _KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
 _OF_A_MODEL = (
-    "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "config.json", "generation_config.json",
-    "adapter_config.json", "tokenizer*.json", "*.jinja",
-)  # fmt: skip
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*.json",
+    "*.jinja",
+)
 """Files that libraries load from the folder of a model without being told their names."""
 _HELD = {
     "model": "a model, nor any other file, in /opt/ml/model",
@@ -37,7 +43,9 @@ _HELD = {
 
 @dataclass(frozen=True)
 class ResultPart:
-    """One S3 prefix (or one archive) of a job's results, and its folder relative to the chosen one."""
+    """One S3 prefix (or one archive) of a job's results, and its folder relative to the chosen
+    one.
+    """
 
     uri: str
     folder: str = ""
@@ -53,22 +61,33 @@ def parts(job: Job, what: What, description: dict[str, Any] | None = None) -> li
             for p in parts(job, kind, description)
         ]
     if what == "checkpoints":
-        return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(description)]
+        return [
+            ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(description)
+        ]
     base = f"{description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
     folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
-    return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if job.target.listing(uri)]
+    return [
+        ResultPart(uri)
+        for uri in (f"{base}/{folder}/", f"{base}/{archive}")
+        if job.target.listing(uri)
+    ]
 
 
 def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
     """Copy one kind of result into `folder`; `all` makes a folder for each kind.
 
-    Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing of that kind, if
-    another process writes there, or if, without `overwrite`, other files would be replaced.
+    Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing
+    of that kind, if another process writes there, or if, without `overwrite`, other files would be
+    replaced.
     """
     if not str(folder):
-        raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
+        raise JobError(
+            "the folder to download into is an empty name; name one (`.` is the working directory)"
+        )
     if what not in get_args(What):
-        raise ConfigError(f"what: got {what!r}; {hint(str(what), get_args(What))}", code="config.wrong_value")
+        raise ConfigError(
+            f"what: got {what!r}; {hint(str(what), get_args(What))}", code="config.wrong_value"
+        )
     description = job.describe()
     results = parts(job, what, description)
     if not results:
@@ -91,23 +110,36 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
 
 def _refuse_folder_of_text(job: Job, folder: Path) -> None:
     """Raise `JobError` for tokens that would be written among the files of a text."""
-    if (stage_of(job.name) or ("", ""))[1] != "prepare" or not folder.is_dir() or (folder / "manifest.json").exists():
+    if (
+        (stage_of(job.name) or ("", ""))[1] != "prepare"
+        or not folder.is_dir()
+        or (folder / "manifest.json").exists()
+    ):
         return
     if texts := [name for name, _ in textfiles.choose_in(folder, "auto")[0].read]:
         raise JobError(
-            f"{folder} holds text ({texts[0]}), and {job.name} left tokens; name another folder, such as "
-            f"{folder.parent / f'{folder.resolve().name}-tokens'}"
+            f"{folder} holds text ({texts[0]}), and {job.name} left tokens; name another folder,"
+            f" such as {folder.parent / f'{folder.resolve().name}-tokens'}"
         )
 
 
 def exported(job: Job, description: dict[str, Any]) -> str | None:
-    """The name of the job that exported the model of an ended train job; None if it was not exported yet."""
+    """The name of the job that exported the model of an ended train job; None if it was not
+    exported yet.
+    """
     ours, ended = stage_of(job.name), description.get("TrainingEndTime")
     if ours is None or ours[1] != "train" or ended is None:
         return None
     rows = (row for page in job.target.rows(f"{ours[0]}-export-", 1000) for row in page)
-    done = (row for row in rows if row["TrainingJobStatus"] == "Completed" and row["CreationTime"] >= ended)
-    return next((name for row in done if stage_of(name := row["TrainingJobName"]) == (ours[0], "export")), None)
+    done = (
+        row
+        for row in rows
+        if row["TrainingJobStatus"] == "Completed" and row["CreationTime"] >= ended
+    )
+    return next(
+        (name for row in done if stage_of(name := row["TrainingJobName"]) == (ours[0], "export")),
+        None,
+    )
 
 
 def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
@@ -117,7 +149,10 @@ def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
     if what == "model" and (export := exported(job, description)):
         return f"{sentence}; {export} exported what it trained: `smtrain download {export} FOLDER`"
     if others := [kind for kind in _KINDS if kind != what and parts(job, kind, description)]:
-        sentence += f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what {others[0]}`"
+        sentence += (
+            f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what"
+            f" {others[0]}`"
+        )
     if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":
         sentence += "; `smtrain run CONFIG` exports the model"
     return sentence
@@ -159,30 +194,39 @@ class _Fetching:
         return True
 
     def _is_gone(self, item: _Item) -> bool:
-        if item.uri not in self._left or item.key in self._left[item.uri]:  # the last listing still had it: list again
+        if (
+            item.uri not in self._left or item.key in self._left[item.uri]
+        ):  # the last listing still had it: list again
             self._left[item.uri] = {object_["Key"] for object_ in self._target.listing(item.uri)}
         return item.key not in self._left[item.uri]
 
 
 def download(
-    target: Backend, places: Sequence[tuple[str, Path]], *, overwrite: bool = False,
+    target: Backend,
+    places: Sequence[tuple[str, Path]],
+    *,
+    overwrite: bool = False,
     wanted: Callable[[str], bool] = lambda _: True,
-) -> int:  # fmt: skip
-    """Copy the objects under each prefix into its folder, each atomically; returns how many there are.
+) -> int:
+    """Copy the objects under each prefix into its folder, each atomically; returns how many there
+    are.
 
     `wanted` chooses among the objects by their paths below the prefix.
 
-    Existing files with the same content are kept, so a second call resumes the first. Objects that a running job
-    deletes meanwhile, such as old checkpoints, are skipped, together with what this call has copied of their folder.
-    Raises `JobError` if there are no objects, if a key would leave its folder, if a folder holds other parts of a model
-    and, unless `overwrite`, if other files have the same names; that is checked before anything is written. Raises it
-    also if objects change meanwhile.
+    Existing files with the same content are kept, so a second call resumes the first. Objects that
+    a running job deletes meanwhile, such as old checkpoints, are skipped, together with what this
+    call has copied of their folder. Raises `JobError` if there are no objects, if a key would leave
+    its folder, if a folder holds other parts of a model and, unless `overwrite`, if other files
+    have the same names; that is checked before anything is written. Raises it also if objects
+    change meanwhile.
     """
     fetch = _Fetching(target)
     items = [
-        item for uri, folder in places for item in _items(target, uri, folder)
+        item
+        for uri, folder in places
+        for item in _items(target, uri, folder)
         if wanted(item.path.relative_to(folder).as_posix())
-    ]  # fmt: skip
+    ]
     _refuse_what_is_in_the_way(items)
     _refuse_mixture(items)
     there = [item for item in items if item.path.exists()]
@@ -217,8 +261,11 @@ def download(
     return len(items) if complete else len(items) - _drop_deleted(left, places, new)
 
 
-def _drop_deleted(left: Mapping[str, Any], places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
-    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many.
+def _drop_deleted(
+    left: Mapping[str, Any], places: Sequence[tuple[str, Path]], new: Sequence[_Item]
+) -> int:
+    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns
+    how many.
 
     `left` are the objects that are there, by key.
     """
@@ -228,7 +275,9 @@ def _drop_deleted(left: Mapping[str, Any], places: Sequence[tuple[str, Path]], n
         with suppress(OSError):  # it holds more
             item.path.parent.rmdir()
     if not left:
-        raise JobError(f"{places[0][0]} was deleted while it was being copied; there is nothing to download")
+        raise JobError(
+            f"{places[0][0]} was deleted while it was being copied; there is nothing to download"
+        )
     return len(deleted)
 
 
@@ -236,49 +285,66 @@ def _items(target: Backend, uri: str, folder: Path) -> list[_Item]:
     bucket, prefix = split_uri(uri)
     items = []
     for object_ in target.listing(uri):
-        name = object_["Key"][len(prefix) :].lstrip("/") or object_["Key"].rpartition("/")[2]  # the prefix is an object
+        name = (
+            object_["Key"][len(prefix) :].lstrip("/") or object_["Key"].rpartition("/")[2]
+        )  # the prefix is an object
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise JobError(f"{object_['Key']}: points outside {folder}; not downloaded")
-        items.append(_Item(uri, bucket, object_["Key"], object_["Size"], _etag(object_), folder, path))
+        items.append(
+            _Item(uri, bucket, object_["Key"], object_["Size"], _etag(object_), folder, path)
+        )
     if not items:
         raise JobError(f"{uri} is empty; there is nothing to download")
     return items
 
 
 def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
-    """Raise `JobError` for a folder in place of a file, or the reverse: no option replaces those."""
+    """Raise `JobError` for a folder in place of a file, or the reverse: no option replaces
+    those.
+    """
     for item in items:
         if item.folder.exists() and not item.folder.is_dir():
             raise JobError(f"{item.folder} is a file; name a folder to download into")
         if item.path.is_dir():
-            raise JobError(f"{item.path} is a folder, but the download has a file of this name; name another folder")
+            raise JobError(
+                f"{item.path} is a folder, but the download has a file of this name; name another"
+                " folder"
+            )
         for parent in item.path.parents:
             if parent == item.folder:
                 break
             if parent.exists() and not parent.is_dir():
-                raise JobError(f"{parent} is a file, but the download has a folder of this name; name another folder")
+                raise JobError(
+                    f"{parent} is a file, but the download has a folder of this name; name another"
+                    " folder"
+                )
 
 
 def _refuse_mixture(items: Sequence[_Item]) -> None:
-    """Raise `JobError` if a folder that gets weights holds other parts of a model, which would be loaded with them."""
+    """Raise `JobError` if a folder that gets weights holds other parts of a model, which would be
+    loaded with them.
+    """
     new = {item.path for item in items}
     for folder in {path.parent for path in new if path.suffix == ".safetensors"}:
         there = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
         if others := sorted(path.name for path in there - new):
             raise JobError(
-                f"{folder} holds parts of another model ({', '.join(others[:3])}); delete them, or name another folder"
+                f"{folder} holds parts of another model ({', '.join(others[:3])}); delete them, or"
+                " name another folder"
             )
 
 
 def _refuse_changed(left: Mapping[str, Any], copied: Sequence[_Item]) -> None:
-    """Raise `JobError` if an object, of those `left` by key, is no longer what was listed before it was copied."""
+    """Raise `JobError` if an object, of those `left` by key, is no longer what was listed before it
+    was copied.
+    """
     for item in copied:
         current = left.get(item.key)
         if current is not None and (current["Size"], _etag(current)) != (item.size, item.etag):
             raise JobError(
-                f"{item.uri} changed while it was being copied; run the same command again with --overwrite "
-                "(overwrite=True)"
+                f"{item.uri} changed while it was being copied; run the same command again with"
+                " --overwrite (overwrite=True)"
             )
 
 
@@ -293,19 +359,23 @@ def _refuse_others(different: Sequence[_Item]) -> None:
     names = ", ".join(item.path.relative_to(item.folder).as_posix() for item in different[:3])
     more = f" and {len(different) - 3} more" if len(different) > 3 else ""
     raise JobError(
-        f"{folder} holds other files of the same names ({names}{more}); name another folder, or replace them with "
-        "--overwrite (overwrite=True)"
+        f"{folder} holds other files of the same names ({names}{more}); name another folder, or"
+        " replace them with --overwrite (overwrite=True)"
     )
 
 
 def _is_same(item: _Item) -> bool:
-    """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
+    """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in
+    one piece.
+    """
     of_one_piece = len(item.etag) == 32
     return of_one_piece and item.path.stat().st_size == item.size and item.etag == md5_of(item.path)
 
 
 def md5_of(path: Path) -> str:
-    """The MD5 of a file, which S3 and OSS give as the ETag of an object that was sent in one piece."""
+    """The MD5 of a file, which S3 and OSS give as the ETag of an object that was sent in one
+    piece.
+    """
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as content:
         while block := content.read(1 << 20):

@@ -1,4 +1,6 @@
-"""The source bundle: the code that a job runs, as an archive whose bytes depend only on its content."""
+"""The source bundle: the code that a job runs, as an archive whose bytes depend only on its
+content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The list of a stage's uploads with their digests, which the container compares (entrypoints/uploads.py)."""
+"""The list of a stage's uploads with their digests, which the container compares
+(entrypoints/uploads.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ UPLOADS = "uploads.json"
 
 
 def upload_digests(inputs: Mapping[str, str], uploads: Sequence[Upload], config: Upload) -> bytes:
-    """The content of uploads.json: size and SHA-256 of each uploaded file of a stage, by its channel.
+    """The content of uploads.json: size and SHA-256 of each uploaded file of a stage, by its
+    channel.
 
     Args:
         inputs: The s3:// prefix of each channel; prefixes of no upload are left out.
@@ -21,12 +24,15 @@ def upload_digests(inputs: Mapping[str, str], uploads: Sequence[Upload], config:
         config: The upload of the stage's config.
     """
     by_uri = {upload.uri: upload for upload in uploads}
-    found = {name: by_uri[uri] for name, uri in inputs.items() if uri in by_uri} | {"config": config}
+    found = {name: by_uri[uri] for name, uri in inputs.items() if uri in by_uri} | {
+        "config": config
+    }
     listed = {
         name: {
             "uri": upload.uri,
             "files": {
-                file: [size_of(body), digest] for (file, body), digest in zip(upload.files, upload.digests, strict=True)
+                file: [size_of(body), digest]
+                for (file, body), digest in zip(upload.files, upload.digests, strict=True)
             },
         }
         for name, upload in found.items()

@@ -1,7 +1,8 @@
-"""The container's environment: by Neuron SDK generation of its image, by instance capability, by mesh.
+"""The container's environment: by Neuron SDK generation of its image, by instance capability, by
+mesh.
 
-Source: the table and rules of AWS's own examples from SDK 2.18 to 2.30 (neuronx-distributed, NxDT). What the config
-names in compute.environment wins over everything here.
+Source: the table and rules of AWS's own examples from SDK 2.18 to 2.30 (neuronx-distributed, NxDT).
+What the config names in compute.environment wins over everything here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def environment(
     elif row:
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
-            variables |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+            variables |= {
+                "FI_PROVIDER": "efa",
+                "FI_EFA_USE_DEVICE_RDMA": "1",
+                "FI_EFA_FORK_SAFE": "1",
+            }
         if row.get("logical_cores", 1) > 1:
             # The compiler's --lnc must be the same.
             variables[LNC] = str(lnc_of(config.compute.instance_type, config.compute.environment))
@@ -77,15 +82,19 @@ def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
 def _xla(config: JobConfig, release: tuple[int, int, int] | None) -> dict[str, str]:
     """Variables of PyTorch/XLA, on which engine nxd runs.
 
-    TorchNeuron does not read them; the launcher sets the folders of its caches (entrypoints/launch.py).
+    TorchNeuron does not read them; the launcher sets the folders of its caches
+    (entrypoints/launch.py).
     """
     pipeline = config.parallel.pp > 1
     variables = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
     if config.compute.keep_alive or not config.network.isolation:
-        # With a network the cache is in S3 instead; without either the compiler has its own place on the disk.
+        # With a network the cache is in S3 instead; without either the compiler has its own place
+        # on the disk.
         variables[graphs.VARIABLE] = f"{WARM_POOL_CACHE}/neuron"
     if release is None or release >= (2, 31, 0):
-        return variables  # No PyTorch/XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
+        # No PyTorch/XLA from 2.31 on, and the runtime ignores the variable of asynchronous
+        # requests.
+        return variables
     # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
     return variables | {
         "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",

@@ -22,19 +22,27 @@ from smtrain.core.targets import TargetName
 
 @public
 def estimator(
-    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
-    set_: Sequence[str] = (), say: Callable[[str], None] = text.say, **sections: Any,
-) -> Any:  # fmt: skip
-    """The PyTorch job of the installed SageMaker SDK: the request of `smtrain.request` as an object.
+    source: Source | None = None,
+    *,
+    stage: Stage = "train",
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
+    say: Callable[[str], None] = text.say,
+    **sections: Any,
+) -> Any:
+    """The PyTorch job of the installed SageMaker SDK: the request of `smtrain.request` as an
+    object.
 
-    Alter it first if you like: it sends what its attributes say, after uploading what the target lacks. Nothing is
-    uploaded or started here.
+    Alter it first if you like: it sends what its attributes say, after uploading what the target
+    lacks. Nothing is uploaded or started here.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
+            all of it.
         stage: The stage that it runs.
         target: `local` or `aws`, in place of the config's `target`.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
+            `source` and `sections`.
         say: Called with each line about uploads.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -54,7 +62,10 @@ def estimator(
     generation = installed()
     if generation is None:
         raise ConfigError(
-            [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"],
+            [
+                f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or"
+                f" `{install('sdk-v2')}` for v2"
+            ],
             code="package.missing",
         )
     config = load_config(source, set_=set_, target=target, **sections)

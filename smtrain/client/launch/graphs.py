@@ -1,7 +1,7 @@
 """Compiled graphs: their prefix in S3, and for engine nxd whether all of them exist.
 
-Neuron's own cache finds a graph by compiler version, flags and the graph itself, so what is said here never decides
-what a job runs, only what is compiled when.
+Neuron's own cache finds a graph by compiler version, flags and the graph itself, so what is said
+here never decides what a job runs, only what is compiled when.
 """
 
 from __future__ import annotations
@@ -33,20 +33,28 @@ def cache_root(config: JobConfig) -> str:
 
 
 def cache_uri(
-    config: JobConfig, image: str, environment: Mapping[str, str], described: Mapping[str, Any] | None
+    config: JobConfig,
+    image: str,
+    environment: Mapping[str, str],
+    described: Mapping[str, Any] | None,
 ) -> str:
     """The S3 prefix of this config's graphs: one folder for all that changes a graph.
 
-    That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length, micro-batches,
-    precision, recomputation, adapter, whether samples of a row are kept apart, and our own version. A model whose
-    config.json (`described`) cannot be read from here counts by its name.
+    That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length,
+    micro-batches, precision, recomputation, adapter, whether samples of a row are kept apart, and
+    our own version. A model whose config.json (`described`) cannot be read from here counts by its
+    name.
     """
     parallel, train = config.parallel, config.train
-    model = {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
+    model = (
+        {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
+    )
     set_here = {
         name: value
         for name, value in environment.items()
-        if name.startswith(("NEURON_", "XLA_")) and not name.startswith("NEURON_RT_") and name != VARIABLE
+        if name.startswith(("NEURON_", "XLA_"))
+        and not name.startswith("NEURON_RT_")
+        and name != VARIABLE
     }
     identity = {
         "version": __version__,
@@ -60,7 +68,7 @@ def cache_uri(
         "train": train.model_dump(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
         ),
-    }  # fmt: skip
+    }
     if config.apart:
         identity["apart"] = True  # masks and positions are part of every step
     if train.adapter is not None:
@@ -72,18 +80,24 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     """The cache that stage compile fills; raises `ConfigError` if there is nothing to compile."""
     uri, own = environment.get(VARIABLE), config.compute.environment
     if config.train.engine != "nxd":
-        fault = "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out"
+        fault = (
+            "train.engine: native compiles as it runs, stage compile has nothing to do; leave the"
+            " stage out"
+        )
     elif VARIABLE in own or "--cache_dir" in own.get(FLAGS, ""):
         fault = (
-            f"compute.environment: moves the compile cache ({VARIABLE} or --cache_dir), so stage compile cannot keep "
-            "it; leave that out, the cache is below output.s3_uri"
+            f"compute.environment: moves the compile cache ({VARIABLE} or --cache_dir), so stage"
+            " compile cannot keep it; leave that out, the cache is below output.s3_uri"
         )
     elif config.network.isolation:
-        fault = "network.isolation: keeps stage compile from the cache in S3; leave the stage out, or allow the network"
+        fault = (
+            "network.isolation: keeps stage compile from the cache in S3; leave the stage out, or"
+            " allow the network"
+        )
     elif uri is None:
         fault = (
-            f"compute.instance_type: {config.compute.instance_type} is no Neuron instance, so there are no graphs to "
-            "compile; leave stage compile out"
+            f"compute.instance_type: {config.compute.instance_type} is no Neuron instance, so there"
+            " are no graphs to compile; leave stage compile out"
         )
     else:
         return uri
@@ -108,6 +122,6 @@ def announce(target: Backend, config: JobConfig, request: Mapping[str, Any], say
         say(f"graphs: all {marker['graphs']} were compiled by {marker['job']} ({uri})")
     else:
         say(
-            "graphs: not compiled ahead, so all instances wait for the compiler in the first steps; "
-            f"stage compile compiles them on one ({uri})"
+            "graphs: not compiled ahead, so all instances wait for the compiler in the first"
+            f" steps; stage compile compiles them on one ({uri})"
         )

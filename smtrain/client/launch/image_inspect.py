@@ -33,8 +33,9 @@ class Contents:
     packages: dict[str, str]
     """Installed distributions and their versions."""
     lacking: dict[str, dict[str, list[str]]]
-    """By list (`requirements`, `wheels`) and stage, or word of core/protocol/entrypoints.py: requirements that the
-    packages do not satisfy."""
+    """By list (`requirements`, `wheels`) and stage, or word of core/protocol/entrypoints.py:
+    requirements that the packages do not satisfy.
+    """
     faults: dict[str, str]
     """Modules of the stages that cannot be imported, each with its reason."""
     programs: dict[str, str | None]
@@ -48,8 +49,12 @@ def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
     Raises `LocalError` if no container of it runs, or if it has no Python 3.10.
     """
     name = image.tags[0] if image.tags else image.short_id
-    status, said, _ = run(client, image, ["python3", f"{FOLDER}/image_probe.py", *filter(None, [engine])])
-    line = next((line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None)
+    status, said, _ = run(
+        client, image, ["python3", f"{FOLDER}/image_probe.py", *filter(None, [engine])]
+    )
+    line = next(
+        (line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None
+    )
     if line is None:
         last = (said.strip().splitlines() or [f"exit status {status}"])[-1]
         raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
@@ -59,7 +64,8 @@ def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
 def of_hosts(request: dict[str, Any]) -> Contents | None:
     """Look into the image of a local job's containers, once; None if its hosts are sandboxes.
 
-    Raises `LocalError` if containers are requested and cannot be started, or if the image has no Python.
+    Raises `LocalError` if containers are requested and cannot be started, or if the image has no
+    Python.
     """
     run_in = read(request.get("Tags") or []).run_in
     if run_in not in ("docker", "auto"):
@@ -77,10 +83,13 @@ def of_hosts(request: dict[str, Any]) -> Contents | None:
         return _seen[image.id]
 
 
-def run(client: Any, image: Any, command: list[str], read: str | None = None) -> tuple[int, str, str | None]:
+def run(
+    client: Any, image: Any, command: list[str], read: str | None = None
+) -> tuple[int, str, str | None]:
     """Run a command in a container of an image that has the code of a job in `FOLDER`.
 
-    Gives the exit status, what was written, and the text of the file `read`, if it is there afterwards.
+    Gives the exit status, what was written, and the text of the file `read`, if it is there
+    afterwards.
     """
     import docker.errors
 
@@ -114,7 +123,9 @@ def _container(client: Any, image: Any, command: list[str]) -> Iterator[Any]:
 
 
 def _packed() -> bytes:
-    """The code of a job and image_probe.py below `FOLDER`, and an empty /opt/ml, as a tar archive."""
+    """The code of a job and image_probe.py below `FOLDER`, and an empty /opt/ml, as a tar
+    archive.
+    """
     files = {**bundle_files(), "image_probe.py": Path(__file__).with_name("image_probe.py")}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

@@ -22,7 +22,8 @@ def is_pattern(image: str | None) -> bool:
 def resolved(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]:
     """The config with a whole tag in compute.image, and a sentence about it if there was a pattern.
 
-    Raises `ConfigError` if the registry cannot be asked, or has no such tag: nothing is ever guessed.
+    Raises `ConfigError` if the registry cannot be asked, or has no such tag: nothing is ever
+    guessed.
     """
     compute = config.compute
     if not target.record.rented or compute.image is None or not is_pattern(compute.image):
@@ -35,32 +36,43 @@ def resolved(config: JobConfig, target: Backend) -> tuple[JobConfig, str | None]
 
 
 def newest(ecr: Any, uri: str) -> tuple[str, int]:
-    """URI of the newest tag in Amazon ECR that matches a pattern, and the number of matches. Raises `ConfigError`."""
+    """URI of the newest tag in Amazon ECR that matches a pattern, and the number of matches.
+
+    Raises `ConfigError`.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     named = ecr_image(uri)
     if named is None or named.tag is None:
         raise ConfigError(
-            f"compute.image: {uri} is a pattern, and only Amazon ECR is asked for tags; write a whole tag",
+            f"compute.image: {uri} is a pattern, and only Amazon ECR is asked for tags; write a"
+            " whole tag",
             code="config.wrong_value",
         )
     try:
         pages = ecr.get_paginator("list_images").paginate(
-            registryId=named.account, repositoryName=named.repository, filter={"tagStatus": "TAGGED"}
+            registryId=named.account,
+            repositoryName=named.repository,
+            filter={"tagStatus": "TAGGED"},
         )
-        tags = [image["imageTag"] for page in pages for image in page.get("imageIds", []) if "imageTag" in image]
+        tags = [
+            image["imageTag"]
+            for page in pages
+            for image in page.get("imageIds", [])
+            if "imageTag" in image
+        ]
     except (BotoCoreError, ClientError) as error:
         why = why_refused(error, "get the right ecr:ListImages")
         raise ConfigError(
-            f"compute.image: the registry of {named.repository} in {named.region} cannot be asked for the tags that "
-            f"match {named.tag}: {why}, or write a whole tag",
+            f"compute.image: the registry of {named.repository} in {named.region} cannot be asked"
+            f" for the tags that match {named.tag}: {why}, or write a whole tag",
             code=why.code,
         ) from None
     fitting = sorted((tag for tag in tags if fnmatchcase(tag, named.tag)), key=_numbers)
     if not fitting:
         raise ConfigError(
-            f"compute.image: {named.repository} in {named.region} has {len(tags)} tags, and {named.tag} matches no one "
-            "of them; write another pattern, or a whole tag",
+            f"compute.image: {named.repository} in {named.region} has {len(tags)} tags, and"
+            f" {named.tag} matches no one of them; write another pattern, or a whole tag",
             code="config.wrong_value",
         )
     return uri.removesuffix(named.tag) + fitting[-1], len(fitting)

@@ -1,8 +1,8 @@
-"""Report the contents of an image from inside: `python3 image_probe.py [ENGINE]` prints JSON. Standard library
-only.
+"""Report the contents of an image from inside: `python3 image_probe.py [ENGINE]` prints JSON.
+Standard library only.
 
-It lies next to the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there; with an engine it
-imports all that its stages import, which takes a while.
+It lies next to the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find
+there; with an engine it imports all that its stages import, which takes a while.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-STAGES = sorted(path.stem for path in (HERE / "smtrain/stages").glob("[a-z]*.py") if path.stem != "base")
+STAGES = sorted(
+    path.stem for path in (HERE / "smtrain/stages").glob("[a-z]*.py") if path.stem != "base"
+)
 PROGRAMS = ("neuronx-cc", "neuron-ls", "nvidia-smi", "fi_info", "pip", "train")
 WRITTEN = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
 IMPORT_SECONDS = 300
@@ -45,13 +47,19 @@ print("FAULTS " + json.dumps(faults))
 
 
 def imports(engine: str, more: list[str]) -> dict[str, str]:
-    """Modules of the stages, of an engine and of `more` that cannot be imported, each with the reason."""
+    """Modules of the stages, of an engine and of `more` that cannot be imported, each with the
+    reason.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _WALK, engine, *more],
-            capture_output=True, text=True, errors="replace", timeout=IMPORT_SECONDS, env=environment,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_SECONDS,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         return {"smtrain": f"the imports took more than {IMPORT_SECONDS} s"}
     for line in done.stdout.splitlines():
@@ -76,16 +84,28 @@ def look(engine: str | None) -> dict[str, Any]:
     from smtrain.core.protocol.entrypoints import WORDS
 
     lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
-    # A library that travels with the code elsewhere; installed here, its own requirements may be missing.
-    names = {line.partition("==")[0] for stage in STAGES for line in launch.wanted(lists["wheels"], stage)}
-    travelled = [name.replace("-", "_") for name in sorted(names) if importlib.util.find_spec(name.replace("-", "_"))]
+    # A library that travels with the code elsewhere; installed here, its own requirements may be
+    # missing.
+    names = {
+        line.partition("==")[0]
+        for stage in STAGES
+        for line in launch.wanted(lists["wheels"], stage)
+    }
+    travelled = [
+        name.replace("-", "_")
+        for name in sorted(names)
+        if importlib.util.find_spec(name.replace("-", "_"))
+    ]
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "uid": os.getuid(),
         "packages": packages(),
         "lacking": {
-            name: {word: launch.missing(launch.wanted(file, word)) for word in (*STAGES, *WORDS.values())}
+            name: {
+                word: launch.missing(launch.wanted(file, word))
+                for word in (*STAGES, *WORDS.values())
+            }
             for name, file in lists.items()
         },
         "faults": imports(engine, travelled) if engine else {},

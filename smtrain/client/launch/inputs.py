@@ -33,19 +33,49 @@ from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
 from smtrain.core.text import Say
 from smtrain.plane.hosts import note
 
-# Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
+# Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders
+# have them.
 _MODEL_FILES = (
-    "*.safetensors", "*.bin", "*.index.json",
-    "config.json", "*_config.json", "params.json", "manifest.json", "smtrain.json", "source.json",
-    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "*.bpe", "*.vocab", "encoder.json", "tekken.json",
-    "chat_template*.json", "*.jinja", "*.py",
-    "readme*", "license", "license.*", "license-*", "notice", "notice.*", "use_policy*", "copying",
-)  # fmt: skip
+    "*.safetensors",
+    "*.bin",
+    "*.index.json",
+    "config.json",
+    "*_config.json",
+    "params.json",
+    "manifest.json",
+    "smtrain.json",
+    "source.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.bpe",
+    "*.vocab",
+    "encoder.json",
+    "tekken.json",
+    "chat_template*.json",
+    "*.jinja",
+    "*.py",
+    "readme*",
+    "license",
+    "license.*",
+    "license-*",
+    "notice",
+    "notice.*",
+    "use_policy*",
+    "copying",
+)
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file, named relative to the folder, is part of a model. Hidden files and folders never are."""
+    """Whether a file, named relative to the folder, is part of a model.
+
+    Hidden files and folders never are.
+    """
     if is_checkpoint_file(name):
         return True
     path = PurePosixPath(name)
@@ -57,7 +87,9 @@ def is_model_file(name: str) -> bool:
 def is_weights_file(name: str) -> bool:
     """Whether a file of model.weights is uploaded: all but the optimizer's own files."""
     *folders, last = PurePosixPath(name).parts
-    hidden = any(part.startswith(".") for part in folders) or (last.startswith(".") and last != ".metadata")
+    hidden = any(part.startswith(".") for part in folders) or (
+        last.startswith(".") and last != ".metadata"
+    )
     return not hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}
 
 
@@ -114,7 +146,9 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
         if (there := target.in_place(path)) and not path.startswith("demo://"):
             return there
         with doing(f"reading {path}"):
-            upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
+            upload = _content_addressed(
+                _materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind)
+            )
         upload = replace(upload, origin=path)
         uploads[upload.uri] = upload
         return upload.uri
@@ -125,7 +159,10 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
     if isinstance(model_path, Path):
         described = read_object(model_path / "config.json")
     faults = [] if described is None else [text for _, text in shape_faults(config, described)]
-    if faults := [*faults, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
+    if faults := [
+        *faults,
+        *(text for _, text in (*gated_faults(config), *local_data_faults(config, described))),
+    ]:
         raise ConfigError(faults, code="config.combination")
     resolved = config.model_copy(
         update={
@@ -140,7 +177,8 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
                     "path": place(config.data.path, "text"),
                     "prepared": place(config.data.prepared, "prepared"),
                     "sources": tuple(
-                        source.model_copy(update={"path": place(source.path, "text")}) for source in config.data.sources
+                        source.model_copy(update={"path": place(source.path, "text")})
+                        for source in config.data.sources
                     ),
                     "decontaminate": _placed(config.data.decontaminate, "path", place),
                     "language": _placed(config.data.language, "model", place),
@@ -148,7 +186,10 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
             ),
             "train": _placed_train(config, target, place),
             "evaluate": config.evaluate.model_copy(
-                update={"data": place(config.evaluate.data, "tasks"), "text": place(config.evaluate.text, "text")}
+                update={
+                    "data": place(config.evaluate.data, "tasks"),
+                    "text": place(config.evaluate.text, "text"),
+                }
             ),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
@@ -163,7 +204,9 @@ def _placed(section: Any, key: str, place: Callable[[str | None, str], str | Non
     return section.model_copy(update={key: place(path, "text")}) if path else section
 
 
-def _placed_train(config: JobConfig, target: Backend, place: Callable[[str | None, str], str | None]) -> Train:
+def _placed_train(
+    config: JobConfig, target: Backend, place: Callable[[str | None, str], str | None]
+) -> Train:
     """The section `train` with the held-out text and the reference of dpo under URIs."""
     train = config.train
     if (placed := _placed(train.validation, "path", place)) is not train.validation:
@@ -183,11 +226,21 @@ def _refuse_unmounted(config: JobConfig, target: Backend) -> None:
     uris += [source.path for source in config.data.all_sources]
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
     if mounted and not target.record.rented:
-        raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
-                           "an s3:// URI"], code="config.combination")  # fmt: skip
+        raise ConfigError(
+            [
+                f"data: {mounted} is a file system of AWS, which no local run can mount; give a"
+                " folder or an s3:// URI"
+            ],
+            code="config.combination",
+        )
     if mounted and not config.network.subnets:
-        raise ConfigError([f"network.subnets: {mounted} can only be reached from within its VPC; set "
-                           "network.subnets and network.security_group_ids"], code="config.combination")  # fmt: skip
+        raise ConfigError(
+            [
+                f"network.subnets: {mounted} can only be reached from within its VPC; set "
+                "network.subnets and network.security_group_ids"
+            ],
+            code="config.combination",
+        )
 
 
 def upload_all(target: SageMakerBackend, uploads: list[Upload], say: Say) -> None:
@@ -213,15 +266,17 @@ def upload_all(target: SageMakerBackend, uploads: list[Upload], say: Say) -> Non
             if error.response["Error"].get("Code") == FULL:
                 raise JobError(error.response["Error"]["Message"], code="aws.refused") from None
             raise JobError(
-                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name, that it "
-                "belongs to this account, and your permissions s3:ListBucket and s3:PutObject, or set output.s3_uri",
+                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its"
+                " name, that it belongs to this account, and your permissions s3:ListBucket and"
+                " s3:PutObject, or set output.s3_uri",
                 code="aws.refused",
             ) from None
 
 
 def described_uploads(uploads: Sequence[Upload]) -> list[str]:
-    """A line for every file of some uploads, below their prefixes, and one for files next to a model that are left
-    out."""
+    """A line for every file of some uploads, below their prefixes, and one for files next to a
+    model that are left out.
+    """
     lines: list[str] = []
     for upload in dict.fromkeys(uploads):
         size = sum(size_of(body) for _, body in upload.files)
@@ -239,10 +294,14 @@ def _upload(target: SageMakerBackend, upload: Upload, say: Say) -> None:
         missing = [
             (name, body)
             for name, body in missing
-            if (item := there.get(prefix + name)) is None or not has_content(target, bucket, item, body)
+            if (item := there.get(prefix + name)) is None
+            or not has_content(target, bucket, item, body)
         ]
         if missing:
-            say(f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to {upload.uri}")
+            say(
+                f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to"
+                f" {upload.uri}"
+            )
     if missing and upload.left_out:
         say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
     hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
@@ -260,8 +319,13 @@ def _materialised(path: str) -> Path | str:
     return path if "://" in path else Path(path)
 
 
-def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] | None = None) -> Upload:
-    """The upload of a file or folder. `part` selects files by name; without it all but hidden files are uploaded."""
+def _content_addressed(
+    path: Path | str, base: str, part: Callable[[str], bool] | None = None
+) -> Upload:
+    """The upload of a file or folder.
+
+    `part` selects files by name; without it all but hidden files are uploaded.
+    """
     assert isinstance(path, Path)
     if path.is_file():
         files = [(path.name, path)]
@@ -279,7 +343,9 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     left_out = tuple(named[0] for named in files if part is not None and not part(named[0]))
     files = [named for named in files if named[0] not in left_out]
     if not files:
-        raise ConfigError([f"{path}: holds no files; give a folder that has some"], code="config.wrong_value")
+        raise ConfigError(
+            [f"{path}: holds no files; give a folder that has some"], code="config.wrong_value"
+        )
     hashes = tuple(sha256_of(file) for _, file in files)
     whole = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):
@@ -289,6 +355,12 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
 
 def _make_bucket(target: SageMakerBackend, bucket: str) -> None:
     if target.record.rented and bucket != target.default_bucket():
-        raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused")
-    place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
-    target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
+        raise JobError(
+            f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused"
+        )
+    place = (
+        {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
+    )
+    target.s3.create_bucket(
+        Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {})
+    )

@@ -1,8 +1,8 @@
 """The user's own prefixes that a job reads, as they were when it was launched.
 
-A job's name depends on the URIs that it reads, not on their content. So each launch keeps a digest of their listings
-next to the stage's config: a later call notices that a finished job has read other files, and a preparation does not
-continue one of other text.
+A job's name depends on the URIs that it reads, not on their content. So each launch keeps a digest
+of their listings next to the stage's config: a later call notices that a finished job has read
+other files, and a preparation does not continue one of other text.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from smtrain.core.protocol.uris import object_store
 
 
 def listings_of(place: Backend, config: JobConfig, inputs: Mapping[str, str]) -> dict[str, str]:
-    """A digest of keys, sizes and ETags below each URI that a config names and a stage reads, by URI.
+    """A digest of keys, sizes and ETags below each URI that a config names and a stage reads, by
+    URI.
 
-    URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs list them.
+    URIs that the caller may not list are left out, and so are all of a Slurm cluster, whose jobs
+    list them.
     """
     if place.record.chains:  # its jobs list them
         return {}
     store = object_store(place.name)
-    named = {uri.rstrip("/") for _, uri in texts_in(config.model_dump(mode="json")) if uri.startswith(store)}
+    named = {
+        uri.rstrip("/")
+        for _, uri in texts_in(config.model_dump(mode="json"))
+        if uri.startswith(store)
+    }
     return {
-        uri: digest for uri in sorted({*inputs.values()})
+        uri: digest
+        for uri in sorted({*inputs.values()})
         if uri.rstrip("/") in named and (digest := _digest(place, uri))
-    }  # fmt: skip
+    }
 
 
 def record(listings: Mapping[str, str]) -> bytes:
@@ -40,8 +47,11 @@ def record(listings: Mapping[str, str]) -> bytes:
     return (json.dumps(listings, indent=1) + "\n").encode()
 
 
-def changed_input(place: Backend, config_uri: str, job: str, listings: Mapping[str, str]) -> str | None:
-    """A URI whose files differ from those that a job has read; None if all are the same or the job has no record.
+def changed_input(
+    place: Backend, config_uri: str, job: str, listings: Mapping[str, str]
+) -> str | None:
+    """A URI whose files differ from those that a job has read; None if all are the same or the
+    job has no record.
 
     Args:
         place: The backend of the job.
@@ -57,12 +67,16 @@ def changed_input(place: Backend, config_uri: str, job: str, listings: Mapping[s
         return None
     if not isinstance(before, dict):
         return None
-    return next((uri for uri, digest in listings.items() if before.get(uri, digest) != digest), None)
+    return next(
+        (uri for uri, digest in listings.items() if before.get(uri, digest) != digest), None
+    )
 
 
 def _digest(place: Backend, uri: str) -> str | None:
     try:
-        listed = [[item["Key"], item["Size"], str(item["ETag"]).strip('"')] for item in place.listing(uri)]
+        listed = [
+            [item["Key"], item["Size"], str(item["ETag"]).strip('"')] for item in place.listing(uri)
+        ]
     except JobError:
         return None
     return hashlib.sha256(json.dumps(sorted(listed)).encode()).hexdigest()

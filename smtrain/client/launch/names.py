@@ -1,4 +1,6 @@
-"""Names made from a run's name: tuning jobs, an endpoint with its parts, a package group, a pipeline."""
+"""Names made from a run's name: tuning jobs, an endpoint with its parts, a package group, a
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import re
 from smtrain.core.errors import ConfigError
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
-_KINDS = {"endpoint": ("an endpoint", 63), "group": ("a model package group", 63), "pipeline": ("a pipeline", 256)}
+_KINDS = {
+    "endpoint": ("an endpoint", 63),
+    "group": ("a model package group", 63),
+    "pipeline": ("a pipeline", 256),
+}
 """Kinds of names, and their most characters (the service's model)."""
 _TUNING = 32  # characters of a tuning job's name
 _MARK = 8  # characters of a digest, which ends a name
@@ -24,16 +30,24 @@ def tunings(run: str) -> str:
 
 
 def checked(kind: str, given: str, key: str = "") -> str:
-    """The name of an endpoint, group or pipeline. Raises `ConfigError`, of `key`, for what cannot be one."""
+    """The name of an endpoint, group or pipeline.
+
+    Raises `ConfigError`, of `key`, for what cannot be one.
+    """
     what, longest = _KINDS[kind]
     if not _NAME.fullmatch(given) or len(given) > longest:
-        sentence = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
+        sentence = (
+            f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most"
+            f" {longest}"
+        )
         raise ConfigError([f"{key or kind}: {sentence}"], code="config.wrong_value")
     return given
 
 
 def part_name(endpoint: str, mark: str) -> str:
-    """An endpoint's model entry or configuration, named after its content, so that the same request makes it once."""
+    """An endpoint's model entry or configuration, named after its content, so that the same request
+    makes it once.
+    """
     return f"{endpoint[:54]}-{mark[:_MARK]}"
 
 

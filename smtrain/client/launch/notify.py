@@ -1,4 +1,5 @@
-"""Notify of the end of a run: a command and a webhook from this process, on AWS an EventBridge rule.
+"""Notify of the end of a run: a command and a webhook from this process, on AWS an EventBridge
+rule.
 
 A notification never changes the outcome of the run: if one fails, a line says so.
 """
@@ -78,13 +79,23 @@ def finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
 
 
 def event_of(run: str, stage: Stage, job: Job, error: Exception | None) -> RunEvent:
-    """The outcome of a run: `error` is the exception that following its job raised; None if the run has finished."""
+    """The outcome of a run: `error` is the exception that following its job raised; None if the run
+    has finished.
+    """
     what: Occasion = "finished"
     if error is not None:
         what = "stopped" if job.status == "Stopped" else "failed"
     reason = clean(first_line(error)) if error else ""
     sentences = {"finished": f"run {run} has finished", "failed": f"{job.name} failed: {reason}"}
-    return RunEvent(run, what, stage, job.name, reason, sentences.get(what, f"{job.name} was stopped"), time.time())
+    return RunEvent(
+        run,
+        what,
+        stage,
+        job.name,
+        reason,
+        sentences.get(what, f"{job.name} was stopped"),
+        time.time(),
+    )
 
 
 def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
@@ -94,9 +105,16 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
         return
     body = json.dumps(asdict(event)).encode()
     if asked.command:
-        environment = {**os.environ, "SMTRAIN_RUN": event.run, "SMTRAIN_EVENT": event.what, "SMTRAIN_JOB": event.job}
+        environment = {
+            **os.environ,
+            "SMTRAIN_RUN": event.run,
+            "SMTRAIN_EVENT": event.what,
+            "SMTRAIN_JOB": event.job,
+        }
         try:
-            done = subprocess.run(asked.command, input=body, env=environment, timeout=PATIENCE, check=False)
+            done = subprocess.run(
+                asked.command, input=body, env=environment, timeout=PATIENCE, check=False
+            )
             if done.returncode:
                 say(f"notify.command: {asked.command[0]} ended with status {done.returncode}")
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -106,7 +124,9 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
 
 
 def _post(variable: str, body: bytes, say: Say) -> None:
-    """Post JSON to the URL in a variable; say if it fails, but never the URL, with which anyone may write."""
+    """Post JSON to the URL in a variable; say if it fails, but never the URL, with which anyone may
+    write.
+    """
     try:
         request = urllib.request.Request(  # noqa: S310  `_url` allows http and https only
             _url(variable), data=body, headers={"Content-Type": "application/json"}
@@ -127,7 +147,8 @@ def _post(variable: str, body: bytes, say: Say) -> None:
             elif not _is_late(error):
                 outcomes.append(f"could not be told ({type(error).__name__})")
 
-    # urlopen limits each read, and looking up a name has no limit, so the thread is left behind after the whole time.
+    # urlopen limits each read, and looking up a name has no limit, so the thread is left behind
+    # after the whole time.
     sending = threading.Thread(target=send, daemon=True)
     sending.start()
     sending.join(PATIENCE)
@@ -137,23 +158,33 @@ def _post(variable: str, body: bytes, say: Say) -> None:
 
 
 def _is_late(error: Exception) -> bool:
-    return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+    return isinstance(error, TimeoutError) or isinstance(
+        getattr(error, "reason", None), TimeoutError
+    )
 
 
 def _url(variable: str) -> str:
-    """The webhook's URL. Raises `ConfigError`, which does not show it, if no request could be sent to it."""
+    """The webhook's URL.
+
+    Raises `ConfigError`, which does not show it, if no request could be sent to it.
+    """
     url = os.environ.get(variable, "")
     lacks = None if _is_http_url(url) else "holds no http URL" if url else "is not set"
     if lacks:
         raise ConfigError(
-            [f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the key out"],
+            [
+                f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the"
+                " key out"
+            ],
             code="config.missing_key",
         )
     return url
 
 
 def _is_http_url(text: str) -> bool:
-    """Whether http.client accepts the URL: it refuses blanks, control characters and bad ports only when it sends."""
+    """Whether http.client accepts the URL: it refuses blanks, control characters and bad ports only
+    when it sends.
+    """
     try:
         parts = urllib.parse.urlsplit(text)
         _ = parts.port
@@ -164,7 +195,10 @@ def _is_http_url(text: str) -> bool:
 
 
 def arrange(config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage], say: Say) -> None:
-    """Make the EventBridge rule that notifies the topic on AWS. Raises `JobError` if it cannot be made."""
+    """Make the EventBridge rule that notifies the topic on AWS.
+
+    Raises `JobError` if it cannot be made.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     if config.notify.sns is None:
@@ -177,11 +211,17 @@ def arrange(config: JobConfig, place: SageMakerBackend, stages: Sequence[Stage],
         client.put_rule(**put_rule(config, stages))
         answer = client.put_targets(**put_targets(config))
         if answer.get("FailedEntryCount"):
-            raise JobError(f"notify.sns: EventBridge does not accept {config.notify.sns} as a target")
+            raise JobError(
+                f"notify.sns: EventBridge does not accept {config.notify.sns} as a target"
+            )
     except (ClientError, BotoCoreError) as error:
-        why = why_refused(error, "allow yourself events:PutRule, events:PutTargets and events:TagResource")
+        why = why_refused(
+            error, "allow yourself events:PutRule, events:PutTargets and events:TagResource"
+        )
         raise JobError(
-            f"notify.sns: the rule {rule_name(config)} could not be made: {why}, or take the key out", code=why.code
+            f"notify.sns: the rule {rule_name(config)} could not be made: {why}, or take the"
+            " key out",
+            code=why.code,
         ) from None
 
 
@@ -191,14 +231,23 @@ def rule_name(config: JobConfig) -> str:
 
 
 def put_rule(config: JobConfig, stages: Sequence[Stage]) -> dict[str, Any]:
-    """EventBridge's PutRule: the last stage's end, and failures and stops of any; a pure function."""
+    """EventBridge's PutRule: the last stage's end, and failures and stops of any; a pure
+    function.
+    """
     wanted = config.notify.on
     bad = [_STATUS[what] for what in wanted if what != "finished"]
     ways: list[dict[str, Any]] = []
     if "finished" in wanted:
-        ways.append({"TrainingJobName": [_named(config, stages[-1])], "TrainingJobStatus": ["Completed"]})
+        ways.append(
+            {"TrainingJobName": [_named(config, stages[-1])], "TrainingJobStatus": ["Completed"]}
+        )
     if bad:
-        ways.append({"TrainingJobName": [_named(config, stage) for stage in stages], "TrainingJobStatus": bad})
+        ways.append(
+            {
+                "TrainingJobName": [_named(config, stage) for stage in stages],
+                "TrainingJobStatus": bad,
+            }
+        )
     pattern = {
         "source": ["aws.sagemaker"],
         "detail-type": ["SageMaker Training Job State Change"],

@@ -1,8 +1,10 @@
-"""From a stage's plan to a job that has machines: exactly once, and with retries if the config asks for them.
+"""From a stage's plan to a job that has machines: exactly once, and with retries if the config asks
+for them.
 
-A job's name says what it does, so a name that is taken is the same work: of an earlier call, of another process, or of
-a call of ours whose answer was lost. It is joined, not done twice. If AWS has no machines, or a quota is exhausted,
-the stage is tried again as `compute.capacity_wait`, `compute.fallback_instance_types` and `compute.quota_wait` say.
+A job's name says what it does, so a name that is taken is the same work: of an earlier call, of
+another process, or of a call of ours whose answer was lost. It is joined, not done twice. If AWS
+has no machines, or a quota is exhausted, the stage is tried again as `compute.capacity_wait`,
+`compute.fallback_instance_types` and `compute.quota_wait` say.
 """
 
 from __future__ import annotations
@@ -38,23 +40,26 @@ if TYPE_CHECKING:
 
 
 def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:
-    """The job that does a plan's work: one that runs already, or a new one, whose inputs are uploaded first.
+    """The job that does a plan's work: one that runs already, or a new one, whose inputs are
+    uploaded first.
 
-    With `again` a new one is made although another runs. Returns once the request is accepted or, if
-    capacity is waited for, once the job has machines. Raises `JobError` if that fails. Ctrl-C names the job
-    that it leaves.
+    With `again` a new one is made although another runs. Returns once the request is accepted or,
+    if capacity is waited for, once the job has machines. Raises `JobError` if that fails. Ctrl-C
+    names the job that it leaves.
     """
     if plan.running and not again:
         say(f"{plan.running.name} is running already; joining it{plan.stale_note(plan.running)}")
         return plan.running
     if other := plan.writer:
         raise JobError(
-            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
-            f"`smtrain stop {other.name}`, or give this run another name"
+            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
+            f" it with `smtrain stop {other.name}`, or give this run another name"
         )
     refuse_siblings(chain.config, plan.request, sagemaker(chain.target))
     if plan.stage == "train" and chain.config.compute.keep_alive:
-        pools.before(sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait)
+        pools.before(
+            sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait
+        )
     compute = chain.config.compute
     ways = [(chain, plan), *_fallbacks(chain, plan)]
     watched = bool(compute.capacity_wait or len(ways) > 1)
@@ -71,15 +76,18 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
                 return job
             (kind, _), *_ = groups_of(planned.request)
             say(f"{job.name}: AWS has no {kind} now")
-            taken = replace(planned, request={**planned.request, "TrainingJobName": _after(planned, job.name)})
+            taken = replace(
+                planned, request={**planned.request, "TrainingJobName": _after(planned, job.name)}
+            )
             ways[number] = (way, taken)
         assert patience is not None
         pause = patience.pause()
         if pause is None:
             kinds = ", ".join(kind for _, p in ways for kind, _ in groups_of(p.request))
             raise JobError(
-                f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or another region, wait "
-                "longer with compute.capacity_wait, or name other types in compute.fallback_instance_types",
+                f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or"
+                " another region, wait longer with compute.capacity_wait, or name other types in"
+                " compute.fallback_instance_types",
                 code="aws.capacity",
             )
         say(f"next try in {spell(pause)}, for {spell(patience.left)} more (compute.capacity_wait)")
@@ -129,7 +137,10 @@ class _Attempt:
             try:
                 create(self.target, self.request, self.chain.config)
             except KeyboardInterrupt:
-                self.say(f"interrupted while {name} was being created; `smtrain status {name}` says whether it exists")
+                self.say(
+                    f"interrupted while {name} was being created; `smtrain status {name}` says"
+                    " whether it exists"
+                )
                 raise
             except ParamValidationError as error:
                 self._let_go()
@@ -153,7 +164,9 @@ class _Attempt:
                 return self._job(name)
 
     def _let_go(self) -> None:
-        """Give the checkpoints back: there will be no job of the name that they were claimed for."""
+        """Give the checkpoints back: there will be no job of the name that they were claimed
+        for.
+        """
         if self.fence:
             self.fence.release()
 
@@ -168,24 +181,32 @@ class _Attempt:
         if answer_was_lost(error, job.describe()):
             return job
         if not self.again and job.known_status not in ("Failed", "Stopped"):
-            what = "has done this already" if job.known_done else "was started meanwhile; joining it"
+            what = (
+                "has done this already" if job.known_done else "was started meanwhile; joining it"
+            )
             self.say(f"{name} {what}")
             return job
         self.request = {**self.request, "TrainingJobName": _after(self.plan, name)}
         return None
 
     def _made(self, name: str, error: Exception) -> Job:
-        """The job that a call without a proper answer created; raises `JobError` if it created none."""
+        """The job that a call without a proper answer created; raises `JobError` if it created
+        none.
+        """
         job = Job(name, self.target)
         try:
             job.describe()
         except Exception:
-            raise JobError(f"{name} could not be created: {error}; the same command tries again") from None
+            raise JobError(
+                f"{name} could not be created: {error}; the same command tries again"
+            ) from None
         self.say(f"{name} exists, though AWS did not say so when it was created ({error})")
         return job
 
     def _await_quota(self, refusal: Refusal) -> None:
-        """Wait for instances in use; raises `JobError` if no waiting was requested, or if it took too long."""
+        """Wait for instances in use; raises `JobError` if no waiting was requested, or if it took
+        too long.
+        """
         name = self.request["TrainingJobName"]
         pause = self.patience.pause()
         if pause is None:
@@ -193,7 +214,10 @@ class _Attempt:
             waited = self.chain.config.compute.quota_wait
             after = f" after {spell(waited)} of waiting" if waited else ""
             raise JobError(f"{name} was refused{after}: {refusal.sentence()}", code="aws.quota")
-        self.say(f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.left)} more (quota_wait)")
+        self.say(
+            f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.left)} more"
+            " (quota_wait)"
+        )
         _sleep(pause, self.say)
 
 
@@ -206,16 +230,25 @@ def _has_machines(job: Job, say: Say) -> bool:
             description = job.look()
             if job.known_status in ENDED:
                 return not str(description.get("FailureReason", "")).startswith("CapacityError")
-            if description["SecondaryStatus"] not in ("Starting", "Pending", "LaunchingMLInstances"):
+            if description["SecondaryStatus"] not in (
+                "Starting",
+                "Pending",
+                "LaunchingMLInstances",
+            ):
                 return True
             if time.monotonic() - said >= every:
                 said = time.monotonic()
-                say(f"{job.name}: {description['SecondaryStatus']} for {spell(said - began)}, waiting for machines")
+                say(
+                    f"{job.name}: {description['SecondaryStatus']} for {spell(said - began)},"
+                    " waiting for machines"
+                )
             time.sleep(job.target.pace.look)
     except KeyboardInterrupt:
         where = f"{job.name} --target {job.target.name}"
-        say(f"left {job.name}, which waits for machines; follow it with `smtrain logs {where} --follow`, stop it with "
-            f"`smtrain stop {where}`")  # fmt: skip
+        say(
+            f"left {job.name}, which waits for machines; follow it with `smtrain logs {where}"
+            f" --follow`, stop it with `smtrain stop {where}`"
+        )
         raise
 
 
@@ -228,10 +261,11 @@ def _sleep(seconds: float, say: Say) -> None:
 
 
 def create(target: SageMakerBackend, request: dict[str, Any], config: JobConfig) -> None:
-    """Send the request once: through the SageMaker SDK that `compute.sdk` selects, else through boto3.
+    """Send the request once: through the SageMaker SDK that `compute.sdk` selects, else through
+    boto3.
 
-    Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
-    quota error from a fault of the request.
+    Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can
+    tell a capacity or quota error from a fault of the request.
     """
     from smtrain.client import sdk  # either SageMaker SDK takes a second to import
 
@@ -242,8 +276,9 @@ def create(target: SageMakerBackend, request: dict[str, Any], config: JobConfig)
 
 
 def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
-    """Upload the code and the inputs of a stage; files that are there already are skipped. Raises `JobError` if that
-    fails."""
+    """Upload the code and the inputs of a stage; files that are there already are skipped. Raises
+    `JobError` if that fails.
+    """
     if chain.target.record.queues:
         place = queue(chain.target)
         for one in plan.uploads:

@@ -57,11 +57,15 @@ def available(target: SageMakerBackend) -> list[Pool]:
         ended = description.get("TrainingEndTime") or description["LastModifiedTime"]
         pools.append(
             Pool(
-                description["TrainingJobName"], kind, count, status.get("ResourceRetainedBillableTimeInSeconds", 0),
+                description["TrainingJobName"],
+                kind,
+                count,
+                status.get("ResourceRetainedBillableTimeInSeconds", 0),
                 ended + timedelta(seconds=resources.get("KeepAlivePeriodInSeconds", 0)),
-                price.dollars_per_hour * count if price else None, description,
+                price.dollars_per_hour * count if price else None,
+                description,
             )
-        )  # fmt: skip
+        )
     return sorted(pools, key=lambda pool: pool.until, reverse=True)
 
 
@@ -73,30 +77,46 @@ def release(target: SageMakerBackend, job: str) -> None:
 
     status = Job(job, target).describe().get("WarmPoolStatus", {}).get("Status")
     if status not in ("Available", "InUse"):
-        raise JobError(f"{job}: its warm pool is {(status or 'not there').lower()}; `smtrain pool list` shows all")
+        raise JobError(
+            f"{job}: its warm pool is {(status or 'not there').lower()}; `smtrain pool list`"
+            " shows all"
+        )
     try:
-        target.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+        target.sagemaker.update_training_job(
+            TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+        )
     except ClientError as error:
         raise JobError(
-            f"{job}: its warm pool was not released: {error.response['Error']['Message']}", code="aws.refused"
+            f"{job}: its warm pool was not released: {error.response['Error']['Message']}",
+            code="aws.refused",
         ) from None
 
 
-def before(target: SageMakerBackend, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:
-    """Say which warm pool a request will get, or the first field that keeps it from the nearest one.
+def before(
+    target: SageMakerBackend, request: Mapping[str, Any], say: Say, *, wait: float = 0
+) -> None:
+    """Say which warm pool a request will get, or the first field that keeps it from the nearest
+    one.
 
     With `wait`, wait so many seconds for the pool of a running job with matching machines.
     """
     deadline = time.monotonic() + wait
     while True:
         pools = available(target)
-        match = next((pool for pool in pools if first_difference(request, pool.request) is None), None)
+        match = next(
+            (pool for pool in pools if first_difference(request, pool.request) is None), None
+        )
         if match:
-            say(f"will reuse the warm pool of {match.job} ({match.instance_count} x {match.instance_type})")
+            say(
+                f"will reuse the warm pool of {match.job} ({match.instance_count} x"
+                f" {match.instance_type})"
+            )
             return
         busy = _with_status(target, "InUse")
         users = [
-            description["TrainingJobName"] for description in busy if first_difference(request, description) is None
+            description["TrainingJobName"]
+            for description in busy
+            if first_difference(request, description) is None
         ]
         if not users or time.monotonic() >= deadline:
             break
@@ -104,10 +124,16 @@ def before(target: SageMakerBackend, request: Mapping[str, Any], say: Say, *, wa
         say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(left)} more")
         poll(partial(_is_free, target, users[0]), target.pace.look, left)
     if users:
-        say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
+        say(
+            f"will not wait for {users[0]}, whose warm pool would match once it ends; set"
+            " compute.pool_wait to wait"
+        )
     elif pools:
         nearest = max(pools, key=lambda pool: agreement(request, pool.request))
-        say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")
+        say(
+            f"will miss the warm pool of {nearest.job}:"
+            f" {first_difference(request, nearest.request)}"
+        )
 
 
 def _is_free(target: SageMakerBackend, job: str) -> bool:
@@ -122,7 +148,9 @@ def _with_status(target: SageMakerBackend, status: str) -> Iterator[dict[str, An
     )
     for page in pages:
         for row in page["TrainingJobSummaries"]:
-            description: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
+            description: dict[str, Any] = target.sagemaker.describe_training_job(
+                TrainingJobName=row["TrainingJobName"]
+            )
             if description.get("WarmPoolStatus"):
                 yield description
 

@@ -1,7 +1,10 @@
-"""Backends with a queue of their own. One that chains gets all stages at once, each after the one before.
+"""Backends with a queue of their own.
 
-A stage is planned before those that it reads from have run, since a job's name determines the prefix of its result.
-Nothing waits here: if there are no machines, the queue waits, and the client may be gone.
+One that chains gets all stages at once, each after the one before.
+
+A stage is planned before those that it reads from have run, since a job's name determines the
+prefix of its result. Nothing waits here: if there are no machines, the queue waits, and the client
+may be gone.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from smtrain.core.errors import JobError
 from smtrain.core.text import Say
 
 
-def submit_chain(chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool = False) -> dict[Stage, Job]:
+def submit_chain(
+    chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool = False
+) -> dict[Stage, Job]:
     """A job for every stage: done before, running, or submitted now after the one before it."""
     jobs: dict[Stage, Job] = {}
     after: str | None = None
@@ -31,22 +36,26 @@ def submit_chain(chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool
             continue
         jobs[stage], after = submit(chain, plan, say, again=again, after=after)
         chain.promised[stage] = jobs[stage].name
-        say(f"{heading}: {jobs[stage].name}" + (f" ({chain.target.record.service} job {after})" if after else ""))
+        say(
+            f"{heading}: {jobs[stage].name}"
+            + (f" ({chain.target.record.service} job {after})" if after else "")
+        )
     return jobs
 
 
 def submit(
     chain: Chain, plan: StagePlan, say: Say, *, again: bool = False, after: str | None = None
 ) -> tuple[Job, str | None]:
-    """The job that does a plan's work, and its ID in the queue: one that is there already, or a new one, whose inputs
-    are copied first. Raises `JobError` if the queue refuses it."""
+    """The job that does a plan's work, and its ID in the queue: one that is there already, or a new
+    one, whose inputs are copied first. Raises `JobError` if the queue refuses it.
+    """
     place = queue(chain.target)
     if plan.running and not again:
         return plan.running, place.queued_id(plan.running.name)
     if other := plan.writer:
         raise JobError(
-            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
-            f"`smtrain stop {other.name}`, or give this run another name"
+            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop"
+            f" it with `smtrain stop {other.name}`, or give this run another name"
         )
     if plan.stage == "train" and "compile" not in chain.promised:
         graphs.announce(place, chain.config, plan.request, say)

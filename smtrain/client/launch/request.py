@@ -1,4 +1,6 @@
-"""The one CreateTrainingJob request: a pure function of the resolved config, the stage, its inputs and the bundle."""
+"""The one CreateTrainingJob request: a pure function of the resolved config, the stage, its inputs
+and the bundle.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,31 @@ from smtrain.plane.hosts import TAG, LocalHosts
 from smtrain.stages import stage_named
 from smtrain.stages.base import jobs_uri
 
-# The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
+# The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read
+# these numbers from it.
 _NUMBER = r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 # PID 1 must be the launcher itself (exec), or SIGTERM would never reach the training processes.
 _START = (
-    "ml=${{SMTRAIN_ML_ROOT:-/opt/ml}}; mkdir -p $ml/code && tar -xzf $ml/input/data/code/bundle.tar.gz -C $ml/code"
-    " && exec python3 $ml/code/entrypoints/launch.py {stage}"
+    "ml=${{SMTRAIN_ML_ROOT:-/opt/ml}}; mkdir -p $ml/code && tar -xzf"
+    " $ml/input/data/code/bundle.tar.gz -C $ml/code && exec python3 $ml/code/entrypoints/launch.py"
+    " {stage}"
 )
 
 
 def create_training_job(
-    config: JobConfig, stage: Stage, job_name: str, inputs: Mapping[str, str], code_uri: str, config_uri: str,
+    config: JobConfig,
+    stage: Stage,
+    job_name: str,
+    inputs: Mapping[str, str],
+    code_uri: str,
+    config_uri: str,
     described: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The request of one stage.
 
-    `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3:// prefixes, `code_uri` and
-    `config_uri` are the prefixes of the bundle and of the stage's config file, `described` is the model's config.json
-    if it can be read.
+    `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3://
+    prefixes, `code_uri` and `config_uri` are the prefixes of the bundle and of the stage's config
+    file, `described` is the model's config.json if it can be read.
     """
     compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)
@@ -59,7 +68,9 @@ def create_training_job(
                 for name in job_stage.metrics(config, described)
             ],
         },
-        "HyperParameters": {key: str(value) for key, value in {"stage": stage, **job_stage.shown(config)}.items()},
+        "HyperParameters": {
+            key: str(value) for key, value in {"stage": stage, **job_stage.shown(config)}.items()
+        },
         "InputDataConfig": [
             *(_channel(name, uri, "FastFile") for name, uri in sorted(inputs.items())),
             _channel("code", code_uri, "File"),
@@ -75,7 +86,11 @@ def create_training_job(
         "Environment": environment(config, stage, image, described),
         "Tags": [
             {"Key": key, "Value": value}
-            for key, value in {**config.tags, "smtrain:run": config.name, "smtrain:stage": stage}.items()
+            for key, value in {
+                **config.tags,
+                "smtrain:run": config.name,
+                "smtrain:stage": stage,
+            }.items()
         ],
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
@@ -89,7 +104,9 @@ def create_training_job(
     job_stage.extend(config, request)
     if job_stage.spot(config):
         request["EnableManagedSpotTraining"] = True
-        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = (
+            compute.max_wait or 2 * compute.max_run
+        )
     if job_stage.distributed(config) and config.network.encrypt_inter_container_traffic:
         request["EnableInterContainerTrafficEncryption"] = True
     if compute.retries and job_stage.resumable:
@@ -138,7 +155,11 @@ def local_hosts(config: JobConfig) -> LocalHosts:
 
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
     if mounted := data_source(uri):
-        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": mounted}, "InputMode": "File"}
+        return {
+            "ChannelName": name,
+            "DataSource": {"FileSystemDataSource": mounted},
+            "InputMode": "File",
+        }
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
 
@@ -160,5 +181,6 @@ class Request(dict[str, Any]):
         text = clean(json.dumps(self, indent=2))
         return (
             f"<details><summary>{escape(clean(self.headline))}</summary>"
-            f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</pre></details>'
+            "<pre"
+            f' style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</pre></details>'
         )

@@ -1,6 +1,8 @@
-"""Refuse an s3:// input whose siblings SageMaker would read too: a channel's S3Prefix matches keys, not folders.
+"""Refuse an s3:// input whose siblings SageMaker would read too: a channel's S3Prefix matches keys,
+not folders.
 
-`s3://b/data` also matches `s3://b/data2/x` (S3DataSource: "all objects that match the specified key name prefix").
+`s3://b/data` also matches `s3://b/data2/x` (S3DataSource: "all objects that match the specified key
+name prefix").
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from smtrain.core.protocol.uris import split_uri
 def sibling_of(list_page: Callable[..., dict[str, Any]], uri: str) -> tuple[str, str] | None:
     """Another URI that begins like this one, which names a folder or an object, and the remedy.
 
-    None for a folder with its slash, and for the beginning of several keys (`s3://b/part-`), which is meant so.
-    `list_page` sends a ListObjectsV2.
+    None for a folder with its slash, and for the beginning of several keys (`s3://b/part-`), which
+    is meant so. `list_page` sends a ListObjectsV2.
     """
     bucket, key = split_uri(uri)
     if not key or key.endswith("/"):
         return None
     page = list_page(Bucket=bucket, Prefix=key, Delimiter="/")
-    names = {one["Key"] for one in page.get("Contents", [])} | {one["Prefix"] for one in page.get("CommonPrefixes", [])}
+    names = {one["Key"] for one in page.get("Contents", [])} | {
+        one["Prefix"] for one in page.get("CommonPrefixes", [])
+    }
     named = f"{key}/" if f"{key}/" in names else key
     others = sorted(names - {named})
     if named not in names or not others:
@@ -36,7 +40,9 @@ def sibling_of(list_page: Callable[..., dict[str, Any]], uri: str) -> tuple[str,
 
 
 def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMakerBackend) -> None:
-    """Raise ConfigError if a channel of the request reads more than the config names; silent if S3 does not tell."""
+    """Raise ConfigError if a channel of the request reads more than the config names; silent if S3
+    does not tell.
+    """
     keys = {path: key for key, path in inputs_of(config)}
     sources = (channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"])
     for uri in (source["S3Uri"] for source in sources if source):
@@ -49,6 +55,9 @@ def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMake
         if found:
             sibling, remedy = found
             raise ConfigError(
-                [f"{keys.get(uri, 'input')}: SageMaker reads all keys that begin like {uri}, also {sibling}; {remedy}"],
+                [
+                    f"{keys.get(uri, 'input')}: SageMaker reads all keys that begin like {uri},"
+                    f" also {sibling}; {remedy}"
+                ],
                 code="config.combination",
             )

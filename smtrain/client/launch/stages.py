@@ -1,4 +1,6 @@
-"""The chain of a config's stages: what each reads, its job's name, and whether it has been done already."""
+"""The chain of a config's stages: what each reads, its job's name, and whether it has been done
+already.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from smtrain.stages.base import checkpoint_uri, output_uri
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage, ready to be submitted: its identity, its request and what must be uploaded first."""
+    """One stage, ready to be submitted: its identity, its request and what must be uploaded
+    first.
+    """
 
     stage: Stage
     base_name: str
@@ -55,31 +59,51 @@ class StagePlan:
         return next((job for job in self.earlier if job.known_running), None)
 
     def stale_note(self, job: Job) -> str:
-        """A sentence, after a semicolon, if the job has read other files than its inputs have now; else empty."""
-        config = next(one for one in self.request["InputDataConfig"] if one["ChannelName"] == "config")
-        uri = changed_input(job.target, config["DataSource"]["S3DataSource"]["S3Uri"], job.name, self.listings)
-        return f"; {uri} has changed since, and --again (again=True) reads the new files" if uri else ""
+        """A sentence, after a semicolon, if the job has read other files than its inputs have now;
+        else empty.
+        """
+        config = next(
+            one for one in self.request["InputDataConfig"] if one["ChannelName"] == "config"
+        )
+        uri = changed_input(
+            job.target, config["DataSource"]["S3DataSource"]["S3Uri"], job.name, self.listings
+        )
+        return (
+            f"; {uri} has changed since, and --again (again=True) reads the new files"
+            if uri
+            else ""
+        )
 
 
 class Chain:
     """The stages of one config on one target."""
 
     def __init__(self, config: JobConfig, target: Backend, *, look: bool = True) -> None:
-        """`look=False` (dry run) does not contact the target and plans the first attempt of every stage."""
+        """`look=False` (dry run) does not contact the target and plans the first attempt of every
+        stage.
+        """
         self.given, self.target, self.look = config, target, look
         self.promised: dict[Stage, str] = {}
-        """Jobs that will do a stage, for backends on which a stage is planned before they have ended."""
+        """Jobs that will do a stage, for backends on which a stage is planned before they have
+        ended.
+        """
         self.lent: dict[Stage, str] = {}
-        """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its own."""
+        """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its
+        own.
+        """
         self.resolved: Resolved = resolve(config, target)
         self.image_note: str | None = None
-        """A sentence about the image, if a pattern named it; a dry run leaves the pattern as it is."""
+        """A sentence about the image, if a pattern named it; a dry run leaves the pattern as it is.
+        """
         self.config = self.resolved.config
         if look:
             self.config, self.image_note = with_whole_image(self.config, target)
-        if not (self.config.data.all_sources or self.config.data.prepared or self.config.own_command):
+        if not (
+            self.config.data.all_sources or self.config.data.prepared or self.config.own_command
+        ):
             raise ConfigError(
-                ["data.path: is missing; give text to prepare, or data.prepared"], code="config.missing_key"
+                ["data.path: is missing; give text to prepare, or data.prepared"],
+                code="config.missing_key",
             )
 
     def base_name(self, stage: Stage) -> str:
@@ -91,7 +115,14 @@ class Chain:
         if (own := job_stage.identity(self)) is not None:
             return digest(own)
         upstream = [self._key(other) for other in job_stage.upstream if self.has(other)]
-        return digest([job_stage.keys(self.config), self.config.data.prepared, checkpoint_uri(self.config), upstream])
+        return digest(
+            [
+                job_stage.keys(self.config),
+                self.config.data.prepared,
+                checkpoint_uri(self.config),
+                upstream,
+            ]
+        )
 
     def plan(self, stage: Stage) -> StagePlan:
         """Everything needed to submit the stage.
@@ -101,7 +132,8 @@ class Chain:
         job_stage = stage_named(stage)
         inputs = job_stage.inputs(self)
         base = self.base_name(stage)
-        # One call tells whether a train stage has been done, and whether another job of the run writes now.
+        # One call tells whether a train stage has been done, and whether another job of the run
+        # writes now.
         siblings = self._known("train") if stage == "train" else self._attempts(base)
         earlier = attempts_at(base, siblings)
         if stage == "compile" and self.look:
@@ -111,7 +143,9 @@ class Chain:
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
         shown = job_stage.keys(self.config)
-        if stage == "train" and "train" in shown:  # the job needs what its machines decide, its name does not
+        if (
+            stage == "train" and "train" in shown
+        ):  # the job needs what its machines decide, its name does not
             shown = {**shown, "train": {**shown["train"], **named(for_machines(self.config).train)}}
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
@@ -123,14 +157,20 @@ class Chain:
         return StagePlan(
             stage,
             base,
-            create_training_job(self.config, stage, name, inputs, code_uri, config_uri, self.resolved.described),
+            create_training_job(
+                self.config, stage, name, inputs, code_uri, config_uri, self.resolved.described
+            ),
             (
                 *needed,
                 Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
                 replace(config, files=(*config.files, (UPLOADS, digests))),
             ),
             tuple(earlier),
-            next((job for job in siblings if job.known_running), None) if stage == "train" else None,
+            (
+                next((job for job in siblings if job.known_running), None)
+                if stage == "train"
+                else None
+            ),
             listings,
         )
 
@@ -146,7 +186,9 @@ class Chain:
 
     def known(self, stage: Stage) -> bool:
         """Whether a job of the stage runs or has done it."""
-        return any(job.known_done or job.known_running for job in self._attempts(self.base_name(stage)))
+        return any(
+            job.known_done or job.known_running for job in self._attempts(self.base_name(stage))
+        )
 
     def begun(self, stage: Stage) -> bool:
         """Whether any job was ever started for the stage."""
@@ -154,7 +196,9 @@ class Chain:
 
     @cached_property
     def graphs(self) -> str:
-        """s3:// URI of the cache that stage compile fills; raises `ConfigError` if it has nothing to do."""
+        """s3:// URI of the cache that stage compile fills; raises `ConfigError` if it has nothing
+        to do.
+        """
         made = environment(self.config, "compile", image_of(self.config), self.resolved.described)
         return graphs.compilable(self.config, made)
 
@@ -168,19 +212,25 @@ class Chain:
         return stage in stages_of(self.config)
 
     def model(self, stage: Stage) -> str:
-        """s3:// prefix of the model's folder. Raises `JobError` if stage fetch has not been done yet."""
+        """s3:// prefix of the model's folder.
+
+        Raises `JobError` if stage fetch has not been done yet.
+        """
         path = self.config.model.path
         path = self.need(stage, "fetch") if path.startswith(HUBS) else path
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
         return f"{path.rstrip('/')}/"
 
     def need(self, stage: Stage, other: Stage) -> str:
-        """The output of stage `other`, which `stage` reads. Raises `JobError` if it has not been done."""
+        """The output of stage `other`, which `stage` reads.
+
+        Raises `JobError` if it has not been done.
+        """
         output = self.output(other)
         if output is None:
             raise JobError(
-                f"stage {stage} reads what {other} writes, and no finished {self.base_name(other)} was found; "
-                f"launch stage {other} first, or `smtrain run` the whole chain"
+                f"stage {stage} reads what {other} writes, and no finished {self.base_name(other)}"
+                f" was found; launch stage {other} first, or `smtrain run` the whole chain"
             )
         return output
 
@@ -194,7 +244,11 @@ class Chain:
         return [job]
 
     def _attempts(self, base: str) -> list[Job]:
-        return attempts_at(base, list_jobs(self.target, name_contains=base, limit=1000)) if self.look else []
+        return (
+            attempts_at(base, list_jobs(self.target, name_contains=base, limit=1000))
+            if self.look
+            else []
+        )
 
     def _known(self, stage: Stage) -> list[Job]:
         return jobs_of(self.target, self.config.name, stage) if self.look else []

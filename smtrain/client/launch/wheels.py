@@ -1,7 +1,7 @@
 """Wheels for libraries that a job's image lacks: downloaded once, pinned by hash, kept by content.
 
-The container installs them without a network (entrypoints/launch.py). They make stages faster, and none needs them:
-if they cannot be downloaded here, the job runs without them.
+The container installs them without a network (entrypoints/launch.py). They make stages faster, and
+none needs them: if they cannot be downloaded here, the job runs without them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ RAY = "wheels-ray.txt"
 def travelling(request: dict[str, Any], target: SageMakerBackend, say: Say) -> list[Upload]:
     """The upload that belongs next to the code of a request: the wheels that its stage wants.
 
-    On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
+    On this machine what the image of its containers lacks; none for a sandbox, which has this
+    machine's own Python.
     """
     uploads = _of_lock(request, target, say, lock_file())
     machines = (request.get("ResourceConfig") or {}).get("InstanceCount", 1)
@@ -44,7 +45,9 @@ def travelling(request: dict[str, Any], target: SageMakerBackend, say: Say) -> l
     return uploads
 
 
-def _of_lock(request: dict[str, Any], target: SageMakerBackend, say: Say, lock: Path) -> list[Upload]:
+def _of_lock(
+    request: dict[str, Any], target: SageMakerBackend, say: Say, lock: Path
+) -> list[Upload]:
     stage = request["HyperParameters"]["stage"]
     wanted = names(stage, lock)
     if not wanted:
@@ -67,8 +70,15 @@ def _of_lock(request: dict[str, Any], target: SageMakerBackend, say: Say, lock: 
     try:
         files = fetch(image, inside, lock)
     except OSError as error:
-        loss = "prepare and checkpoints are slower" if lock == lock_file() else "the image must have it (data.machines)"
-        say(f"without {', '.join(names(lock=lock))}, which could not be downloaded ({error}): {loss}")
+        loss = (
+            "prepare and checkpoints are slower"
+            if lock == lock_file()
+            else "the image must have it (data.machines)"
+        )
+        say(
+            f"without {', '.join(names(lock=lock))}, which could not be downloaded ({error}):"
+            f" {loss}"
+        )
         return []
     files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wanted]
     return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
@@ -86,7 +96,9 @@ def lock_file(name: str = "wheels.txt") -> Path:
 
 
 def pythons(image: str) -> list[str]:
-    """The CPython releases that an image may have, as pip says them ("312"): its own if it is known, else all."""
+    """The CPython releases that an image may have, as pip says them ("312"): its own if it is
+    known, else all.
+    """
     python = python_of(image)
     return [python] if python else list(table("images")["contents"]["pythons"])
 
@@ -99,14 +111,23 @@ def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
 
 
 def folder_of(image: str, inside: Contents | None = None, lock: Path | None = None) -> Path:
-    """The folder of an image's wheels on this machine, by the content of the lock file; it may not exist yet."""
+    """The folder of an image's wheels on this machine, by the content of the lock file; it may not
+    exist yet.
+    """
     releases, machine = _kind(image, inside)
     kind = f"{'-'.join(releases)}-{machine}"
-    return home() / "wheels" / f"{hashlib.sha256((lock or lock_file()).read_bytes()).hexdigest()[:16]}-{kind}"
+    return (
+        home()
+        / "wheels"
+        / f"{hashlib.sha256((lock or lock_file()).read_bytes()).hexdigest()[:16]}-{kind}"
+    )
 
 
 def fetch(image: str, inside: Contents | None = None, lock: Path | None = None) -> list[Path]:
-    """The wheels for an image, downloaded by pip if they are not here yet. Raises OSError with pip's reason."""
+    """The wheels for an image, downloaded by pip if they are not here yet.
+
+    Raises OSError with pip's reason.
+    """
     folder = folder_of(image, inside, lock)
     releases, machine = _kind(image, inside)
     if not folder.is_dir():
@@ -126,25 +147,51 @@ def fetch(image: str, inside: Contents | None = None, lock: Path | None = None) 
 
 def _download(python: str, machine: str, folder: Path, lock: Path) -> None:
     pip_run(
-        "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
+        "download",
+        "--retries=1",
+        "--timeout=10",
+        "--require-hashes",
+        "--no-deps",
         *pip_options(python, machine),
-        f"--dest={folder}", f"--requirement={lock}", seconds=SECONDS,
-    )  # fmt: skip
+        f"--dest={folder}",
+        f"--requirement={lock}",
+        seconds=SECONDS,
+    )
 
 
 def pip_options(python: str, machine: str) -> list[str]:
-    """Options that choose wheels for CPython `python` ("3.12", or "312" as pip shortens it) on Linux on `machine`."""
-    platforms = [f"--platform={tag}_{machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    """Options that choose wheels for CPython `python` ("3.12", or "312" as pip shortens it) on
+    Linux on `machine`.
+    """
+    platforms = [
+        f"--platform={tag}_{machine}"
+        for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+    ]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
 
 def pip_run(command: str, *arguments: str, seconds: int) -> str:
-    """Run a pip command and return its output. Raises OSError with pip's reason, or after `seconds` without an end."""
+    """Run a pip command and return its output.
+
+    Raises OSError with pip's reason, or after `seconds` without an end.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", command, "-q", "--disable-pip-version-check", "--no-input", *arguments],
-            capture_output=True, text=True, errors="replace", timeout=seconds,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                command,
+                "-q",
+                "--disable-pip-version-check",
+                "--no-input",
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer from the package index within {seconds} s") from None
     if done.returncode:

@@ -1,6 +1,8 @@
-"""Fit the throughput model to published runs, estimate its error, and correct it by a run of one's own.
+"""Fit the throughput model to published runs, estimate its error, and correct it by a run of one's
+own.
 
-Least squares on log throughput with weak priors, in plain Python: seven numbers and fifty runs are few.
+Least squares on log throughput with weak priors, in plain Python: seven numbers and fifty runs are
+few.
 """
 
 from __future__ import annotations
@@ -15,24 +17,45 @@ from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
 from smtrain.client.planner.measured import MeasuredRun, nearest_measured, width_on_gpus
 from smtrain.client.planner.search import refusals
-from smtrain.client.planner.throughput import DENSE, EXPERTS, MATURE, Coefficients, stand_in, step_time
+from smtrain.client.planner.throughput import (
+    DENSE,
+    EXPERTS,
+    MATURE,
+    Coefficients,
+    stand_in,
+    step_time,
+)
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.model.shape import ModelShape
 
 _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
-# Median of each coefficient and spread of its log before any run is seen, in the order of `Coefficients`. They keep a
-# coefficient that the runs hardly determine, such as slot_seconds, near a plausible value.
+# Median of each coefficient and spread of its log before any run is seen, in the order of
+# `Coefficients`. They keep a coefficient that the runs hardly determine, such as slot_seconds, near
+# a plausible value.
 _PRIORS = ((0.45, 0.3), (1e-3, 0.7), (0.5, 0.7), (0.01, 1.0), (1.5, 0.5), (1.5, 0.5), (0.03, 0.7))
-# The same for GPUs; the second is relative to the link of each chip (core/facts/throughput_gpu.toml).
-_GPU_PRIORS = ((0.65, 0.3), (4e-4, 0.7), (0.8, 0.7), (0.01, 1.0), (1.5, 0.5), (3.0, 0.5), (0.03, 0.7))
-# The same for experts: products at most as fast as large ones; four reads and writes of a row in H100's 3.35 TB/s;
-# all-to-alls as fast as other collectives.
+# The same for GPUs; the second is relative to the link of each chip
+# (core/facts/throughput_gpu.toml).
+_GPU_PRIORS = (
+    (0.65, 0.3),
+    (4e-4, 0.7),
+    (0.8, 0.7),
+    (0.01, 1.0),
+    (1.5, 0.5),
+    (3.0, 0.5),
+    (0.03, 0.7),
+)
+# The same for experts: products at most as fast as large ones; four reads and writes of a row in
+# H100's 3.35 TB/s; all-to-alls as fast as other collectives.
 _EXPERT_PRIORS = ((1.5, 0.5), (8e-4, 0.7), (1.0, 0.5))
 Priors = tuple[tuple[float, float], ...]
-UNTRIED = 2.3  # the same for TorchNeuron: 0.1 to 10 times, as beta users reported 1 to 4 % of peak (docs/trainium.md)
+# the same for TorchNeuron: 0.1 to 10 times, as beta users reported 1 to 4 % of peak
+# (docs/trainium.md)
+UNTRIED = 2.3
 NEAR = 1.5  # doublings up to which a published run counts as near
-UNCALIBRATED = 0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
+UNCALIBRATED = (
+    0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,9 @@ class PublishedRun:
             id=row["id"],
             model=row["model"],
             release=row["release"],
-            work=Work(shape, row["seq_len"], row["global_batch"], fused_attention=nxd, gathers_again=True),
+            work=Work(
+                shape, row["seq_len"], row["global_batch"], fused_attention=nxd, gathers_again=True
+            ),
             machine=machine,
             mesh=Mesh(tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, True),
             sequences_per_s=row["sequences_per_s"],
@@ -71,11 +96,16 @@ class PublishedRun:
 
     @classmethod
     def on_gpus(cls, row: dict[str, Any]) -> PublishedRun:
-        """Read a row of core/facts/throughput_gpu.toml, which has the cluster's network and may give MFU only."""
+        """Read a row of core/facts/throughput_gpu.toml, which has the cluster's network and may
+        give MFU only.
+        """
         config = table("throughput_gpu")["models"].get(row["model"])
         shape = ModelShape.from_config(config) if config else named_shape(row["model"])
         assert shape is not None, row["model"]
-        machine = replace(Machine.of(row["instance_type"], row["instances"]), network=row["network_gbps"] * 1e9 / 8)
+        machine = replace(
+            Machine.of(row["instance_type"], row["instances"]),
+            network=row["network_gbps"] * 1e9 / 8,
+        )
         recompute: Recompute = row["recompute"]
         tp, pp = row["tp"], row["pp"]
         peak = machine.core_flops * machine.world
@@ -85,17 +115,29 @@ class PublishedRun:
             model=row["model"],
             release=MATURE,
             work=Work(
-                shape, row["seq_len"], row["global_batch"], fused_attention=row["stack"] != "megatron",
-                gathers_again=True, whole_experts=True,
+                shape,
+                row["seq_len"],
+                row["global_batch"],
+                fused_attention=row["stack"] != "megatron",
+                gathers_again=True,
+                whole_experts=True,
             ),
             machine=machine,
             mesh=Mesh(
-                tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, tp > 1, ep=row.get("ep", 1)
+                tp,
+                pp,
+                machine.world // (tp * pp),
+                row["micro_batch"],
+                recompute,
+                tp > 1,
+                ep=row.get("ep", 1),
             ),
-            sequences_per_s=row["sequences_per_s"] if "sequences_per_s" in row else row["mfu"] * peak / flops,
+            sequences_per_s=(
+                row["sequences_per_s"] if "sequences_per_s" in row else row["mfu"] * peak / flops
+            ),
             date=row["date"],
             interleave=row.get("interleave", 1),
-        )  # fmt: skip
+        )
 
     @property
     def mfu(self) -> float:
@@ -109,7 +151,9 @@ class PublishedRun:
 
 
 def predicted(run: PublishedRun, k: Coefficients) -> float:
-    """Predict the sequences per second of a published run, with the software of its time: no run is engine native's."""
+    """Predict the sequences per second of a published run, with the software of its time: no run is
+    engine native's.
+    """
     k = replace(k, kernels=None)
     time = step_time(run.work, run.machine, run.mesh, k)
     step = time.total - time.bubble * (1 - 1 / run.interleave)
@@ -119,7 +163,9 @@ def predicted(run: PublishedRun, k: Coefficients) -> float:
 @cache
 def published() -> tuple[PublishedRun, ...]:
     """The runs of core/facts/throughput.toml, without those marked as misprints."""
-    return tuple(PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row)
+    return tuple(
+        PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row
+    )
 
 
 @cache
@@ -133,17 +179,29 @@ def published_on_gpus(chip: str | None = None) -> tuple[PublishedRun, ...]:
 @cache
 def published_experts() -> tuple[PublishedRun, ...]:
     """The runs of mixtures of experts in core/facts/throughput_gpu.toml, all on H100."""
-    return tuple(PublishedRun.on_gpus(row) for row in table("throughput_gpu")["expert_runs"] if "excluded" not in row)
+    return tuple(
+        PublishedRun.on_gpus(row)
+        for row in table("throughput_gpu")["expert_runs"]
+        if "excluded" not in row
+    )
 
 
-def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors: Priors | None = None) -> Coefficients:
-    """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are positive.
+def fit(
+    runs: Sequence[PublishedRun], start: Coefficients | None = None, priors: Priors | None = None
+) -> Coefficients:
+    """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are
+    positive.
 
-    Runs of mixtures of experts determine only the coefficients of these; the others are those of their chip.
+    Runs of mixtures of experts determine only the coefficients of these; the others are those of
+    their chip.
     """
     base, names = start, DENSE
     if runs[0].work.shape.experts is not None:
-        base, names, priors = start or Coefficients.fitted(runs[0].machine), EXPERTS, priors or _EXPERT_PRIORS
+        base, names, priors = (
+            start or Coefficients.fitted(runs[0].machine),
+            EXPERTS,
+            priors or _EXPERT_PRIORS,
+        )
     priors = priors or (_GPU_PRIORS if runs[0].machine.chip else _PRIORS)
     x = [log(getattr(start, n)) for n in names] if start else [log(median) for median, _ in priors]
 
@@ -154,7 +212,9 @@ def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors:
     def misses(x: Sequence[float]) -> list[float]:
         k = coefficients(x)
         errors = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
-        return errors + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
+        return errors + [
+            (v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)
+        ]
 
     damping = 1e-3
     residuals = misses(x)
@@ -163,7 +223,10 @@ def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors:
         for i in range(len(x)):
             moved = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
             columns.append([(b - a) / 1e-5 for a, b in zip(residuals, misses(moved), strict=True)])
-        normal = [[_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)] for i, a in enumerate(columns)]
+        normal = [
+            [_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)]
+            for i, a in enumerate(columns)
+        ]
         step = _solve(normal, [-_dot(c, residuals) for c in columns])
         tried = [a + b for a, b in zip(x, step, strict=True)]
         new = misses(tried)
@@ -197,7 +260,9 @@ class Left:
 
 
 def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[Left]:
-    """Predict each run from those that differ in `by`: `id` leaves out one run, `model` all runs of its model."""
+    """Predict each run from those that differ in `by`: `id` leaves out one run, `model` all runs of
+    its model.
+    """
     runs = runs or published()
     groups = dict.fromkeys(getattr(r, by) for r in runs)
     everything = fit(runs)
@@ -214,7 +279,9 @@ def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") ->
 
 
 def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
-    """Standard deviation of log throughput about the model, with the fitted coefficients as lost degrees of freedom."""
+    """Standard deviation of log throughput about the model, with the fitted coefficients as lost
+    degrees of freedom.
+    """
     errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
     fitted = EXPERTS if runs[0].work.shape.experts else DENSE
     return sqrt(_dot(errors, errors) / max(1, len(errors) - len(fitted)))
@@ -222,8 +289,9 @@ def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
 
 @dataclass(frozen=True)
 class Near:
-    """The run most similar to a plan: a measured one of engine native if its kernels on the chip are known, else a
-    published one. `distance` counts doublings of the feature that differs most."""
+    """The run most similar to a plan: a measured one of engine native if its kernels on the chip
+    are known, else a published one. `distance` counts doublings of the feature that differs most.
+    """
 
     run: PublishedRun | MeasuredRun
     distance: float
@@ -233,10 +301,13 @@ class Near:
         return isinstance(self.run, MeasuredRun) or self.distance <= NEAR
 
 
-def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
+def nearest(
+    work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None
+) -> Near | None:
     """Find the most similar run of `runs`, by default of those that plans for this machine rest on.
 
-    None if none was published for the chip, of a dense model for a dense one and of a mixture of experts for a mixture.
+    None if none was published for the chip, of a dense model for a dense one and of a mixture of
+    experts for a mixture.
     """
     if runs is None and kernels_of(machine):
         return Near(*nearest_measured(work, mesh))
@@ -245,26 +316,35 @@ def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRu
     def away(run: PublishedRun) -> float:
         return max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True))
 
-    found = [(away(run), run) for run in kin_of(machine, runs, experts=work.shape.experts is not None)]
+    found = [
+        (away(run), run) for run in kin_of(machine, runs, experts=work.shape.experts is not None)
+    ]
     return Near(*min(found, key=lambda f: f[0])[::-1]) if found else None
 
 
 def kin_of(
     machine: Machine, runs: Sequence[PublishedRun] | None = None, *, experts: bool = False
 ) -> list[PublishedRun]:
-    """The published runs on the same chip; those on H100 also count for H200, which has the same cores.
+    """The published runs on the same chip; those on H100 also count for H200, which has the same
+    cores.
 
     experts: those of mixtures of experts, otherwise of dense models.
     """
     if runs is None:
-        runs = published_experts() if experts else published_on_gpus() if machine.chip else published()
+        runs = (
+            published_experts() if experts else published_on_gpus() if machine.chip else published()
+        )
     return [
-        r for r in runs if r.machine.core_flops == machine.core_flops and bool(r.machine.chip) == bool(machine.chip)
+        r
+        for r in runs
+        if r.machine.core_flops == machine.core_flops and bool(r.machine.chip) == bool(machine.chip)
     ]
 
 
 def best_published(machine: Machine, *, experts: bool = False) -> PublishedRun | None:
-    """The published run on the same chip with the highest MFU; `experts`: of a mixture of experts."""
+    """The published run on the same chip with the highest MFU; `experts`: of a mixture of
+    experts.
+    """
     return max(kin_of(machine, experts=experts), key=lambda run: run.mfu, default=None)
 
 
@@ -286,23 +366,32 @@ def spread_of(machine: Machine, *, experts: bool = False) -> float:
 def half_width(spread: float, near: Near | None) -> float:
     """Half-width of the 90 % interval, in log; wider if the nearest run is less similar."""
     known = near is not None and near.calibrated
-    # 2.13 is the 95 % quantile of Student's t with 4 degrees of freedom: the residuals have heavier tails than a normal
-    # distribution (docs/planner-formulas.md).
+    # 2.13 is the 95 % quantile of Student's t with 4 degrees of freedom: the residuals have heavier
+    # tails than a normal distribution (docs/planner-formulas.md).
     wide = 2.13 * spread * sqrt(1 + (near.distance if near is not None and known else NEAR) ** 2)
     return wide if known else max(UNCALIBRATED, wide)
 
 
-def width_of(work: Work, machine: Machine, near: Near | None, corrected: Correction, *, untried: bool) -> float:
-    """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library that is `untried`."""
+def width_of(
+    work: Work, machine: Machine, near: Near | None, corrected: Correction, *, untried: bool
+) -> float:
+    """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library
+    that is `untried`.
+    """
     if corrected.is_own(machine):
         return 2.13 * spread_of(machine)
     if near is not None and isinstance(near.run, MeasuredRun):
         return width_on_gpus(work, machine, near.distance)
-    return UNTRIED if untried else half_width(spread_of(machine, experts=work.shape.experts is not None), near)
+    return (
+        UNTRIED
+        if untried
+        else half_width(spread_of(machine, experts=work.shape.experts is not None), near)
+    )
 
 
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
-    # Size and pipeline depth count half: the model extrapolates well over both, as each has a term of its own.
+    # Size and pipeline depth count half: the model extrapolates well over both, as each has a term
+    # of its own.
     return (
         log2(work.shape.active_parameters() / mesh.tp / mesh.pp) / 2,
         log2(mesh.ep) / 2,
@@ -318,7 +407,9 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a linear system by Gaussian elimination with pivots; numpy is not a dependency of the client."""
+    """Solve a linear system by Gaussian elimination with pivots; numpy is not a dependency of the
+    client.
+    """
     n = len(right)
     rows = [[*row, b] for row, b in zip(matrix, right, strict=True)]
     for i in range(n):
@@ -349,29 +440,37 @@ class Correction:
     def said(self, machine: Machine) -> list[str]:
         """A sentence about the correction of a plan for this machine."""
         if self.of(machine) != 1:
-            return [f"corrected by your own run, which was {self.factor:.2f} times as fast as the model says"]
+            return [
+                f"corrected by your own run, which was {self.factor:.2f} times as fast as the model"
+                " says"
+            ]
         other = self.core_flops and machine.core_flops != self.core_flops
         return ["your own run was on another chip, and corrects nothing here"] if other else []
 
 
 def correction(work: Work, machine: Machine, mesh: Mesh, measured: float | None) -> Correction:
-    """The correction by a run that reached `measured` tokens a second with this mesh, repeated over all the machine.
+    """The correction by a run that reached `measured` tokens a second with this mesh, repeated over
+    all the machine.
 
     Raises `ConfigError` if that cannot have run there.
     """
     if measured is None:
         return Correction()
     mesh = replace(mesh, dp=max(1, machine.world // (mesh.tp * mesh.pp)))
-    if faults := [fault for fault in refusals(work, machine, mesh) if not fault.startswith("memory:")]:
+    if faults := [
+        fault for fault in refusals(work, machine, mesh) if not fault.startswith("memory:")
+    ]:
         raise ConfigError(
-            f"measured: this config's own mesh cannot have run ({faults[0]}); give the run's config",
+            f"measured: this config's own mesh cannot have run ({faults[0]}); give the run's"
+            " config",
             code="config.combination",
         )
     most = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
     if measured > most:
         raise ConfigError(
-            f"measured: {measured:,.0f} tokens a second are more than the {most:,.0f} that {machine.count} x "
-            f"{machine.type} can reach at its peak; give those of the whole run of this config",
+            f"measured: {measured:,.0f} tokens a second are more than the {most:,.0f} that"
+            f" {machine.count} x {machine.type} can reach at its peak; give those of the whole run"
+            " of this config",
             code="config.wrong_value",
         )
     planned = work.global_batch * work.seq_len / step_time(work, machine, mesh).total

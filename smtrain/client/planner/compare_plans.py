@@ -67,9 +67,13 @@ class Sides:
         for key, name, form, unit in _ROWS:
             title = name.format(tokens=_count(self.tokens))
             rows.append((title, [_shown(getattr(side, key), form, unit) for side in self.sides]))
-        rows.append(("of peak", [f"{p.mfu:.0%}" if p.fits and p.mfu is not None else "-" for p in plans]))
+        rows.append(
+            ("of peak", [f"{p.mfu:.0%}" if p.fits and p.mfu is not None else "-" for p in plans])
+        )
         rows.append(("calibrated", [_calibrated(p) for p in plans]))
-        return "\n".join([*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()])
+        return "\n".join(
+            [*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()]
+        )
 
     def _notes(self) -> list[str]:
         """The verdict, then faults, warnings and prices, each once."""
@@ -77,7 +81,9 @@ class Sides:
         for side in self.sides:
             out += [f"! {side.name}: DOES NOT FIT: {fault}" for fault in side.plan.faults]
             out += [f"! {side.name}: {w}" for w in side.plan.warnings if not w.startswith("price:")]
-        return out + list(dict.fromkeys(f"  {price}" for side in self.sides for price in side.plan.prices))
+        return out + list(
+            dict.fromkeys(f"  {price}" for side in self.sides for price in side.plan.prices)
+        )
 
     def _verdict(self) -> list[str]:
         """Which plan is faster and which is cheaper, and whether the intervals overlap."""
@@ -91,7 +97,11 @@ class Sides:
                 continue
             sure = best[2] < other[1]
             text = f"{name} is {word}: {other[0] / best[0]:.2f} times the {unit} on {second}"
-            out.append(text if sure else f"{text}; the intervals overlap, so this may be the other way round")
+            out.append(
+                text
+                if sure
+                else f"{text}; the intervals overlap, so this may be the other way round"
+            )
         return out
 
 
@@ -104,7 +114,9 @@ _ROWS = (
 )
 
 
-def compared(plans: Sequence[tuple[str, Plan]], tokens: float | None = None, planned: float | None = None) -> Sides:
+def compared(
+    plans: Sequence[tuple[str, Plan]], tokens: float | None = None, planned: float | None = None
+) -> Sides:
     """Compare named plans at `tokens`, or else at `planned`, the tokens of the first plan's run."""
     goal = tokens or planned or 1e9
     return Sides(goal, tuple(_side(name, plan, goal) for name, plan in plans))

@@ -18,23 +18,35 @@ class Saving:
     interval_s: float
     """Time between checkpoints, as planned."""
     best_interval_s: float
-    """Optimum by Young 1974 and Daly 2006: the square root of 2 x save time x mean time between interruptions."""
+    """Optimum by Young 1974 and Daly 2006: the square root of 2 x save time x mean time between
+    interruptions.
+    """
     save_s: float
     """Time to write one checkpoint."""
     mean_between_s: float
-    """Mean time between interruptions of the whole job: that of one host divided by the number of hosts."""
+    """Mean time between interruptions of the whole job: that of one host divided by the number of
+    hosts.
+    """
     stretch: float
-    """Expected wall time divided by undisturbed time; infinite if the job would practically never end."""
+    """Expected wall time divided by undisturbed time; infinite if the job would practically never
+    end.
+    """
 
 
 def saving(
-    work: Work, machine: Machine, interval_s: float | None, train_s: float, spot: bool, a: dict[str, float]
+    work: Work,
+    machine: Machine,
+    interval_s: float | None,
+    train_s: float,
+    spot: bool,
+    a: dict[str, float],
 ) -> Saving:
     """Expected lost time if a run of `train_s` saves every `interval_s` (None: the best interval).
 
     Daly 2006 ("A higher order estimate of the optimum checkpoint interval for restart dumps", doi
-    10.1016/j.future.2004.11.016): if interruptions are exponential with mean M, a restart takes R, and a save of d
-    seconds follows every t seconds, the run takes M e^(R/M) (e^((t+d)/M) - 1) / t times its undisturbed time.
+    10.1016/j.future.2004.11.016): if interruptions are exponential with mean M, a restart takes R,
+    and a save of d seconds follows every t seconds, the run takes M e^(R/M) (e^((t+d)/M) - 1) / t
+    times its undisturbed time.
     """
     save_s = checkpoint_bytes(work) / machine.count / (a["disk_gb_per_s"] * 1e9)
     rate = a["interruptions_per_instance_hour" if spot else "failures_per_instance_hour"]
@@ -76,22 +88,38 @@ class Cost:
 
 
 def cost(
-    work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, option: str, keep_alive_s: float,
-    stages: Sequence[StageEstimate], region: str | None, prices: Prices, attempt_s: float | None = None,
-    first_step_s: float = 0.0, start_s: float | None = None,
-) -> Cost:  # fmt: skip
+    work: Work,
+    machine: Machine,
+    steps: int,
+    step_s: float,
+    lost: Saving,
+    *,
+    option: str,
+    keep_alive_s: float,
+    stages: Sequence[StageEstimate],
+    region: str | None,
+    prices: Prices,
+    attempt_s: float | None = None,
+    first_step_s: float = 0.0,
+    start_s: float | None = None,
+) -> Cost:
     """The cost of a run.
 
-    `option` is the kind of price of the train stage's machines. `stages` has the other jobs, which are paid on demand.
-    `attempt_s` is how long one attempt may train under a cluster's time limit, `first_step_s` how long all machines
-    wait in the very first step for its graphs. `start_s` is the start of an attempt; default: that of a rented machine.
+    `option` is the kind of price of the train stage's machines. `stages` has the other jobs, which
+    are paid on demand. `attempt_s` is how long one attempt may train under a cluster's time limit,
+    `first_step_s` how long all machines wait in the very first step for its graphs. `start_s` is
+    the start of an attempt; default: that of a rented machine.
     """
     a = prices.assumptions
     price = prices.find(machine.type, option, region)
     rows = {stage.name: prices.find(stage.type, "on_demand", region) for stage in stages}
     train_s = steps * step_s * lost.stretch
     start_s = a["startup_minutes"] * 60 if start_s is None else start_s
-    attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
+    attempts = (
+        1
+        if attempt_s is None or train_s == inf
+        else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
+    )
     hours = (train_s + attempts * start_s + first_step_s) / HOUR
     used = tuple(dict.fromkeys(p for p in (price, *rows.values()) if p))
     by_stage = {stage.name: stage.seconds / HOUR for stage in stages} | {"train": hours}

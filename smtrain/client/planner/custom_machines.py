@@ -1,4 +1,6 @@
-"""Machines that the user describes: in the config, or in a file, which `smtrain plan --probe` writes."""
+"""Machines that the user describes: in the config, or in a file, which `smtrain plan --probe`
+writes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _HINT = "docs/gpus.md shows the form"
 
 
 def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[str, MachineEntry]:
-    """The described machines by name: those of `file` (default: machines.yaml in $SMTRAIN_HOME), then the config's.
+    """The described machines by name: those of `file` (default: machines.yaml in $SMTRAIN_HOME),
+    then the config's.
 
     Raises `ConfigError` for a file in another format.
     """
@@ -53,23 +56,35 @@ def _sentence(detail: Any) -> str:
     """A fault that pydantic found in a file of machines, worded as for a config."""
     key = ".".join(["machines", *key_of(detail)[0]])
     # A config's sentence would send the reader to the config.
-    return f"{key}: is missing; {_HINT}" if detail["type"] == "missing" else sentence_of(JobConfig, key, detail)
+    return (
+        f"{key}: is missing; {_HINT}"
+        if detail["type"] == "missing"
+        else sentence_of(JobConfig, key, detail)
+    )
 
 
 def machine_of(
-    type_: str, count: int, known: Mapping[str, MachineEntry], environment: Mapping[str, str] | None = None
+    type_: str,
+    count: int,
+    known: Mapping[str, MachineEntry],
+    environment: Mapping[str, str] | None = None,
 ) -> Machine:
-    """A known instance type or a described machine, with the LNC that a job's environment says. Raises `ConfigError`
-    for any other name."""
+    """A known instance type or a described machine, with the LNC that a job's environment says.
+    Raises `ConfigError` for any other name.
+    """
     if type_ in known:
         return Machine.described(type_, count, known[type_])
     if type_.startswith("ml.") or instance(type_):
         return Machine.of(type_, count, lnc=lnc_of(type_, environment or {}))
     if near := instance_meant(type_):
-        raise ConfigError(f"machines: {type_} is no instance type; did you mean {near}?", code="config.wrong_value")
+        raise ConfigError(
+            f"machines: {type_} is no instance type; did you mean {near}?",
+            code="config.wrong_value",
+        )
     names = f"known: {', '.join(sorted(known))}" if known else "none is described"
     raise ConfigError(
-        f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names}); {_HINT}",
+        f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names});"
+        f" {_HINT}",
         code="config.wrong_value",
     )
 
@@ -90,7 +105,8 @@ def checked(name: str) -> None:
         TypeAdapter(MachineName).validate_python(name)
     except ValidationError:
         raise ConfigError(
-            f"--probe {name}: a name begins with a small letter, and has small letters, digits and hyphens only",
+            f"--probe {name}: a name begins with a small letter, and has small letters, digits and"
+            " hyphens only",
             code="config.wrong_value",
         ) from None
 

@@ -25,15 +25,17 @@ KEY = "compute.fallback_instance_types"
 def variants(config: JobConfig) -> Iterator[JobConfig]:
     """The config with each fallback type as its instance type, in order."""
     for type_ in config.compute.fallback_instance_types:
-        compute = config.compute.model_copy(update={"instance_type": type_, "fallback_instance_types": ()})
+        compute = config.compute.model_copy(
+            update={"instance_type": type_, "fallback_instance_types": ()}
+        )
         yield config.model_copy(update={"compute": compute})
 
 
 def fallback_faults(config: JobConfig) -> Iterator[Fault]:
     """Fallback types that cannot run the job, by processes and memory.
 
-    Memory is not checked if the model's shape is unknown. Nothing is reported if the mesh does not even fit the
-    machines of the config, as that is a fault by itself.
+    Memory is not checked if the model's shape is unknown. Nothing is reported if the mesh does not
+    even fit the machines of the config, as that is a fault by itself.
     """
     if mesh_fits(config):
         keys = {*MESH_KEYS, KEY, "model.path"}
@@ -49,7 +51,9 @@ def _sentences(config: JobConfig) -> Iterator[str]:
         if other.compute.instance_type == config.compute.instance_type:
             continue
         for fault in _faults(other):
-            yield f"{KEY}: {other.compute.instance_type} cannot take this job: {fault}; leave it out"
+            yield (
+                f"{KEY}: {other.compute.instance_type} cannot take this job: {fault}; leave it out"
+            )
 
 
 def _faults(config: JobConfig) -> Iterator[str]:
@@ -60,7 +64,9 @@ def _faults(config: JobConfig) -> Iterator[str]:
     if TARGETS[config.target].rented and (fault := sagemaker_lack(compute.instance_type)):
         yield fault
         return
-    if compute.image and (fault := unsuited(compute.image, config.train.engine, compute.instance_type)):
+    if compute.image and (
+        fault := unsuited(compute.image, config.train.engine, compute.instance_type)
+    ):
         yield fault.partition("; ")[0]
         return
     try:
@@ -80,9 +86,15 @@ def _faults(config: JobConfig) -> Iterator[str]:
     except ConfigError:
         if parallel.tp * parallel.pp * config.shards != machine.world:
             factors = "tp x pp x cp x dp" if parallel.cp > 1 else "tp x pp x dp"
-            yield f"{factors} = {parallel.tp * parallel.pp * config.shards} is not its {machine.world} processes"
+            yield (
+                f"{factors} = {parallel.tp * parallel.pp * config.shards} is not its"
+                f" {machine.world} processes"
+            )
         elif config.train.global_batch_size % (config.dp * parallel.micro_batch_size):
-            yield f"train.global_batch_size is no multiple of dp x micro_batch_size = {config.dp} x {mesh.micro_batch}"
+            yield (
+                f"train.global_batch_size is no multiple of dp x micro_batch_size = {config.dp} x"
+                f" {mesh.micro_batch}"
+            )
         elif (group := broken_group(config)) and machine.torus_chip:
             yield torus_sentence(group, machine.torus_chip, machine.type)
         return

@@ -16,7 +16,8 @@ from smtrain.client.planner.throughput import (
 )
 
 MICRO_BATCHES = (1, 2, 4, 8)
-ROOM = 0.95  # share of a core's memory to fill: the formulas are a few percent off, the runtime is a guess
+# share of a core's memory to fill: the formulas are a few percent off, the runtime is a guess
+ROOM = 0.95
 _Layers = tuple[int, ...]
 
 
@@ -27,14 +28,20 @@ class _Slots:
     forms: list[_Layers] = field(default_factory=list)
     """The layers of the stages, as in `Mesh`."""
     ways: dict[int, list[tuple[int, Recompute, int, float, float]]] = field(default_factory=dict)
-    """By micro-batch: a running number, recomputation, place in `forms`, seconds of a slot and of the other stages."""
+    """By micro-batch: a running number, recomputation, place in `forms`, seconds of a slot and of
+    the other stages.
+    """
     count: int = 0
 
-    def add(self, m: int, recompute: Recompute, layers: _Layers, slot: float, others: float) -> None:
+    def add(
+        self, m: int, recompute: Recompute, layers: _Layers, slot: float, others: float
+    ) -> None:
         """Append one way to run a micro-batch."""
         if layers not in self.forms:
             self.forms.append(layers)
-        self.ways.setdefault(m, []).append((self.count, recompute, self.forms.index(layers), slot, others))
+        self.ways.setdefault(m, []).append(
+            (self.count, recompute, self.forms.index(layers), slot, others)
+        )
         self.count += 1
 
 
@@ -44,20 +51,28 @@ class SharedFigures:
 
     needs: dict[tuple[bool, bool], CoreNeeds] = field(default_factory=dict)
     """By whether a machine has accelerators, and Neuron cores."""
-    slots: dict[tuple[object, ...], dict[tuple[int, int, int, int], _Slots]] = field(default_factory=dict)
+    slots: dict[tuple[object, ...], dict[tuple[int, int, int, int], _Slots]] = field(
+        default_factory=dict
+    )
     """By the figures of a machine that decide how long a slot takes."""
     exchanged: dict[tuple[object, ...], list[tuple[int, int]]] = field(default_factory=dict)
     """`exchanged_numbers` by mesh."""
 
 
 class FastestMeshes:
-    """The fastest mesh that fits for each (tp, pp, dp, ep, cp) on a kind of machine, whatever their number."""
+    """The fastest mesh that fits for each (tp, pp, dp, ep, cp) on a kind of machine, whatever their
+    number.
+    """
 
-    def __init__(self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: SharedFigures) -> None:
+    def __init__(
+        self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: SharedFigures
+    ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
         # A mesh needs the same memory on all accelerated types, but for the scores of cut rows.
         kind = machine.accelerated, machine.neuron
-        self._needs = shared.needs.get(kind) or shared.needs.setdefault(kind, CoreNeeds(work, machine))
+        self._needs = shared.needs.get(kind) or shared.needs.setdefault(
+            kind, CoreNeeds(work, machine)
+        )
         self._k = Coefficients.fitted(machine)
         self._exchanged = shared.exchanged
         self._exchanges: dict[tuple[object, ...], float] = {}
@@ -66,14 +81,20 @@ class FastestMeshes:
         self._times: dict[tuple[int, int, Recompute, int, int], StageTimes] = {}
         self._known: dict[tuple[int, int, int, int, int], tuple[Mesh, float, float] | None] = {}
 
-    def fastest(self, tp: int, pp: int, dp: int, ep: int = 1, cp: int = 1) -> tuple[Mesh, float, float] | None:
-        """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of the worst core."""
+    def fastest(
+        self, tp: int, pp: int, dp: int, ep: int = 1, cp: int = 1
+    ) -> tuple[Mesh, float, float] | None:
+        """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of
+        the worst core.
+        """
         key = tp, pp, dp, ep, cp
         if key not in self._known:
             self._known[key] = self._find(tp, pp, dp, ep, cp)
         return self._known[key]
 
-    def _find(self, tp: int, pp: int, dp: int, ep: int, cp: int) -> tuple[Mesh, float, float] | None:
+    def _find(
+        self, tp: int, pp: int, dp: int, ep: int, cp: int
+    ) -> tuple[Mesh, float, float] | None:
         work, key, limit = self._work, (tp, pp, ep, cp), ROOM * self._machine.core_bytes
         if self._needs.least(tp, pp, ep, dp * cp) > limit:
             return None
@@ -85,7 +106,10 @@ class FastestMeshes:
         for m, ways in slots.ways.items():
             count, rest = divmod(work.global_batch, dp * m)
             if not rest:
-                timed += [(count * slot + others + once[form], i, m, r, form) for i, r, form, slot, others in ways]
+                timed += [
+                    (count * slot + others + once[form], i, m, r, form)
+                    for i, r, form, slot, others in ways
+                ]
         timed.sort()
         too_big: dict[tuple[Recompute, int], int] = {}
         for seconds, _, m, r, form in timed:
@@ -93,15 +117,26 @@ class FastestMeshes:
                 break
             if m >= too_big.get((r, form), m + 1):
                 continue  # a larger micro-batch never needs less memory
-            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=slots.forms[form], ep=ep, cp=cp)
+            mesh = Mesh(
+                tp,
+                pp,
+                dp,
+                m,
+                r,
+                self._sequence_parallel(tp),
+                layers=slots.forms[form],
+                ep=ep,
+                cp=cp,
+            )
             if (need := self._needs.worst(mesh, limit)) <= limit:
                 return mesh, seconds, need
             too_big[r, form] = m
         return None
 
     def _once(self, tp: int, pp: int, dp: int, ep: int, cp: int, layers: _Layers) -> float:
-        """Seconds of what a step does once: the exchange of gradients and the optimizer's update; infinite if a core
-        cannot hold their state."""
+        """Seconds of what a step does once: the exchange of gradients and the optimizer's update;
+        infinite if a core cannot hold their state.
+        """
         if self._needs.held(tp, pp, dp * cp, ep, layers) > ROOM * self._machine.core_bytes:
             return math.inf
         key = tp, pp, ep, cp, layers, ep == dp * cp
@@ -110,8 +145,12 @@ class FastestMeshes:
             return seconds
         mesh = Mesh(tp, pp, dp, layers=layers, ep=ep, cp=cp)
         if seconds is None:
-            numbers = self._exchanged.get(key) or self._exchanged.setdefault(key, exchanged_numbers(self._work, mesh))
-            seconds = self._exchanges[key] = exchange_time(self._work, self._machine, mesh, self._k, numbers)
+            numbers = self._exchanged.get(key) or self._exchanged.setdefault(
+                key, exchanged_numbers(self._work, mesh)
+            )
+            seconds = self._exchanges[key] = exchange_time(
+                self._work, self._machine, mesh, self._k, numbers
+            )
         return seconds + update_time(self._work, mesh, self._k)
 
     def _make(self, tp: int, pp: int, ep: int, cp: int) -> _Slots:
@@ -119,14 +158,19 @@ class FastestMeshes:
         least = stage_numbers(work.shape, Mesh(tp, pp, 1, ep=ep), pp - 1) * (
             work.least_width + (0.0 if work.lora else 4.0)
         )
-        if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
+        if (
+            least < machine.core_bytes
+        ):  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
                     times = self._times.get((tp, m, r, ep, cp))
                     if times is None:
                         mesh = Mesh(tp, 1, 1, m, r, self._sequence_parallel(tp), ep=ep, cp=cp)
-                        times = self._times[tp, m, r, ep, cp] = StageTimes(work, machine, mesh, self._k)
-                    # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
+                        times = self._times[tp, m, r, ep, cp] = StageTimes(
+                            work, machine, mesh, self._k
+                        )
+                    # If stages cannot be even: by time, or the remainder on the last ones, which
+                    # need less memory.
                     layers, slot, others = times.balanced(pp)
                     slots.add(m, r, layers, slot, (pp - 1) * others)
                     if layers:

@@ -1,4 +1,6 @@
-"""Prices of train.compile and train.deterministic on a GPU, and the number of steps from which compiling pays."""
+"""Prices of train.compile and train.deterministic on a GPU, and the number of steps from which
+compiling pays.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class RunPrice:
 
     def __str__(self) -> str:
         hours = "" if self.hours is None else f", {spell(self.hours * 3600)}"
-        return f"{self.step_s:.3g} s a step{hours}" + ("" if self.dollars is None else f", ${self.dollars:,.2f}")
+        return f"{self.step_s:.3g} s a step{hours}" + (
+            "" if self.dollars is None else f", ${self.dollars:,.2f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,16 @@ class GpuOptions:
 
     @classmethod
     def of(
-        cls, work: Work, machine: Machine, mesh: Mesh, price: Callable[[float], tuple[float | None, float | None]],
+        cls,
+        work: Work,
+        machine: Machine,
+        mesh: Mesh,
+        price: Callable[[float], tuple[float | None, float | None]],
         faster: float = 1.0,
-    ) -> GpuOptions | None:  # fmt: skip
-        """The options of a plan, if the chip's kernels are known. `price` gives hours and dollars for the seconds of a
-        step; `faster` is the factor of a run of the user's own."""
+    ) -> GpuOptions | None:
+        """The options of a plan, if the chip's kernels are known. `price` gives hours and dollars
+        for the seconds of a step; `faster` is the factor of a run of the user's own.
+        """
         if kernels_of(replace(machine, count=1)) is None:
             return None
 
@@ -66,20 +75,33 @@ class GpuOptions:
 
     def lines(self) -> list[str]:
         """The options as two lines of a plan."""
-        now, other = (self.compiled, self.uncompiled) if self.compile else (self.uncompiled, self.compiled)
-        pays = "never pays" if self.compile_earns_from is None else f"pays from {self.compile_earns_from:,} steps on"
+        now, other = (
+            (self.compiled, self.uncompiled) if self.compile else (self.uncompiled, self.compiled)
+        )
+        pays = (
+            "never pays"
+            if self.compile_earns_from is None
+            else f"pays from {self.compile_earns_from:,} steps on"
+        )
         value, without = ("on", "without") if self.compile else ("off", "with it")
         each = [("not deterministic", self.other_bits), ("deterministic", self.same_bits)]
-        bits = "; ".join(f"{name}: {run}" for name, run in (reversed(each) if self.deterministic else each))
+        bits = "; ".join(
+            f"{name}: {run}" for name, run in (reversed(each) if self.deterministic else each)
+        )
         return [
-            f"compile     {value}: {now.step_s:.3g} s a step, {other.step_s:.3g} s {without}; {pays}",
+            (
+                f"compile     {value}: {now.step_s:.3g} s a step, {other.step_s:.3g} s {without};"
+                f" {pays}"
+            ),
             f"bits        {bits}",
         ]
 
 
 def step_seconds(work: Work, machine: Machine, mesh: Mesh) -> tuple[float, float]:
     """Seconds of a step without and with compilation."""
-    slow, fast = (step_time(replace(work, compiled=on), machine, mesh).total for on in (False, True))
+    slow, fast = (
+        step_time(replace(work, compiled=on), machine, mesh).total for on in (False, True)
+    )
     return slow, fast
 
 

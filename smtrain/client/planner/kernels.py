@@ -1,8 +1,9 @@
 """Time of a micro-batch of engine native on a GPU, kernel by kernel.
 
-Matrix products by their sizes, attention by its kernel, elementwise kernels and the optimizer by the bytes that they
-move, and the host's time to launch all of them: a step is as slow as the slower of device and host. The few speeds are
-measured on one H200 (core/facts/gpu_kernels.toml), as shares of the data sheet's, so that they carry over to H100.
+Matrix products by their sizes, attention by its kernel, elementwise kernels and the optimizer by
+the bytes that they move, and the host's time to launch all of them: a step is as slow as the slower
+of device and host. The few speeds are measured on one H200 (core/facts/gpu_kernels.toml), as shares
+of the data sheet's, so that they carry over to H100.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
-from smtrain.client.planner.machines import Machine, Mesh, Work, cut, optimizer_share, trained_numbers
+from smtrain.client.planner.machines import (
+    Machine,
+    Mesh,
+    Work,
+    cut,
+    optimizer_share,
+    trained_numbers,
+)
 from smtrain.core.facts import table
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
@@ -31,16 +39,22 @@ class Kernels:
     copies: float
     elementwise: float
     tail: float
-    """Seconds that each matrix product loses at its end, when some multiprocessors have no more work."""
+    """Seconds that each matrix product loses at its end, when some multiprocessors have no more
+    work.
+    """
     launch: float
     """Seconds of the host to launch a kernel."""
     busy: float
     """Share of a step in which a GPU works that never waits for its host."""
 
     def layer(self, work: Work, mesh: Mesh, tokens: int) -> tuple[float, float]:
-        """Seconds of one layer of a micro-batch of so many tokens: of everything but attention, and of attention."""
+        """Seconds of one layer of a micro-batch of so many tokens: of everything but attention, and
+        of attention.
+        """
         again = mesh.recompute == "full"
-        dense = self._products(work, mesh, tokens) + self._passes(work, mesh, tokens) * (1 + again * _FORWARD)
+        dense = self._products(work, mesh, tokens) + self._passes(work, mesh, tokens) * (
+            1 + again * _FORWARD
+        )
         if mesh.recompute == "selective":  # engine native computes the module of attention again
             dense += self._linears(_attention_linears(work.shape, mesh.tp), tokens, work.width)
         return dense / self.busy, self._attention(work, mesh, tokens) / self.busy
@@ -48,7 +62,9 @@ class Kernels:
     def head(self, work: Work, mesh: Mesh, tokens: int) -> float:
         """Seconds of the output matrix and the loss."""
         facts, held = table("gpu_kernels"), cut(work.shape, mesh.tp)
-        seconds = (2 if work.lora else 3) * self._linears(((held.vocab, work.shape.hidden),), tokens, work.width)
+        seconds = (2 if work.lora else 3) * self._linears(
+            ((held.vocab, work.shape.hidden),), tokens, work.width
+        )
         loss = work.loss or ("pieces_compiled" if work.compiled else "pieces")
         seconds += float(facts["loss"][loss]) * tokens * held.vocab / self.elementwise
         trained = 0 if work.lora else held.head + (0 if work.shape.tied else held.embed)
@@ -62,7 +78,10 @@ class Kernels:
         return count * (1 + (mesh.recompute == "full") * _FORWARD) * self.launch
 
     def _products(self, work: Work, mesh: Mesh, tokens: int) -> float:
-        """Seconds of all matrix products of a layer. Frozen weights have no gradient, their adapters do."""
+        """Seconds of all matrix products of a layer.
+
+        Frozen weights have no gradient, their adapters do.
+        """
         shape, lora = work.shape, work.lora
         passes = (2 if lora else 3) + (mesh.recompute == "full")
         seconds = passes * self._linears(_linears(shape, mesh.tp), tokens, work.width)
@@ -74,42 +93,60 @@ class Kernels:
         return seconds
 
     def _linears(self, sizes: tuple[tuple[int, int], ...], tokens: float, width: int) -> float:
-        """Seconds of one pass over linears [n, k]: by operations, or by bytes if a product is small."""
+        """Seconds of one pass over linears [n, k]: by operations, or by bytes if a product is
+        small.
+        """
         return sum(
-            max(2.0 * tokens * n * k / self.products, width * (tokens * (n + k) + n * k) / self.copies) + self.tail
+            max(
+                2.0 * tokens * n * k / self.products,
+                width * (tokens * (n + k) + n * k) / self.copies,
+            )
+            + self.tail
             for n, k in sizes
         )
 
     def _expert_products(self, work: Work, mesh: Mesh, tokens: int) -> float:
         sizes, held = work.shape.experts, cut(work.shape, mesh.tp, mesh.ep)
         assert sizes is not None
-        rows = (work.capacity or 1.0) * sizes.chosen * tokens  # of even loads, with ep as many as without
+        rows = (
+            (work.capacity or 1.0) * sizes.chosen * tokens
+        )  # of even loads, with ep as many as without
         operations = 2.0 * rows * held.experts / (sizes.count / mesh.ep)
         return float(max(operations / self.grouped, work.width * held.experts / self.copies))
 
     def _passes(self, work: Work, mesh: Mesh, tokens: int) -> float:
-        """Seconds of a layer's elementwise kernels, and of adding its weights' gradients to their sums."""
+        """Seconds of a layer's elementwise kernels, and of adding its weights' gradients to their
+        sums.
+        """
         facts, shape = table("gpu_kernels"), work.shape
         form = "fused" if work.compiled else "eager"
         each = facts["passes"][f"plain_{form}" if shape.plain else form]
         along = mesh.tp if mesh.sequence_parallel else 1
         queries = (shape.heads + cut(shape, 1).kv_heads) * shape.head_dim / mesh.tp
-        normed = len(shape.rules.block_norms) * shape.hidden / along + (queries if shape.qk_norm else 0.0)
+        normed = len(shape.rules.block_norms) * shape.hidden / along + (
+            queries if shape.qk_norm else 0.0
+        )
         bytes_ = each["norm"] * normed + each["hidden"] * shape.hidden + each["queries"] * queries
         if shape.experts is None:
             bytes_ += each["inner"] * shape.intermediate / mesh.tp
         else:
             rows = (work.capacity or 1.0) * shape.experts.chosen
-            bytes_ += rows * (each["chosen"] * shape.hidden + each["inner"] * shape.experts.width / mesh.tp)
+            bytes_ += rows * (
+                each["chosen"] * shape.hidden + each["inner"] * shape.experts.width / mesh.tp
+            )
         if work.lora is not None:
             adapted = facts["passes"][f"{form}_adapter"]
             for n, k in _adapted(shape, work.lora, mesh.tp):
                 bytes_ += adapted["output"] * n + adapted["input"] * k
-        summed = facts["update"]["gradient"] * (0 if work.lora else cut(shape, mesh.tp, mesh.ep).layer)
+        summed = facts["update"]["gradient"] * (
+            0 if work.lora else cut(shape, mesh.tp, mesh.ep).layer
+        )
         return float(bytes_ * tokens / self.elementwise + summed / self.copies)
 
     def _attention(self, work: Work, mesh: Mesh, tokens: int) -> float:
-        """Seconds of a layer's attention: cuDNN for whole rows, else and if deterministic FlashAttention 2."""
+        """Seconds of a layer's attention: cuDNN for whole rows, else and if deterministic
+        FlashAttention 2.
+        """
         shape, facts = work.shape, table("gpu_kernels")["attention"]
         row = facts["flash" if work.deterministic or work.masked or mesh.cp > 1 else "cudnn"]
         rate: float = row["narrow" if shape.head_dim <= 64 else "wide"] * self.peak
@@ -128,7 +165,9 @@ class Kernels:
         return float(seconds * (facts["forward"] + backward + again))
 
     def update(self, work: Work, mesh: Mesh, stage: int) -> float:
-        """Seconds of the optimizer's step: passes over the sums of gradients, and over the rank's part of the state."""
+        """Seconds of the optimizer's step: passes over the sums of gradients, and over the rank's
+        part of the state.
+        """
         each = table("gpu_kernels")["update"]["step"]
         numbers, (_, shard) = trained_numbers(work, mesh, stage), optimizer_share(work, mesh, stage)
         return float(each * shard + 12 * (numbers - shard)) / self.copies
@@ -146,8 +185,9 @@ def seen(work: Work) -> float:
 def _waves(units: float) -> float:
     """Time of FlashAttention 2's deterministic backward pass relative to the other one.
 
-    It cuts each head of each document only into as many blocks as fill the multiprocessors once (`nsplits` in
-    flash_attn's flash_bwd_launch_template.h), so that those of the last wave are partly idle.
+    It cuts each head of each document only into as many blocks as fill the multiprocessors once
+    (`nsplits` in flash_attn's flash_bwd_launch_template.h), so that those of the last wave are
+    partly idle.
     """
     count: int = table("gpu_kernels")["rates"]["multiprocessors"]
     blocks = ceil(count / units) * units
@@ -183,14 +223,18 @@ def _linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
 @cache
 def _attention_linears(shape: ModelShape, tp: int) -> tuple[tuple[int, int], ...]:
     own = (shape.rules.attention, shape.rules.linear or shape.rules.attention)
-    return tuple(size for name, size in _named(shape, tp) if any(f".{part}." in name for part in own))
+    return tuple(
+        size for name, size in _named(shape, tp) if any(f".{part}." in name for part in own)
+    )
 
 
 @cache
 def _adapted(shape: ModelShape, lora: Lora, tp: int) -> tuple[tuple[int, int], ...]:
     """[n, k] of the linears of a layer that have adapters."""
     return tuple(
-        size for name, size in _named(shape, tp) if name.removesuffix(".weight").rpartition(".")[2] in lora.targets
+        size
+        for name, size in _named(shape, tp)
+        if name.removesuffix(".weight").rpartition(".")[2] in lora.targets
     )
 
 
@@ -207,7 +251,9 @@ def _named(shape: ModelShape, tp: int) -> tuple[tuple[str, tuple[int, int]], ...
 
 def _matrices(one: Any, tp: int) -> tuple[tuple[str, tuple[int, int]], ...]:
     layout = Layout(one, tp, 1)
-    specs = (s for s in one.specs if LAYER.search(s.name) and not s.of_experts and len(s.shape) == 2)
+    specs = (
+        s for s in one.specs if LAYER.search(s.name) and not s.of_experts and len(s.shape) == 2
+    )
     sizes = ((s, layout.local_shape(s.name, 0)) for s in specs)
     # GPT-2 stores its linears as [k, n]: the product takes the same time.
     return tuple((s.name, (size[0], prod(size[1:]))) for s, size in sizes)

@@ -9,7 +9,9 @@ from smtrain.core.facts import table
 from smtrain.core.model.extension import positions_after
 
 _USUAL = 32_768
-"""Positions that a tuned model may have although its base has more: Qwen2.5-7B has 131,072, its -Instruct 32,768."""
+"""Positions that a tuned model may have although its base has more: Qwen2.5-7B has 131,072, its
+-Instruct 32,768.
+"""
 _ASKED = "s3://known-models/"
 """The path of a model that `plan --model NAME` names."""
 
@@ -21,7 +23,9 @@ def long_rows(config: JobConfig) -> list[str]:
 
 
 def positions_warning(config: JobConfig) -> tuple[str, str] | None:
-    """A warning and its remedy if rows may be longer than the positions of a model that was not read; else None."""
+    """A warning and its remedy if rows may be longer than the positions of a model that was not
+    read; else None.
+    """
     path, length, rope = config.model.path, config.train.seq_len, config.model.rope
     if "://" not in path or path.startswith(("demo://", "run://")):
         return None
@@ -29,7 +33,9 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
     published = positions_of(config)
     exact = table("models")["models"].get(name.lower()) if path.startswith(_ASKED) else None
     namesake = positions_of_namesake(name)
-    least = published or (exact.get("positions", _USUAL) if exact else min(namesake or _USUAL, _USUAL))
+    least = published or (
+        exact.get("positions", _USUAL) if exact else min(namesake or _USUAL, _USUAL)
+    )
     if published is None and rope is not None:
         least = positions_after(least, rope.settings, length)
     if length <= least:
@@ -41,6 +47,12 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
         )
     known = f" (the model of its size that is known has {namesake:,})" if namesake else ""
     return (
-        f"how many positions {path.removeprefix(_ASKED)} has is unknown{known}, and train.seq_len is {length:,}",
-        f"set train.seq_len to max_position_embeddings of its config.json, at most {least:,} if you cannot read it",
+        (
+            f"how many positions {path.removeprefix(_ASKED)} has is unknown{known}, and"
+            f" train.seq_len is {length:,}"
+        ),
+        (
+            f"set train.seq_len to max_position_embeddings of its config.json, at most {least:,} if"
+            " you cannot read it"
+        ),
     )

@@ -1,4 +1,6 @@
-"""The subject of a plan: one model, one mesh and one kind of machine; and why they may not fit together."""
+"""The subject of a plan: one model, one mesh and one kind of machine; and why they may not fit
+together.
+"""
 
 from __future__ import annotations
 
@@ -50,24 +52,33 @@ class Machine:
     accelerated: bool = True
     disk_bytes: float = 0.0
     link: float = 0.0
-    """From a device to the others of its host, in bytes per second and direction; 0: in proportion to its peak."""
+    """From a device to the others of its host, in bytes per second and direction; 0: in proportion
+    to its peak.
+    """
     chip: str = ""
     """The GPU, as in core/facts/instances.toml; empty for Neuron cores and described machines."""
     torus_chip: int | None = None
-    """Processes on a chip, if groups of processes must tile the torus of a host's chips (core/facts/trainium2.py)."""
+    """Processes on a chip, if groups of processes must tile the torus of a host's chips
+    (core/facts/trainium2.py).
+    """
 
     @classmethod
-    def of(cls, type_: str, count: int, cores: int | None = None, lnc: int | None = None) -> Machine:
-        """The machine in a row of core/facts/instances.toml. Raises `ConfigError` for an unknown type.
+    def of(
+        cls, type_: str, count: int, cores: int | None = None, lnc: int | None = None
+    ) -> Machine:
+        """The machine in a row of core/facts/instances.toml.
 
-        lnc: physical cores behind each Neuron core, which share its peak and memory. Default: those of the type.
+        Raises `ConfigError` for an unknown type.
+
+        lnc: physical cores behind each Neuron core, which share its peak and memory. Default: those
+        of the type.
         """
         row = instance(type_)
         if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
             raise ConfigError(
-                f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
-                "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
-                "with `smtrain plan --probe NAME`",
+                f"compute.instance_type: {type_} has no accelerator, and only machines with one are"
+                " planned for; try another with `smtrain plan CONFIG --machines"
+                " ml.trn1.32xlarge:1`, or measure this machine with `smtrain plan --probe NAME`",
                 code="config.wrong_value",
             )
         if fault := without_kernels(type_):
@@ -76,10 +87,12 @@ class Machine:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
             near = instance_meant(type_)
             meant = f"did you mean {near}? " if near else ""
-            kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" if "." in t else t for t in known))
+            kinds = ", ".join(
+                dict.fromkeys(t.rpartition(".")[0] + ".*" if "." in t else t for t in known)
+            )
             raise ConfigError(
-                f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
-                "other machine can be described under machines (docs/gpus.md)",
+                f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known:"
+                f" {kinds}; any other machine can be described under machines (docs/gpus.md)",
                 code="config.wrong_value",
             )
         usual = row.get("logical_cores", 1)
@@ -100,10 +113,14 @@ class Machine:
 
     @classmethod
     def described(cls, name: str, count: int, own: MachineEntry) -> Machine:
-        """A machine that the user describes. Raises `ConfigError` for several hosts without a network."""
+        """A machine that the user describes.
+
+        Raises `ConfigError` for several hosts without a network.
+        """
         if count > 1 and own.network_gbs is None:
             raise ConfigError(
-                f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them",
+                f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s"
+                " between them",
                 code="config.missing_key",
             )
         return cls(
@@ -123,7 +140,12 @@ class Machine:
         """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
         compute, own = config.compute, config.own_machine
         if own is None:
-            return cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance, config.lnc)
+            return cls.of(
+                compute.instance_type,
+                compute.instance_count,
+                config.processes_per_instance,
+                config.lnc,
+            )
         made = cls.described(compute.instance_type, compute.instance_count, own)
         return replace(made, cores=config.processes_per_instance)
 
@@ -139,7 +161,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The division of model, batch and sequences over processes: pp outermost, then dp, cp, and tp innermost."""
+    """The division of model, batch and sequences over processes: pp outermost, then dp, cp, and tp
+    innermost.
+    """
 
     tp: int
     pp: int
@@ -155,17 +179,27 @@ class Mesh:
 
     @classmethod
     def of_config(cls, config: JobConfig, layers: int | None = None) -> Mesh:
-        """The mesh that a config names; `layers`, those of the model, tell what its pipeline_cuts leave to the last
-        stage."""
+        """The mesh that a config names; `layers`, those of the model, tell what its pipeline_cuts
+        leave to the last stage.
+        """
         parallel, each = config.parallel, config.parallel.layers_per_stage
         if parallel.pipeline_cuts and layers is not None:
-            each = tuple(stop - start for start, stop in pairwise((-1, *parallel.pipeline_cuts, layers - 1)))
+            each = tuple(
+                stop - start for start, stop in pairwise((-1, *parallel.pipeline_cuts, layers - 1))
+            )
         if parallel.virtual_stages > 1 and each:
             each = tuple(sum(each[rank :: parallel.pp]) for rank in range(parallel.pp))
         return cls(
-            parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-            parallel.sequence_parallel, parallel.cp, each, parallel.ep,
-        )  # fmt: skip
+            parallel.tp,
+            parallel.pp,
+            config.dp,
+            parallel.micro_batch_size,
+            parallel.activation_checkpointing,
+            parallel.sequence_parallel,
+            parallel.cp,
+            each,
+            parallel.ep,
+        )
 
     @property
     def shards(self) -> int:
@@ -175,11 +209,16 @@ class Mesh:
     def __str__(self) -> str:
         long = f" x cp {self.cp}" if self.cp > 1 else ""
         experts = f" (ep {self.ep})" if self.ep > 1 else ""
-        text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}{experts}, micro-batch {self.micro_batch}"
+        text = (
+            f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}{experts}, micro-batch"
+            f" {self.micro_batch}"
+        )
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         text += ", sequence parallel" if self.sequence_parallel else ""
         runs = equal_runs(self.layers)
-        stages = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in runs)
+        stages = " + ".join(
+            f"{times} x {count}" if times > 1 else str(count) for count, times in runs
+        )
         return text + (f", stages of {stages} layers" if stages else "")
 
 
@@ -192,31 +231,42 @@ class Work:
     global_batch: int
     precision: Precision = "bf16"
     fused_attention: bool = True
-    """False if scores are written to memory (stacks of 2023, TorchNeuron without its flash kernel, engine nxd with
-    samples apart), which makes attention far slower."""
+    """False if scores are written to memory (stacks of 2023, TorchNeuron without its flash kernel,
+    engine nxd with samples apart), which makes attention far slower.
+    """
     apart: bool = False
     """Whether attention keeps the samples or documents of a row apart."""
     varlen: bool = False
     """Whether attention takes the bounds of documents in place of a mask: engine native on GPUs."""
     gathers_again: bool = False
-    """With sequence parallelism: whether the backward pass gathers a region's input again (neuronx-distributed,
-    Megatron), or keeps the whole input from the forward pass (native engine)."""
+    """With sequence parallelism: whether the backward pass gathers a region's input again
+    (neuronx-distributed, Megatron), or keeps the whole input from the forward pass (native engine).
+    """
     lora: Lora | None = None
     """Adapters, if those are trained instead of the weights."""
     skew: float = 1.5
-    """With ep, the rows of the rank whose experts get the most over the mean. An assumption: random routers give 1.1 to
-    1.5, and nothing but `capacity` bounds it."""
+    """With ep, the rows of the rank whose experts get the most over the mean. An assumption: random
+    routers give 1.1 to 1.5, and nothing but `capacity` bounds it.
+    """
     capacity: float | None = None
-    """The rows of each expert over the mean, the same in every step, if tokens beyond them are dropped."""
+    """The rows of each expert over the mean, the same in every step, if tokens beyond them are
+    dropped.
+    """
     whole_experts: bool = False
-    """Whether each tensor-parallel rank sends its part of the tokens to whole experts (Megatron-core with parallel
-    folding), instead of all tokens to its part of each expert (native engine)."""
+    """Whether each tensor-parallel rank sends its part of the tokens to whole experts
+    (Megatron-core with parallel folding), instead of all tokens to its part of each expert (native
+    engine).
+    """
     compiled: bool = False
     """Whether layers and loss are compiled (`train.compile`, as decided)."""
     deterministic: bool = False
-    """Whether only kernels are used that give the same bits each time (`train.deterministic`, as decided)."""
+    """Whether only kernels are used that give the same bits each time (`train.deterministic`, as
+    decided).
+    """
     document: float | None = None
-    """Tokens of the sample or document of the average token, if a row keeps several apart; None: not known."""
+    """Tokens of the sample or document of the average token, if a row keeps several apart; None:
+    not known.
+    """
     loss: str = ""
     """Its kernel by core/facts/gpu_kernels.toml, if not the one that engine native uses now."""
 
@@ -228,11 +278,15 @@ class Work:
     @property
     def masked(self) -> bool:
         """Whether attention gets a mask: samples apart, or a window shorter than the sequence."""
-        return self.apart or (self.shape.sliding_window is not None and self.shape.sliding_window < self.seq_len)
+        return self.apart or (
+            self.shape.sliding_window is not None and self.shape.sliding_window < self.seq_len
+        )
 
     @property
     def documents(self) -> float:
-        """Samples or documents of a row among which no attention goes: 1 if they are not kept apart."""
+        """Samples or documents of a row among which no attention goes: 1 if they are not kept
+        apart.
+        """
         return max(1.0, self.seq_len / (self.document or DOCUMENT)) if self.apart else 1.0
 
     @property
@@ -251,13 +305,17 @@ class Work:
         return 0.5 if self.quantizes else self.width
 
     def rows(self, mesh: Mesh) -> float:
-        """Rows that a rank's experts get for each token, those of padding included; 0 without experts."""
+        """Rows that a rank's experts get for each token, those of padding included; 0 without
+        experts.
+        """
         share = self.capacity or (self.skew if mesh.ep > 1 else 1.0)
         return 0.0 if self.shape.experts is None else self.shape.experts.chosen * share
 
     @property
     def bounds_experts(self) -> bool:
-        """Whether experts bound their gate and up, which keeps more for the backward pass (gpt-oss)."""
+        """Whether experts bound their gate and up, which keeps more for the backward pass
+        (gpt-oss).
+        """
         names = self.shape.rules.experts
         return names is not None and names.stacked
 
@@ -268,7 +326,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Cut:
-    """Parameters on a tensor-parallel rank: of a decoder layer, if all are of one kind, and of the two ends."""
+    """Parameters on a tensor-parallel rank: of a decoder layer, if all are of one kind, and of the
+    two ends.
+    """
 
     layer: int
     """The first one, if layers differ."""
@@ -294,13 +354,21 @@ def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
     """Count a rank's parameters with the layout table that the engines use."""
     if len(shape.kinds) > 1:
         kinds = [cut(kind, tp, ep) for kind in shape.kinds]
-        return replace(kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds))
+        return replace(
+            kinds[0], layer=0, experts=0, gate_up=0, largest=max(kind.largest for kind in kinds)
+        )
     layout, specs = Layout(shape, tp, 1, ep=ep), _one_layer(shape).specs
-    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in specs if 0 in layout.expert_ranks(s.name)}
+    size = {
+        s.name: prod(layout.local_shape(s.name, 0))
+        for s in specs
+        if 0 in layout.expert_ranks(s.name)
+    }
     ends = {s.name for s in specs if not LAYER.search(s.name)}
     of_experts = [s for s in specs if s.of_experts and s.name in size]
     embed = size[shape.embed_name]
-    norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
+    norm = sum(
+        size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name)
+    )
     return Cut(
         layer=sum(n for name, n in size.items() if name not in ends),
         embed=embed,
@@ -311,13 +379,16 @@ def cut(shape: ModelShape, tp: int, ep: int = 1) -> Cut:
         vocab=layout.shard(shape.embed_name, 0).size,
         largest=max(size.values()),
         experts=sum(size[s.name] for s in of_experts),
-        gate_up=sum(size[s.name] for s in of_experts if s.role in (Role.EXPERT_COLUMN, Role.EXPERTS_PAIRS)),
+        gate_up=sum(
+            size[s.name] for s in of_experts if s.role in (Role.EXPERT_COLUMN, Role.EXPERTS_PAIRS)
+        ),
     )
 
 
 def layers_of(layers: int, pp: int, stage: int, given: tuple[int, ...] = ()) -> int:
-    """Decoder layers of a pipeline stage: the `given`, or contiguous blocks with the rest on the last stages
-    (core/model/layout.py)."""
+    """Decoder layers of a pipeline stage: the `given`, or contiguous blocks with the rest on the
+    last stages (core/model/layout.py).
+    """
     if given:
         return given[stage]
     each, extra = divmod(layers, pp)
@@ -325,14 +396,18 @@ def layers_of(layers: int, pp: int, stage: int, given: tuple[int, ...] = ()) -> 
 
 
 @cache
-def stage_layers(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()) -> tuple[ModelShape, ...]:
+def stage_layers(
+    shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()
+) -> tuple[ModelShape, ...]:
     """A pipeline stage's part of `ModelShape.by_layer`."""
     first = sum(layers_of(shape.layers, pp, s, given) for s in range(stage))
     return shape.by_layer[first : first + layers_of(shape.layers, pp, stage, given)]
 
 
 @cache
-def stage_kinds(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()) -> Mapping[ModelShape, int]:
+def stage_kinds(
+    shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()
+) -> Mapping[ModelShape, int]:
     """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
     if len(shape.kinds) == 1:
         count = layers_of(shape.layers, pp, stage, given)
@@ -347,7 +422,9 @@ def alike_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> tup
     if len(shape.kinds) == 1:
         counts = given or [layers_of(shape.layers, pp, stage) for stage in range(pp)]
         return tuple([first.setdefault(count, stage) for stage, count in enumerate(counts)])
-    return tuple(first.setdefault(stage_layers(shape, pp, stage, given), stage) for stage in range(pp))
+    return tuple(
+        first.setdefault(stage_layers(shape, pp, stage, given), stage) for stage in range(pp)
+    )
 
 
 @cache
@@ -358,7 +435,9 @@ def equal_runs(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 @cache
 def distinct_stages(shape: ModelShape, pp: int, given: tuple[int, ...] = ()) -> list[int]:
-    """The first and the last pipeline stage, and of those between them the first one with each sequence of layers."""
+    """The first and the last pipeline stage, and of those between them the first one with each
+    sequence of layers.
+    """
     between = [*enumerate(alike_stages(shape, pp, given))][1:-1]
     return sorted({0, *{alike: stage for stage, alike in reversed(between)}.values(), pp - 1})
 
@@ -369,7 +448,9 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
 
 
 @cache
-def _stage_numbers(shape: ModelShape, tp: int, pp: int, ep: int, given: tuple[int, ...], stage: int) -> int:
+def _stage_numbers(
+    shape: ModelShape, tp: int, pp: int, ep: int, given: tuple[int, ...], stage: int
+) -> int:
     held, kinds = cut(shape, tp, ep), stage_kinds(shape, pp, stage, given)
     n = sum(count * cut(kind, tp, ep).layer for kind, count in kinds.items())
     if stage == 0:
@@ -397,7 +478,9 @@ def expert_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
 
 
 def expert_share(work: Work, mesh: Mesh, stage: int) -> int:
-    """The trained parameters of a stage that ep divides: `expert_numbers`, or the factors of adapted experts."""
+    """The trained parameters of a stage that ep divides: `expert_numbers`, or the factors of
+    adapted experts.
+    """
     if work.lora is None:
         return expert_numbers(work.shape, mesh, stage)
     adapted = replace(work.lora, targets=work.lora.of_experts)
@@ -429,26 +512,34 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
 def adapter_numbers(shape: ModelShape, lora: Lora, mesh: Mesh, stage: int) -> int:
     """Parameters of adapters on a rank of a pipeline stage."""
     kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
-    return sum(count * _adapters(_one_layer(kind), lora, mesh.tp, mesh.ep) for kind, count in kinds.items())
+    return sum(
+        count * _adapters(_one_layer(kind), lora, mesh.tp, mesh.ep) for kind, count in kinds.items()
+    )
 
 
-def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False) -> Group | None:
-    """The first group of a mesh that the torus of the machine's chips does not connect; None if it connects all.
+def untiled_group(
+    work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False
+) -> Group | None:
+    """The first group of a mesh that the torus of the machine's chips does not connect; None if it
+    connects all.
 
-    neighbours: neighbouring stages count too, which need that only if TorchNeuron has no send and receive.
+    neighbours: neighbouring stages count too, which need that only if TorchNeuron has no send and
+    receive.
     """
     if machine.torus_chip is None:
         return None
     pairs = pairs_of(mesh.pp, tied=work.shape.tied, neighbours=neighbours)
-    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp, mesh.ep)
+    return untiled(
+        mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp, mesh.ep
+    )
 
 
 def stage_faults(shape: ModelShape, mesh: Mesh) -> Iterator[str]:
     """The reason why the stages do not hold the model's layers, if they do not."""
     if mesh.layers and (sum(mesh.layers) != shape.layers or min(mesh.layers) < 1):
         yield (
-            f"parallel.layers_per_stage: {list(mesh.layers)} adds up to {sum(mesh.layers)} layers, and the model has "
-            f"{shape.layers}; correct it, or leave it out"
+            f"parallel.layers_per_stage: {list(mesh.layers)} adds up to {sum(mesh.layers)} layers,"
+            f" and the model has {shape.layers}; correct it, or leave it out"
         )
 
 
@@ -458,18 +549,22 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     yield from shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp)
     yield from stage_faults(shape, mesh)
     if mesh.shards % mesh.ep:
-        yield f"ep = {mesh.ep} does not divide the {mesh.shards} ranks of dp{' x cp' if mesh.cp > 1 else ''}"
+        yield (
+            f"ep = {mesh.ep} does not divide the {mesh.shards} ranks of"
+            f" dp{' x cp' if mesh.cp > 1 else ''}"
+        )
     if mesh.tp * mesh.pp * mesh.shards != machine.world:
         yield (
-            f"{'tp x pp x cp x dp' if mesh.cp > 1 else 'tp x pp x dp'} = {mesh.tp * mesh.pp * mesh.shards} is not the "
-            f"{machine.count} x {machine.cores} = {machine.world} cores"
+            f"{'tp x pp x cp x dp' if mesh.cp > 1 else 'tp x pp x dp'} ="
+            f" {mesh.tp * mesh.pp * mesh.shards} is not the {machine.count} x {machine.cores} ="
+            f" {machine.world} cores"
         )
     elif group := untiled_group(work, machine, mesh):
         yield torus_sentence(group, machine.torus_chip or 1, machine.type)
     if work.global_batch % (mesh.dp * mesh.micro_batch):
         yield (
-            f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
-            f"{mesh.dp} x {mesh.micro_batch}"
+            f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch ="
+            f" {mesh.dp} x {mesh.micro_batch}"
         )
     if work.quantizes:
         yield from cut_faults(shape, mesh.tp) if not [*shape.mesh_faults(mesh.tp, 1)] else ()
@@ -480,14 +575,23 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     if work.precision == "bf16" and not has_bf16(machine.type):
         yield no_bf16(machine.type)
     if mesh.cp > 1 and work.seq_len % (mesh.cp * (mesh.tp if mesh.sequence_parallel else 1)):
-        more = f" x tp = {mesh.cp * mesh.tp} for sequence parallelism" if mesh.sequence_parallel else f" = {mesh.cp}"
+        more = (
+            f" x tp = {mesh.cp * mesh.tp} for sequence parallelism"
+            if mesh.sequence_parallel
+            else f" = {mesh.cp}"
+        )
         yield f"train.seq_len = {work.seq_len} cannot be cut over cp{more}"
     elif mesh.sequence_parallel and work.seq_len % mesh.tp:
-        yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
+        yield (
+            f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence"
+            " parallelism"
+        )
 
 
 def named_shape(name: str) -> ModelShape | None:
-    """The shape of a model in core/facts/models.toml, by its name or by the last part of a path or hub id."""
+    """The shape of a model in core/facts/models.toml, by its name or by the last part of a path or
+    hub id.
+    """
     config = named_config(name)
     return None if config is None else ModelShape.from_config(config)
 
@@ -513,8 +617,12 @@ def _row_of(name: str) -> dict[str, Any] | None:
     return None
 
 
-_VARIANT = re.compile(r"-(base|instruct|chat|it|thinking|deduped|hf|bf16|2\d0[1-9]|2\d1[0-2])(?=-|$)")
-"""Parts that makers add to the name of a model of the same size: how it was tuned, its form, the year and month."""
+_VARIANT = re.compile(
+    r"-(base|instruct|chat|it|thinking|deduped|hf|bf16|2\d0[1-9]|2\d1[0-2])(?=-|$)"
+)
+"""Parts that makers add to the name of a model of the same size: how it was tuned, its form, the
+year and month.
+"""
 
 
 def _plain(name: str) -> str:
@@ -525,7 +633,9 @@ def _plain(name: str) -> str:
 @cache
 def _adapters(one_layer: ModelShape, lora: Lora, tp: int, ep: int) -> int:
     """Adapter parameters of one decoder layer on one rank."""
-    layout = Layout(AdapterShape.of(one_layer, lora), tp, 1, ep=ep if one_layer.experts is not None else 1)
+    layout = Layout(
+        AdapterShape.of(one_layer, lora), tp, 1, ep=ep if one_layer.experts is not None else 1
+    )
     return sum(prod(layout.local_shape(s.name, 0)) for s in layout.shape.specs)
 
 
@@ -537,4 +647,6 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 
 def is_planned(config: JobConfig) -> bool:
     """Whether the planner knows the machines: described ones, or those of AWS with accelerators."""
-    return config.own_machine is not None or "core_gib" in (instance(config.compute.instance_type) or {})
+    return config.own_machine is not None or "core_gib" in (
+        instance(config.compute.instance_type) or {}
+    )

@@ -1,4 +1,6 @@
-"""Runs of engine native that were measured on a GPU, and the interval that they give plans on such GPUs."""
+"""Runs of engine native that were measured on a GPU, and the interval that they give plans on such
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,19 @@ from smtrain.core.facts import table
 from smtrain.core.model.lora import Lora, linears
 from smtrain.core.model.shape import ModelShape
 
-# Half-widths in log of the 90 % interval for what has not been measured in whole steps. Assumptions.
-_OTHER_CHIP = 0.3  # H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans
+# Half-widths in log of the 90 % interval for what has not been measured in whole steps.
+# Assumptions.
+# H100: published runs of llm-foundry and torchtitan are 1.07 to 1.45 times slower than its plans
+_OTHER_CHIP = 0.3
 _SEVERAL = 0.15  # messages between GPUs, fitted to other libraries' runs
-_DOCUMENTS = 0.15  # rows of documents of mostly assumed lengths; if only half has labels, a step is 5 to 11 % faster
-_EXPERTS = 0.15  # on one GPU, by one model; all-to-alls between several have published speeds that differ by 2.3 times
-_FARTHEST = 4.0  # doublings from the nearest run, beyond which the interval grows no more: each kernel has its own term
+# rows of documents of mostly assumed lengths; if only half has labels, a step is 5 to 11 % faster
+_DOCUMENTS = 0.15
+# on one GPU, by one model; all-to-alls between several have published speeds that differ by 2.3
+# times
+_EXPERTS = 0.15
+# doublings from the nearest run, beyond which the interval grows no more: each kernel has its own
+# term
+_FARTHEST = 4.0
 
 
 @dataclass(frozen=True)
@@ -41,21 +50,30 @@ class MeasuredRun:
         config = table("gpu_kernels")["models"].get(row["model"])
         shape = ModelShape.from_config(config) if config else named_shape(row["model"])
         assert shape is not None, row["model"]
-        lora = Lora(row["lora"], 2.0 * row["lora"], targets=linears(shape)) if "lora" in row else None
+        lora = (
+            Lora(row["lora"], 2.0 * row["lora"], targets=linears(shape)) if "lora" in row else None
+        )
         return cls(
             id=row["id"],
             model=row["model"],
             work=Work(
-                shape, row["seq_len"], row["rows"], lora=lora, compiled=row.get("compiled", False),
-                deterministic=row.get("deterministic", False), loss=row.get("loss", ""),
-                apart="document" in row, document=row.get("document"), varlen="loss" not in row,
+                shape,
+                row["seq_len"],
+                row["rows"],
+                lora=lora,
+                compiled=row.get("compiled", False),
+                deterministic=row.get("deterministic", False),
+                loss=row.get("loss", ""),
+                apart="document" in row,
+                document=row.get("document"),
+                varlen="loss" not in row,
             ),
             machine=replace(Machine.of("ml.p5e.48xlarge", 1), cores=1),
             mesh=Mesh(1, 1, 1, row["micro_batch"], row.get("recompute", "none")),
             tokens_per_s=row["tokens_per_s"],
             gib=row.get("gib"),
             more_s=row.get("more_ms", 0.0) / 1000,
-        )  # fmt: skip
+        )
 
     @property
     def predicted(self) -> float:
@@ -65,7 +83,10 @@ class MeasuredRun:
 
     def __str__(self) -> str:
         lora = ", LoRA" if self.work.lora else ""
-        return f"{self.model}{lora}, {self.work.seq_len} tokens, on one H200, {table('gpu_kernels')['date']}"
+        return (
+            f"{self.model}{lora}, {self.work.seq_len} tokens, on one H200,"
+            f" {table('gpu_kernels')['date']}"
+        )
 
 
 @cache
@@ -77,25 +98,33 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 def nearest_measured(work: Work, mesh: Mesh) -> tuple[MeasuredRun, float]:
     """The most similar measured run, and the doublings of the feature that differs most."""
     mine = _features(work, mesh)
-    each = ((max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True)), run)
-            for run in measured_runs() if bool(run.work.lora) == bool(work.lora))  # fmt: skip
+    each = (
+        (max(abs(a - b) for a, b in zip(mine, _features(run.work, run.mesh), strict=True)), run)
+        for run in measured_runs()
+        if bool(run.work.lora) == bool(work.lora)
+    )
     distance, run = min(each, key=lambda found: found[0])
     return run, distance
 
 
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
-    """Logs of what a rank computes: its weights, the tokens of a micro-batch, and the length of its rows."""
+    """Logs of what a rank computes: its weights, the tokens of a micro-batch, and the length of its
+    rows.
+    """
     numbers = work.shape.active_parameters() / mesh.tp / mesh.pp
     return log2(numbers), log2(work.seq_len / mesh.cp * mesh.micro_batch) / 2, log2(work.seq_len)
 
 
 def width_on_gpus(work: Work, machine: Machine, distance: float) -> float:
-    """Half-width in log of a plan's 90 % interval, `distance` doublings from the nearest measured run.
+    """Half-width in log of a plan's 90 % interval, `distance` doublings from the nearest measured
+    run.
 
     2.13 as in `calibration.half_width`; the parts are independent of each other.
     """
     spread: float = table("gpu_kernels")["residual"]
-    experts = 2.13 * table("throughput_gpu")["experts"]["residual"] if machine.world > 1 else _EXPERTS
+    experts = (
+        2.13 * table("throughput_gpu")["experts"]["residual"] if machine.world > 1 else _EXPERTS
+    )
     parts = [
         2.13 * spread * sqrt(1 + min(distance, _FARTHEST) ** 2),
         _OTHER_CHIP * (not is_measured(machine)),
@@ -124,10 +153,16 @@ def basis(work: Work, machine: Machine) -> list[str]:
     if not is_measured(machine):
         lacks.append(f"{machine.chip}, whose memory is slower by its data sheet")
     if machine.world > 1:
-        whose = "NeMo AutoModel's and Megatron-core's" if work.shape.experts else "llm-foundry's and torchtitan's"
+        whose = (
+            "NeMo AutoModel's and Megatron-core's"
+            if work.shape.experts
+            else "llm-foundry's and torchtitan's"
+        )
         lacks.append(f"messages between GPUs, which are fitted to {whose} runs on H100")
     if work.apart:
         length = f"{work.document:,.0f}" if work.document else f"{DOCUMENT:,}, an assumption,"
         lacks.append(f"rows of documents or samples apart, taken to have {length} tokens each")
     but = f"; not measured: {'; '.join(lacks)}" if lacks else ""
-    return [f"speed: from engine native's kernels on one H200 ({table('gpu_kernels')['date']}){but}"]
+    return [
+        f"speed: from engine native's kernels on one H200 ({table('gpu_kernels')['date']}){but}"
+    ]

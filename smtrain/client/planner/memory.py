@@ -1,9 +1,10 @@
 """Bytes on a core and on a host, by part.
 
-The formulas count the native engine's tensors one by one: parameters and gradients of the rank, optimizer state under
-ZeRO-1 (Rajbhandari et al. 2020, arXiv 1910.02054), and what autograd saves for the backward pass, as Korthikanti et al.
-2022 do ("Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198), but for the blocks of
-transformers. docs/planner-formulas.md derives them and compares them with measured peaks.
+The formulas count the native engine's tensors one by one: parameters and gradients of the rank,
+optimizer state under ZeRO-1 (Rajbhandari et al. 2020, arXiv 1910.02054), and what autograd saves
+for the backward pass, as Korthikanti et al. 2022 do ("Reducing Activation Recomputation in Large
+Transformer Models", arXiv 2205.05198), but for the blocks of transformers. docs/planner-formulas.md
+derives them and compares them with measured peaks.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from smtrain.core.model.sizes import DeltaSizes
 
 Peak = tuple[float, float, float]
 """Bytes of activations, of logits and of temporary buffers at one moment of a micro-batch."""
-# Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
+# Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet
+# measured on a device.
 RUNTIME = 1.0 * GIB
-# Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
-# gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
+# Host memory of a training process before anything is loaded: Python, torch, the graphs' host side.
+# An assumption that gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known
+# issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
 
 
@@ -51,15 +54,21 @@ class CoreMemory:
 
     weights: float
     gradients: float
-    """fp32 sums over the micro-batches; with engine nxd also the data-parallel rank's part of the reduced ones."""
+    """fp32 sums over the micro-batches; with engine nxd also the data-parallel rank's part of the
+    reduced ones.
+    """
     optimizer: float
-    """Adam's moments and, in bf16 and fp16, fp32 master weights; divided over the data-parallel ranks."""
+    """Adam's moments and, in bf16 and fp16, fp32 master weights; divided over the data-parallel
+    ranks.
+    """
     activations: float
     """Saved by the micro-batches in flight for their backward passes."""
     logits: float
     """Logits, their fp32 copy and the cross entropy, over this rank's part of the vocabulary."""
     buffers: float
-    """Temporary: a parameter's gradient, parts of one layer's backward pass, messages, masks, batches."""
+    """Temporary: a parameter's gradient, parts of one layer's backward pass, messages, masks,
+    batches.
+    """
     runtime: float
 
     @property
@@ -97,19 +106,37 @@ class HeldMemory:
     def total(self, peak: Peak, standing: float) -> float:
         """The stage's peak, from that of its micro-batches and the `standing_bytes`."""
         kept, logits, passing = self._larger(peak)
-        return self.weights + self.gradients + self.optimizer + kept + logits + (passing + standing) + self.runtime
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + kept
+            + logits
+            + (passing + standing)
+            + self.runtime
+        )
 
     def with_peak(self, peak: Peak, standing: float) -> CoreMemory:
         """The parts of `total`."""
         kept, logits, passing = self._larger(peak)
-        return CoreMemory(self.weights, self.gradients, self.optimizer, kept, logits, passing + standing, self.runtime)
+        return CoreMemory(
+            self.weights,
+            self.gradients,
+            self.optimizer,
+            kept,
+            logits,
+            passing + standing,
+            self.runtime,
+        )
 
     def _larger(self, peak: Peak) -> Peak:
         return (0.0, 0.0, self.step) if self.step > peak[0] + peak[1] + peak[2] else peak
 
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
-    """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
+    """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the
+    optimizer's step.
+    """
     work = on_machine(work, machine)
     peak = peak_moment(work, machine, mesh, stage)
     return held_bytes(work, machine, mesh, stage).with_peak(peak, standing_bytes(work, mesh))
@@ -133,7 +160,9 @@ def held_bytes(
     (padded, shard), width = divided(trained, own, mesh), work.width
     each = 4 if work.lora else width  # adapters are fp32, and their own masters
     quantized = _quantized_numbers(work, mesh, stage)
-    apart = mesh.shards > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
+    apart = (
+        mesh.shards > 1 and work.gathers_again
+    )  # engine nxd reduces into a copy, native in place
     return HeldMemory(
         weights=padded * each
         + (-(-held // mesh.shards) * mesh.shards - quantized) * width
@@ -157,11 +186,15 @@ def _quantized_numbers(work: Work, mesh: Mesh, stage: int) -> int:
 def _quantized_sizes(kind: ModelShape, tp: int) -> tuple[int, ...]:
     """Numbers of each linear of a layer on a tensor-parallel rank that QLoRA keeps in 4 bits."""
     layout = Layout(replace(kind, layers=1, full=()), tp, 1)
-    return tuple(prod(layout.local_shape(spec.name, 0)) for spec in layout.shape.specs if is_quantized(spec))
+    return tuple(
+        prod(layout.local_shape(spec.name, 0)) for spec in layout.shape.specs if is_quantized(spec)
+    )
 
 
 def micro_batches_in_flight(work: Work, mesh: Mesh, stage: int) -> int:
-    """Micro-batches whose activations a stage holds: 1F1B (Narayanan et al. 2019, PipeDream), earlier stages more."""
+    """Micro-batches whose activations a stage holds: 1F1B (Narayanan et al. 2019, PipeDream),
+    earlier stages more.
+    """
     return min(mesh.pp - stage, work.global_batch // (mesh.dp * mesh.micro_batch))
 
 
@@ -180,33 +213,40 @@ def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemor
 
 
 def telling_stages(work: Work, mesh: Mesh) -> list[int]:
-    """The stages of which one needs the most memory: the ends, and the first of the stages with the same layers, as
-    later ones hold fewer micro-batches."""
+    """The stages of which one needs the most memory: the ends, and the first of the stages with the
+    same layers, as later ones hold fewer micro-batches.
+    """
     return distinct_stages(work.shape, mesh.pp, mesh.layers)
 
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
-    """Loading takes one parameter at a time, as ranks read slices; saving copies the host's part of the state."""
+    """Loading takes one parameter at a time, as ranks read slices; saving copies the host's part of
+    the state.
+    """
     shard = max(optimizer_share(work, mesh, stage)[1] for stage in (0, mesh.pp - 1))
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
     state = machine.cores * (trained + 8.0 + 4.0 * (trained == 2)) * shard
-    largest = 4.0 * max(cut(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds) * machine.cores
+    largest = (
+        4.0 * max(cut(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds) * machine.cores
+    )
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
 
 def checkpoint_bytes(work: Work) -> float:
     """Bytes of a checkpoint: weights or adapters, and one copy of the optimizer's state."""
     if work.lora:
-        return AdapterShape.of(work.shape, work.lora).parameters() * 12.0  # fp32 weight and two moments
+        return (
+            AdapterShape.of(work.shape, work.lora).parameters() * 12.0
+        )  # fp32 weight and two moments
     return work.parameters * (work.width + 8.0 + 4.0 * (work.width == 2))
 
 
 def saved_per_token(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a decoder layer, if all are of one kind, saves for its backward pass.
 
-    A norm saves its input (RMSNorm: an fp32 copy) and its output; a linear its input; attention q, k, v, output and
-    log-sum-exp; a gated MLP four vectors of intermediate size, GPT-NeoX's MLP two.
+    A norm saves its input (RMSNorm: an fp32 copy) and its output; a linear its input; attention q,
+    k, v, output and log-sum-exp; a gated MLP four vectors of intermediate size, GPT-NeoX's MLP two.
     """
     if work.lora:
         return _saved_by_adapters(work, mesh, work.lora)
@@ -217,11 +257,24 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     h = part if work.gathers_again else h  # input of a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     norms, inner = len(shape.rules.block_norms) * _norm_bytes(work), _inner_vectors(work)
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
-        return w * (part + 2 * h + inner * i) if shape.plain else norms * part + 2 * w * h + _saved_by_mlp(work, mesh)
+    if (
+        mesh.recompute == "selective" and not work.gathers_again
+    ):  # engine native saves only the input of attention
+        return (
+            w * (part + 2 * h + inner * i)
+            if shape.plain
+            else norms * part + 2 * w * h + _saved_by_mlp(work, mesh)
+        )
     if shape.delta is not None:
-        return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + _saved_by_mlp(work, mesh)
-    attention = 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)  # log-sum-exp, fp32; cut rows compute it again
+        return (
+            norms * part
+            + 2 * w * h
+            + _saved_by_net(work, mesh, shape.delta)
+            + _saved_by_mlp(work, mesh)
+        )
+    attention = (
+        4.0 * shape.heads / mesh.tp * (mesh.cp == 1)
+    )  # log-sum-exp, fp32; cut rows compute it again
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
     if shape.plain:
@@ -231,34 +284,47 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
         attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
-    return norms * part + 2 * w * h + attention + _kept_values(shape, w, kv) + _saved_by_mlp(work, mesh)
+    return (
+        norms * part
+        + 2 * w * h
+        + attention
+        + _kept_values(shape, w, kv)
+        + _saved_by_mlp(work, mesh)
+    )
 
 
 def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a gated MLP saves behind its input: four vectors of intermediate size.
 
-    Experts: each choice of a token keeps a copy of its hidden state, these vectors, and the output before it is
-    weighted. gpt-oss keeps seven vectors, as it bounds gate and up. The router keeps fp32 probabilities, and some 40
-    bytes for a choice (its number, weights, and places among the rows). With ep the rows are those that arrive.
+    Experts: each choice of a token keeps a copy of its hidden state, these vectors, and the output
+    before it is weighted. gpt-oss keeps seven vectors, as it bounds gate and up. The router keeps
+    fp32 probabilities, and some 40 bytes for a choice (its number, weights, and places among the
+    rows). With ep the rows are those that arrive.
     """
     shape, w, sizes = work.shape, work.width, work.shape.experts
     if sizes is None:
         return float(_inner_vectors(work)) * w * shape.intermediate / mesh.tp
     rows = work.rows(mesh)
     vectors = 7 if work.bounds_experts else _inner_vectors(replace(work, compiled=False))
-    inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (16.0 * rows if mesh.ep > 1 else 0.0)
+    inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (
+        16.0 * rows if mesh.ep > 1 else 0.0
+    )
     return inner + w * sizes.chosen * shape.hidden + 4.0 * sizes.count + 40.0 * sizes.chosen
 
 
 def _kept_values(shape: ModelShape, w: int, kv: float) -> float:
-    """Bytes that a norm of values saves; keys that are also values are kept once, but for their copies in fp32."""
+    """Bytes that a norm of values saves; keys that are also values are kept once, but for their
+    copies in fp32.
+    """
     return 4 * kv if shape.rules.value_norm and not (shape.values_are_keys and w == 4) else 0.0
 
 
 def _norm_bytes(work: Work) -> float:
-    """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight.
+    """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the
+    weight.
 
-    Compiled it saves its input only, in the format that it came in."""
+    Compiled it saves its input only, in the format that it came in.
+    """
     if work.compiled:
         return work.width
     return 8 if work.shape.rules.wide_norms else 4 + work.width
@@ -269,16 +335,30 @@ def _norm_input(work: Work) -> int:
     return work.width if work.compiled else 4
 
 
-KEPT_BY = {"gelu_new": 4, "gelu_fast": 7, "gelu_python": 3, "quick_gelu": 2, "relu": 0, "tanh": 0, "sigmoid": 0}
-"""Tensors that an activation saves for its backward pass, other than its output; any other saves its input only.
+KEPT_BY = {
+    "gelu_new": 4,
+    "gelu_fast": 7,
+    "gelu_python": 3,
+    "quick_gelu": 2,
+    "relu": 0,
+    "tanh": 0,
+    "sigmoid": 0,
+}
+"""Tensors that an activation saves for its backward pass, other than its output; any other saves
+its input only.
 
-transformers computes some of them with several operators (`ACT2FN`), each of which saves its inputs."""
+transformers computes some of them with several operators (`ACT2FN`), each of which saves its
+inputs.
+"""
 
 
 def _inner_vectors(work: Work) -> int:
-    """Count the vectors of inner width that an MLP saves: those of its activation, and the input of the last linear.
+    """Count the vectors of inner width that an MLP saves: those of its activation, and the input of
+    the last linear.
 
-    With a gate also both factors of that. Compiled, the activation is computed again from its input."""
+    With a gate also both factors of that. Compiled, the activation is computed again from its
+    input.
+    """
     plain = work.shape.plain
     if work.compiled:
         return 2 if plain else 3
@@ -286,7 +366,8 @@ def _inner_vectors(work: Work) -> int:
 
 
 def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
-    """Bytes per token that a gated delta net saves: q, k and v before the convolution, and the norm of its output.
+    """Bytes per token that a gated delta net saves: q, k and v before the convolution, and the norm
+    of its output.
 
     The rest is computed again in the backward pass (`_net_again`).
     """
@@ -300,10 +381,11 @@ def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     return kept + w * work.lora.rank * len(entry | targets & {"out_proj"})
 
 
-# fp32 numbers for each token and value head at the peak of a delta rule's backward pass, by bytes of an activation:
-# per number of q, k and v before the convolution, per number of a key, the same if key heads are repeated, per number
-# of a value, per number of a state at each chunk, and 64; for one chunk, and for many. Fitted to peaks of 11 sizes
-# (within 2 %), as the order in which autograd frees them decides.
+# fp32 numbers for each token and value head at the peak of a delta rule's backward pass, by bytes
+# of an activation: per number of q, k and v before the convolution, per number of a key, the same
+# if key heads are repeated, per number of a value, per number of a state at each chunk, and 64; for
+# one chunk, and for many. Fitted to peaks of 11 sizes (within 2 %), as the order in which autograd
+# frees them decides.
 _NET_AGAIN = {
     4: ((6.55, 5.29, 3.03, 4.77, 2.00, 8.38), (6.42, 8.88, 3.61, 2.31, 1.70, 9.64)),
     2: ((3.87, 7.90, 0.86, 6.04, 1.79, 8.15), (3.89, 10.44, 1.40, 3.55, 2.00, 9.49)),
@@ -311,20 +393,35 @@ _NET_AGAIN = {
 
 
 def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
-    """Bytes of a micro-batch at the peak of a gated delta net's backward pass, which `_saved_by_net` does not count."""
+    """Bytes of a micro-batch at the peak of a gated delta net's backward pass, which
+    `_saved_by_net` does not count.
+    """
     mixed, heads = 2 * net.keys + net.values, net.value_heads
     repeated = net.key_dim * (net.value_heads > net.key_heads)
-    sizes = (mixed / heads, net.key_dim, repeated, net.value_dim, net.key_dim * net.value_dim / net.CHUNK, net.CHUNK)
+    sizes = (
+        mixed / heads,
+        net.key_dim,
+        repeated,
+        net.value_dim,
+        net.key_dim * net.value_dim / net.CHUNK,
+        net.CHUNK,
+    )
     chunks = -(-work.seq_len // net.CHUNK)
-    one, many = (sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width])
-    tokens = chunks * net.CHUNK * mesh.micro_batch / mesh.cp  # with cut rows: all tokens of a part of the heads
+    one, many = (
+        sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width]
+    )
+    tokens = (
+        chunks * net.CHUNK * mesh.micro_batch / mesh.cp
+    )  # with cut rows: all tokens of a part of the heads
     again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
     # Frozen taps of the convolution do not need their inputs.
     return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
-    """The same with frozen weights: only adapted linears save their input, and norms do not save what they scale."""
+    """The same with frozen weights: only adapted linears save their input, and norms do not save
+    what they scale.
+    """
     shape, w = work.shape, work.width
     held = cut(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
@@ -334,7 +431,11 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     neox = shape.plain
     inner = _inner_vectors(work) - 1
     entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
-    up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
+    up, down = (
+        ({"dense_h_to_4h"}, "dense_4h_to_h")
+        if neox
+        else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
+    )
     targets = {*lora.of_linears}
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
@@ -343,8 +444,14 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         if shape.experts is None
         else _saved_by_mlp(work, mesh) + _saved_by_expert_factors(work, mesh, lora)
     )
-    kept += w * (part + inner * i) if neox else len(shape.rules.block_norms) * _norm_input(work) * part + behind
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
+    kept += (
+        w * (part + inner * i)
+        if neox
+        else len(shape.rules.block_norms) * _norm_input(work) * part + behind
+    )
+    if (
+        mesh.recompute == "selective" and not work.gathers_again
+    ):  # engine native saves only the input of attention
         return kept + w * h
     if shape.delta is not None:
         return kept + _saved_by_net(work, mesh, shape.delta)
@@ -360,17 +467,23 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
 
 
 def _saved_by_expert_factors(work: Work, mesh: Mesh, lora: Lora) -> float:
-    """Bytes per token that the factors of experts save: each row times A, and with dropout its inputs and a mask."""
+    """Bytes per token that the factors of experts save: each row times A, and with dropout its
+    inputs and a mask.
+    """
     shape, sizes = work.shape, work.shape.experts
     assert sizes is not None
     specs = AdapterShape.of(shape, replace(lora, targets=lora.of_experts)).layer
-    inputs = sum(s.shape[2] / (1 if s.role is Role.FACTOR else mesh.tp) for s in specs if s.name.endswith(A))
+    inputs = sum(
+        s.shape[2] / (1 if s.role is Role.FACTOR else mesh.tp) for s in specs if s.name.endswith(A)
+    )
     dropped = (work.width + 1) * inputs if lora.dropout else 0.0
     return work.rows(mesh) * (work.width * lora.rank * len(specs) / 2 + dropped)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
-    """Bytes per token that a layer keeps of its attention weights if they are written to memory, and of a mask."""
+    """Bytes per token that a layer keeps of its attention weights if they are written to memory,
+    and of a mask.
+    """
     w, heads = work.width, work.shape.heads / mesh.tp
     if work.varlen:
         return 0.0
@@ -381,10 +494,13 @@ def _scores(work: Work, mesh: Mesh) -> float:
     if mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
     if work.fused_attention:
-        # torch's kernels turn a mask of booleans into numbers, which each layer keeps: for every row if samples differ.
+        # torch's kernels turn a mask of booleans into numbers, which each layer keeps: for every
+        # row if samples differ.
         masked = work.masked and not work.gathers_again
         return w * work.seq_len / (1 if work.apart else mesh.micro_batch) if masked else 0.0
-    if work.apart and work.gathers_again:  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
+    if (
+        work.apart and work.gathers_again
+    ):  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
         return ((4.0 + (w if w == 2 else 0)) * heads + 1) * work.seq_len
     return 2.0 * w * heads * work.seq_len
 
@@ -393,7 +509,9 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
-    kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()}
+    kinds = {
+        work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()
+    }
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
@@ -402,16 +520,26 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     full = mesh.recompute == "full"
     each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
     if work.lora and not full:
-        each += w * trained_numbers(work, mesh, stage) if w == 2 else 0.0  # the factors in half precision
-        each -= (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0  # nothing trained before it
+        each += (
+            w * trained_numbers(work, mesh, stage) if w == 2 else 0.0
+        )  # the factors in half precision
+        each -= (
+            (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0
+        )  # nothing trained before it
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = max(saved.values(), default=0.0) if full else 0.0
     if mesh.recompute == "selective":
         rest = replace(mesh, recompute="none")
-        again = max((tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0)
-    inner = tokens * shape.intermediate / mesh.tp if any(one.shape.experts is None for one in kinds) else 0.0
+        again = max(
+            (tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0
+        )
+    inner = (
+        tokens * shape.intermediate / mesh.tp
+        if any(one.shape.experts is None for one in kinds)
+        else 0.0
+    )
     largest = max((cut(one.shape, mesh.tp, mesh.ep).largest for one in kinds), default=0)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
@@ -420,30 +548,47 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
             biggest = 4.0 * work.lora.rank * widest * shape.experts.count / mesh.ep
     if work.quantizes:  # one weight as it is multiplied, and its blocks' scales in fp32
-        most = max((size for kind in kinds for size in _quantized_sizes(kind.shape, mesh.tp)), default=0)
+        most = max(
+            (size for kind in kinds for size in _quantized_sizes(kind.shape, mesh.tp)), default=0
+        )
         biggest += most * (w + 12 / BLOCK)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
-    # Of a layer that is computed again in compiled code, the input of the last linear is gone by then: by the peaks of
-    # two runs on an H200 (gpu_kernels.toml: h06, h07).
+    # Of a layer that is computed again in compiled code, the input of the last linear is gone by
+    # then: by the peaks of two runs on an H200 (gpu_kernels.toml: h06, h07).
     vectors = 1 if full and work.compiled else 2
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + vectors * inner)),
     ]
     if any(kind.shape.experts is not None for kind in kinds):
-        moments += [(kept + again - gone, 0.0, passing) for gone, passing in _expert_moments(work, mesh, tokens)]
+        moments += [
+            (kept + again - gone, 0.0, passing)
+            for gone, passing in _expert_moments(work, mesh, tokens)
+        ]
     moments += _net_moments(work, mesh, stage, saved, kept)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
     elif work.varlen:
-        moments.append((kept + again, 0.0, max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0)))
-    elif shape.rules.sinks and kinds:  # gradients of a block's probabilities and scores, and if it is made again these
+        moments.append(
+            (kept + again, 0.0, max((_chunk_scores(kind, mesh) for kind in kinds), default=0.0))
+        )
+    elif (
+        shape.rules.sinks and kinds
+    ):  # gradients of a block's probabilities and scores, and if it is made again these
         size = min(work.seq_len, SINK_QUERIES) * float(tokens) * shape.heads / mesh.tp
-        each_score = 8.0 if work.seq_len <= SINK_QUERIES else 11.0  # the second is fitted to peaks of fp32 and bf16
+        each_score = (
+            8.0 if work.seq_len <= SINK_QUERIES else 11.0
+        )  # the second is fitted to peaks of fp32 and bf16
         moments.append((kept + again, 0.0, each_score * size + w * whole))
     elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
-        moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
+        moments.append(
+            (
+                kept + again,
+                0.0,
+                each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole,
+            )
+        )
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
@@ -451,8 +596,9 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         if work.gathers_again or work.loss == "whole":
             rows = tokens * held.vocab
-            # Engine nxd, and native before it had pieces. One rank: log-probabilities, their gradient and that of the
-            # logits, all fp32. A vocabulary that is divided: logits and one fp32 copy, updated in place.
+            # Engine nxd, and native before it had pieces. One rank: log-probabilities, their
+            # gradient and that of the logits, all fp32. A vocabulary that is divided: logits and
+            # one fp32 copy, updated in place.
             logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
             logits += w * rows if shape.capped else 0.0
             moments.append((kept + ends, logits, 0.0))
@@ -465,10 +611,12 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
 def _loss_moments(
     work: Work, machine: Machine, mesh: Mesh, tokens: int, kept: float
 ) -> Iterator[tuple[float, float, float]]:
-    """The same at moments of the last piece of the loss: its gradient, the two products with it, and the end.
+    """The same at moments of the last piece of the loss: its gradient, the two products with it,
+    and the end.
 
-    A product in half precision, its log-probabilities in fp32, and their gradient in half precision; in fp32 the
-    gradient takes the place of the log-probabilities. CPUs convert the product first.
+    A product in half precision, its log-probabilities in fp32, and their gradient in half
+    precision; in fp32 the gradient takes the place of the log-probabilities. CPUs convert the
+    product first.
     """
     shape, w, held = work.shape, work.width, cut(work.shape, mesh.tp)
     cuda = machine.accelerated and not machine.neuron
@@ -489,8 +637,9 @@ def _loss_moments(
 def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[float, float]]:
     """(saved bytes that are gone, temporary ones) at moments of the backward pass of experts.
 
-    The gradient of the weighted outputs and its product with them; then the gradients of the first matrices of all the
-    rank's experts, which are one tensor, with those of their inputs and outputs.
+    The gradient of the weighted outputs and its product with them; then the gradients of the first
+    matrices of all the rank's experts, which are one tensor, with those of their inputs and
+    outputs.
     """
     shape, w, sizes = work.shape, work.width, work.shape.experts
     assert sizes is not None
@@ -502,13 +651,18 @@ def _expert_moments(work: Work, mesh: Mesh, tokens: float) -> Iterator[tuple[flo
     yield 0.0, 2 * chosen + w * tokens * shape.hidden
     yield chosen, rows * (shape.hidden + 3 * width) + weights * (held.experts - held.gate_up)
     gone = chosen + rows * (7 if work.bounds_experts else 4) * width
-    yield gone, rows * (shape.hidden + 2 * width) + weights * held.gate_up + w * tokens * shape.hidden
+    yield (
+        gone,
+        rows * (shape.hidden + 2 * width) + weights * held.gate_up + w * tokens * shape.hidden,
+    )
 
 
 def _net_moments(
     work: Work, mesh: Mesh, stage: int, saved: Mapping[Work, float], kept: float
 ) -> Iterator[tuple[float, float, float]]:
-    """(activations, logits, temporary buffers) when the stage's last gated delta net is computed again."""
+    """(activations, logits, temporary buffers) when the stage's last gated delta net is computed
+    again.
+    """
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
     last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
@@ -517,7 +671,8 @@ def _net_moments(
     net = work.of_kind(layers[last])
     values, inner = shape.delta.values / mesh.tp, shape.intermediate / mesh.tp
     part = shape.hidden / _along_sequence(mesh)
-    # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and its output's norm.
+    # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and
+    # its output's norm.
     gone = saved[net] - tokens * (
         w * (2 * shape.delta.keys / mesh.tp + values + shape.hidden) + _norm_bytes(work) * part
     )
@@ -532,10 +687,12 @@ def _net_moments(
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:
-    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam that is not fused.
+    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam
+    that is not fused.
 
-    Neuron cores, on which no peak was measured, are assumed to make these. On GPUs AdamW is one kernel without them: a
-    Llama-2-7B took 115.6 GiB of an H200, and would have taken 163."""
+    Neuron cores, on which no peak was measured, are assumed to make these. On GPUs AdamW is one
+    kernel without them: a Llama-2-7B took 115.6 GiB of an H200, and would have taken 163.
+    """
     return max(width * shard, 8.0 * shard if machine.neuron else 0.0)
 
 
@@ -543,32 +700,40 @@ def standing_bytes(work: Work, mesh: Mesh) -> float:
     """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
     shape, t = work.shape, work.seq_len / mesh.cp
     ids = 16.0 * work.global_batch / mesh.dp * t
-    mask = float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 and not work.varlen else 0.0
+    mask = (
+        float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 and not work.varlen else 0.0
+    )
     return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
 
 
 def _repeats(work: Work, mesh: Mesh) -> bool:
-    """Whether attention keeps keys and values once for each query head: torch's kernels with a mask need it, and the
-    attention with sinks under masks does it."""
+    """Whether attention keeps keys and values once for each query head: torch's kernels with a mask
+    need it, and the attention with sinks under masks does it.
+    """
     return (work.masked or work.shape.rules.sinks) and mesh.cp == 1 and not work.varlen
 
 
 def _chunk_scores(work: Work, mesh: Mesh) -> float:
-    """Bytes of the scores of a chunk, their gradients, and both in the width of activations, on a GPU whose
-    FlashAttention does not take the format or the heads of a layer."""
+    """Bytes of the scores of a chunk, their gradients, and both in the width of activations, on a
+    GPU whose FlashAttention does not take the format or the heads of a layer.
+    """
     if work.width == 2 and work.shape.head_dim <= FLASH_HEAD:
         return 0.0
-    scores = min(CHUNK_SCORES, work.shape.heads / mesh.tp * min(QUERIES["cuda"], work.seq_len) * work.seq_len)
+    scores = min(
+        CHUNK_SCORES, work.shape.heads / mesh.tp * min(QUERIES["cuda"], work.seq_len) * work.seq_len
+    )
     return (8.0 + 2 * work.width) * scores
 
 
 def _cut_moments(
     work: Work, machine: Machine, mesh: Mesh, stage: int, kept: float
 ) -> Iterator[tuple[float, float, float]]:
-    """The same when attention over cut rows is computed again, on the rank whose queries see whole rows.
+    """The same when attention over cut rows is computed again, on the rank whose queries see whole
+    rows.
 
-    Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask. On GPUs there
-    is no mask, and FlashAttention makes the gradients of keys and values for each head of queries first.
+    Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's
+    mask. On GPUs there is no mask, and FlashAttention makes the gradients of keys and values for
+    each head of queries first.
     """
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch // mesh.cp
     layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
@@ -580,14 +745,20 @@ def _cut_moments(
     device = "neuron" if machine.neuron else "cuda" if machine.accelerated else "cpu"
     queries = min(QUERIES[device], work.seq_len / mesh.cp)
     whole = work.seq_len * mesh.micro_batch
-    # What the backward pass has freed: the MLP with the norm before it, and the output of attention.
+    # What the backward pass has freed: the MLP with the norm before it, and the output of
+    # attention.
     gone = tokens * w * ((2 if shape.plain else 4) * one.intermediate / mesh.tp + shape.hidden + q)
     gone += 0 if shape.plain else tokens * _norm_bytes(work) * shape.hidden / _along_sequence(mesh)
-    keys, mask = whole * kv * 2 * (w + 4), queries * work.seq_len * (mesh.micro_batch if work.apart else 1)
+    keys, mask = (
+        whole * kv * 2 * (w + 4),
+        queries * work.seq_len * (mesh.micro_batch if work.apart else 1),
+    )
     mask_or_gradients = max((1 + w) * mask, w * mask + whole * kv * 2 * w)
     if work.varlen:
         mask_or_gradients = whole * (q + kv) * 2.0 * w + _chunk_scores(work.of_kind(one), mesh)
-    waiting = (3 if shape.plain else 1) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
+    waiting = (
+        3 if shape.plain else 1
+    ) * shape.hidden  # gradients: of the residual, of the MLP and of its norm's input
     if machine.neuron:  # scores, their softmax, and the gradients of both
         mask_or_gradients += 4.0 * w * one.heads / mesh.tp * queries * whole
     yield kept - gone, 0.0, keys + mask_or_gradients + w * tokens * (2 * q + waiting)

@@ -1,8 +1,18 @@
-"""Memory of the meshes of a search: bounds before exact bytes, and figures that several meshes share only once."""
+"""Memory of the meshes of a search: bounds before exact bytes, and figures that several meshes
+share only once.
+"""
 
 from __future__ import annotations
 
-from smtrain.client.planner.machines import Machine, Mesh, Work, expert_share, layers_of, rank_numbers, trained_numbers
+from smtrain.client.planner.machines import (
+    Machine,
+    Mesh,
+    Work,
+    expert_share,
+    layers_of,
+    rank_numbers,
+    trained_numbers,
+)
 from smtrain.client.planner.memory import (
     HeldMemory,
     Peak,
@@ -16,24 +26,33 @@ from smtrain.client.planner.memory import (
 
 
 class CoreNeeds:
-    """Bytes that meshes of one work need on a kind of machine: one with GPUs, Neuron cores, or no accelerators."""
+    """Bytes that meshes of one work need on a kind of machine: one with GPUs, Neuron cores, or no
+    accelerators.
+    """
 
     def __init__(self, work: Work, machine: Machine) -> None:
         self._work, self._machine = on_machine(work, machine), machine
         self._alike = len(work.shape.kinds) == 1
         self._numbers: dict[tuple[int, int, int], float] = {}
-        self._held: dict[tuple[int, int, int, int, tuple[int, ...]], tuple[float, dict[int, HeldMemory]]] = {}
-        self._trained: dict[tuple[int, int, int, tuple[int, ...]], list[tuple[int, tuple[int, int]]]] = {}
+        self._held: dict[
+            tuple[int, int, int, int, tuple[int, ...]], tuple[float, dict[int, HeldMemory]]
+        ] = {}
+        self._trained: dict[
+            tuple[int, int, int, tuple[int, ...]], list[tuple[int, tuple[int, int]]]
+        ] = {}
         self._standing: dict[tuple[int, int, int], float] = {}
         self._peaks: dict[object, Peak] = {}
         self._totals: dict[Mesh, dict[int, float]] = {}
 
     def least(self, tp: int, pp: int, ep: int, shards: int) -> float:
-        """Lower bound of the worst core for any layers of the stages: the mean of the stages' weights, gradients and
-        optimizer state."""
+        """Lower bound of the worst core for any layers of the stages: the mean of the stages'
+        weights, gradients and optimizer state.
+        """
         work, key = self._work, (tp, pp, ep)
         if key not in self._numbers:
-            self._numbers[key] = rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)  # float rounding
+            self._numbers[key] = (
+                rank_numbers(work.shape, tp, ep) / pp * (1 - 1e-9)
+            )  # float rounding
         trained = 0.0 if work.lora else 4.0 + (8.0 + 4.0 * (work.width == 2)) / shards
         return self._numbers[key] * (work.least_width + trained)
 
@@ -43,12 +62,16 @@ class CoreNeeds:
         return (known or self._held_of(Mesh(tp, pp, shards, layers=layers, ep=ep)))[0]
 
     def worst(self, mesh: Mesh, limit: float) -> float:
-        """Bytes of the worst core, or of the first stage above `limit`: the rest is then not computed."""
+        """Bytes of the worst core, or of the first stage above `limit`: the rest is then not
+        computed.
+        """
         need, totals = 0.0, self._totals.setdefault(mesh, {})
         for stage, bytes_ in self._held_of(mesh)[1].items():
             total = totals.get(stage)
             if total is None:
-                total = totals[stage] = bytes_.total(self._peak(mesh, stage), self._standing_of(mesh))
+                total = totals[stage] = bytes_.total(
+                    self._peak(mesh, stage), self._standing_of(mesh)
+                )
             need = max(need, total)
             if need > limit:
                 break
@@ -82,7 +105,9 @@ class CoreNeeds:
         return self._trained[key]
 
     def _peak(self, mesh: Mesh, stage: int) -> Peak:
-        """The `peak_moment` of a stage: one for all dp, and for all pp if the model's layers are alike."""
+        """The `peak_moment` of a stage: one for all dp, and for all pp if the model's layers are
+        alike.
+        """
         part: object = mesh.pp, mesh.layers, stage
         if self._alike:
             part = layers_of(self._work.shape.layers, mesh.pp, stage, mesh.layers)

@@ -19,12 +19,18 @@ def card(plan: Plan, text: str) -> str:
     """Bars as an image, and `text`, its summary, below them."""
     drawn = svg(plan)
     # A line that is too long continues below its text, as on a terminal.
-    lines = [(line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")]
-    return render("plan.html", picture=image(drawn, _WORDS, BARS_WIDE) if drawn else "", lines=lines)
+    lines = [
+        (line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")
+    ]
+    return render(
+        "plan.html", picture=image(drawn, _WORDS, BARS_WIDE) if drawn else "", lines=lines
+    )
 
 
 def svg(plan: Plan) -> str:
-    """Bars of a core's memory up to its size, of the step's seconds, and of the dollars; unknown ones have no bar."""
+    """Bars of a core's memory up to its size, of the step's seconds, and of the dollars; unknown
+    ones have no bar.
+    """
     rows = []
     if plan.memory_gib:
         total, room = plan.memory_gib["total"], plan.memory_gib["available"]

@@ -11,7 +11,14 @@ from typing import Any, Literal
 
 from smtrain.client.config.load import Source
 from smtrain.client.planner import reference_pass, settle
-from smtrain.client.planner.calibration import Correction, Near, best_published, correction, nearest, width_of
+from smtrain.client.planner.calibration import (
+    Correction,
+    Near,
+    best_published,
+    correction,
+    nearest,
+    width_of,
+)
 from smtrain.client.planner.cost import Cost, Saving, cost, saving
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.gpu_options import GpuOptions
@@ -19,7 +26,13 @@ from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.long_rows import long_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.client.planner.measured import basis
-from smtrain.client.planner.memory import CoreMemory, HostMemory, checkpoint_bytes, host_memory, worst_core
+from smtrain.client.planner.memory import (
+    CoreMemory,
+    HostMemory,
+    checkpoint_bytes,
+    host_memory,
+    worst_core,
+)
 from smtrain.client.planner.preparing import preparing_warnings
 from smtrain.client.planner.resolve import subject
 from smtrain.client.planner.resolve_mesh import accepted, fit_faults
@@ -37,7 +50,14 @@ from smtrain.client.planner.warnings import (
     run_warnings,
 )
 from smtrain.client.planner.what_if import Limits, Way, dollars, larger_batch
-from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
+from smtrain.client.planner.workload import (
+    about_model,
+    described_of,
+    model_name,
+    shape_of,
+    text_bytes,
+    work_of,
+)
 from smtrain.client.prices import HOUR, Price, Prices, option_of, own_prices, price_given
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
@@ -50,40 +70,58 @@ from smtrain.stages import stages_of
 
 RankBy = Literal["time", "cost"]
 _START_HERE_S = 30.0
-"""Assumed start of a job on a machine that is there: no machine to wait for and no image, only imports and loading."""
+"""Assumed start of a job on a machine that is there: no machine to wait for and no image, only
+imports and loading.
+"""
 _SHOWN = 5
 """Number of choices in a plan."""
 
 
 @public
 def plan(
-    source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
-    rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
-    prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
+    source: Source | None = None,
+    *,
+    model: str | None = None,
+    machines: Sequence[tuple[str, int]] = (),
+    rank_by: RankBy = "time",
+    budget: float | None = None,
+    deadline_hours: float | None = None,
+    best: bool = False,
+    prices: str | Path | None = None,
+    machine_file: str | Path | None = None,
+    measured: float | None = None,
     target: TargetName | None = None,
-    set_: Sequence[str] = (), **sections: Any,
-) -> Plan:  # fmt: skip
-    """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
+    set_: Sequence[str] = (),
+    **sections: Any,
+) -> Plan:
+    """Plan the train stage of a config and the stages around it.
+
+    Needs no credentials and no network.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
+            all of it.
         model: A known model, or a folder with a config.json, instead of the config's `model.path`.
-        machines: (instance type, count) pairs to choose from; machines of your own are named as in `machines`.
-            Default: the machines of the config.
+        machines: (instance type, count) pairs to choose from; machines of your own are named as in
+            `machines`. Default: the machines of the config.
         rank_by: What makes a choice better: `time`, or `cost`.
         budget: Leave out choices that cost more US dollars than this.
         deadline_hours: Leave out choices that take more hours than this.
         best: Plan the best mesh instead of the config's.
-        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it exists.
-        machine_file: A YAML file of machines; those in the config's `machines` win. Default: machines.yaml in
-            $SMTRAIN_HOME, if it exists.
-        measured: Tokens a second that a run of this config reached, with its own mesh and machines (or on a machine of
-            your own, if `machines` names only that one). All plans for the same chip are corrected by it.
-        target: Plan a run on `aws`, a `local` one, one on a `slurm` cluster, which cluster.time divides into attempts,
-            or one on `pai-dlc`. Default: slurm or pai-dlc if the config says so; local if the config says so, names no
-            compute.instance_type, and none of `machines`, `best` and the limits is given; else aws. A local plan
-            without an instance type is for this machine: processes and memory, no dollars.
-        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and `sections`.
+        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME,
+            if it exists.
+        machine_file: A YAML file of machines; those in the config's `machines` win. Default:
+            machines.yaml in $SMTRAIN_HOME, if it exists.
+        measured: Tokens a second that a run of this config reached, with its own mesh and machines
+            (or on a machine of your own, if `machines` names only that one). All plans for the same
+            chip are corrected by it.
+        target: Plan a run on `aws`, a `local` one, one on a `slurm` cluster, which cluster.time
+            divides into attempts, or one on `pai-dlc`. Default: slurm or pai-dlc if the config says
+            so; local if the config says so, names no compute.instance_type, and none of `machines`,
+            `best` and the limits is given; else aws. A local plan without an instance type is for
+            this machine: processes and memory, no dollars.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and
+            `sections`.
         **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
@@ -102,12 +140,23 @@ def plan(
     _check_limits(budget=budget, deadline_hours=deadline_hours, measured=measured)
     of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
     config, shape = subject(
-        source, model, set_, sections, target, machines, for_machines=of_instances, machine_file=machine_file
+        source,
+        model,
+        set_,
+        sections,
+        target,
+        machines,
+        for_machines=of_instances,
+        machine_file=machine_file,
     )
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
-    known = Prices(prices or own_prices(), [*own_price_rows(described), *price_given(config.compute)], config.target)
+    known = Prices(
+        prices or own_prices(),
+        [*own_price_rows(described), *price_given(config.compute)],
+        config.target,
+    )
     some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh.of_config(config, shape.layers)
@@ -131,22 +180,42 @@ def plan(
     same = next((c for c, _ in choices if c.machine == own), None)
     beyond += larger_batch(config, same, market.legal)
     said = [*made.warnings]
-    if target is None and not of_instances and TARGETS[config.target].rented and _default_machines(config):
+    if (
+        target is None
+        and not of_instances
+        and TARGETS[config.target].rented
+        and _default_machines(config)
+    ):
         said.append(
-            f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
+            f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans"
+            " this machine"
         )
     if unpriced:
-        said.append(f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out")
+        said.append(
+            f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
+        )
     return replace(made, relaxed=tuple(beyond), warnings=tuple(said))
 
 
-def _as_own(config: JobConfig, machine: Machine, described: Mapping[str, MachineEntry]) -> JobConfig:
-    """The config as it runs on a machine of the user's own, if this is one: no start, image or bill of AWS."""
-    if machine.type not in described or is_of_aws(machine.type) or not TARGETS[config.target].rented:
+def _as_own(
+    config: JobConfig, machine: Machine, described: Mapping[str, MachineEntry]
+) -> JobConfig:
+    """The config as it runs on a machine of the user's own, if this is one: no start, image or bill
+    of AWS.
+    """
+    if (
+        machine.type not in described
+        or is_of_aws(machine.type)
+        or not TARGETS[config.target].rented
+    ):
         return config
     entry = {machine.type: described[machine.type]}
-    compute = config.compute.model_copy(update={"instance_type": machine.type, "instance_count": machine.count})
-    return config.model_copy(update={"target": "local", "compute": compute, "machines": {**config.machines, **entry}})
+    compute = config.compute.model_copy(
+        update={"instance_type": machine.type, "instance_count": machine.count}
+    )
+    return config.model_copy(
+        update={"target": "local", "compute": compute, "machines": {**config.machines, **entry}}
+    )
 
 
 def _check_limits(**limits: float | None) -> None:
@@ -159,7 +228,11 @@ def _check_limits(**limits: float | None) -> None:
 
 
 def _no_choice(
-    config: JobConfig, found: Sequence[Candidate], unpriced: Sequence[str], limits: Limits, beyond: Sequence[str]
+    config: JobConfig,
+    found: Sequence[Candidate],
+    unpriced: Sequence[str],
+    limits: Limits,
+    beyond: Sequence[str],
 ) -> ConfigError:
     """The error of a search that found meshes, none within the limits, or found none at all."""
     if unpriced and len(unpriced) == len({c.machine.type for c in found}):
@@ -171,7 +244,8 @@ def _no_choice(
     within = f" within {' and '.join(limits.given)}" if limits.given and found else ""
     ways = "".join(f", or {way}" for way in beyond)
     return ConfigError(
-        f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}",
+        f"compute: no mesh of these machines trains the model{within}; take more or larger"
+        f" ones{ways}",
         code="config.combination",
     )
 
@@ -188,11 +262,15 @@ class _Market:
     described: Mapping[str, MachineEntry]
 
     def legal(self, config: JobConfig) -> Iterator[Candidate]:
-        """The meshes that pass a config's checks, fastest first, checked lazily: there may be thousands."""
+        """The meshes that pass a config's checks, fastest first, checked lazily: there may be
+        thousands.
+        """
         return _legal(config, self._by_time(config))
 
     def ways(self, work: Work, own: Machine, *, all_: bool) -> list[Way]:
-        """All meshes with their costs, or only those that a plan shows and one for machine `own`."""
+        """All meshes with their costs, or only those that a plan shows and one for machine
+        `own`.
+        """
         found = self._by_time(self.config)
         if all_:
             kept = [*_legal(self.config, found)]
@@ -209,7 +287,10 @@ class _Market:
         """Instance types without a known price, which no budget can be compared with."""
         types = dict.fromkeys(c.machine.type for c in found)
         return [
-            t for t in types if self.prices.find(t, option_of(self.config.compute), self.config.compute.region) is None
+            t
+            for t in types
+            if self.prices.find(t, option_of(self.config.compute), self.config.compute.region)
+            is None
         ]
 
     def _by_time(self, config: JobConfig) -> list[Candidate]:
@@ -268,7 +349,9 @@ def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The memory and time of one mesh on one machine, and how sure they are; None: not known for such a mesh."""
+    """The memory and time of one mesh on one machine, and how sure they are; None: not known for
+    such a mesh.
+    """
 
     faults: tuple[str, ...]
     core: CoreMemory | None
@@ -287,7 +370,9 @@ class _Estimate:
         return self.own or (self.near is not None and self.near.calibrated and not self.untried)
 
 
-def _estimate(config: JobConfig, work: Work, machine: Machine, mesh: Mesh, corrected: Correction) -> _Estimate:
+def _estimate(
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, corrected: Correction
+) -> _Estimate:
     faults = fit_faults(config, work, machine, mesh)
     legal = not faults or faults[0].startswith("memory:")
     near = nearest(work, machine, mesh)
@@ -328,13 +413,22 @@ class _Speed:
         rate = self.sequences
         if not rate:
             return None
-        return {"value": rate, "low": rate * exp(-wide), "high": min(rate * exp(wide), max(self.most, rate))}
+        return {
+            "value": rate,
+            "low": rate * exp(-wide),
+            "high": min(rate * exp(wide), max(self.most, rate)),
+        }
 
 
 def _plan(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[Way], prices: Prices,
+    config: JobConfig,
+    work: Work,
+    machine: Machine,
+    mesh: Mesh,
+    choices: list[Way],
+    prices: Prices,
     corrected: Correction,
-) -> Plan:  # fmt: skip
+) -> Plan:
     made = _estimate(config, work, machine, mesh, corrected)
     step, core, host, steps = made.step, made.core, made.host, config.train.steps
     spent = lost = None
@@ -345,22 +439,36 @@ def _plan(
         spent = _cost(config, work, machine, steps, mean, prices)
     speed, options = _Speed.of(work, machine, step), None
     if step and not made.faults:
-        options = GpuOptions.of(work, machine, mesh, _price_of(config, work, machine, prices), corrected.of(machine))
+        options = GpuOptions.of(
+            work, machine, mesh, _price_of(config, work, machine, prices), corrected.of(machine)
+        )
     hourly = prices.find(machine.type, option_of(config.compute), config.compute.region)
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings: list[str] = []
     if step and not made.faults:
-        same = [replace(c, step_s=c.step_s * corrected.of(machine)) for c, _ in choices if c.machine == machine]
+        same = [
+            replace(c, step_s=c.step_s * corrected.of(machine))
+            for c, _ in choices
+            if c.machine == machine
+        ]
         warnings += doubts(work, machine, mesh, min(same, key=_step_s, default=None))
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
         warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += ramp_warnings(config)
-    warnings += image_warnings(config) + about_model(config) + long_rows(config) + corrected.said(machine)
+    warnings += (
+        image_warnings(config) + about_model(config) + long_rows(config) + corrected.said(machine)
+    )
     if not TARGETS[config.target].here:
-        warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
+        warnings += preparing_warnings(
+            config, _preparing(config), text_bytes(config), prices.assumptions
+        )
     warnings += _calibration_warnings(config, work, machine, mesh, made, prices)
-    warnings += _stage_warnings(stages, prices, config.compute.region) if spent and spent.total is not None else []
+    warnings += (
+        _stage_warnings(stages, prices, config.compute.region)
+        if spent and spent.total is not None
+        else []
+    )
     warnings += _price_warnings(config, machine, used, known=hourly is not None)
     warnings += _optimism(work, machine, made, speed)
     billed = config.train.samples * work.seq_len / 1e6
@@ -373,7 +481,11 @@ def _plan(
         fits=not made.faults,
         faults=made.faults,
         warnings=tuple(warnings),
-        memory_gib=_gib({**asdict(core), "total": core.total, "available": machine.core_bytes}) if core else {},
+        memory_gib=(
+            _gib({**asdict(core), "total": core.total, "available": machine.core_bytes})
+            if core
+            else {}
+        ),
         host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
         step_s=step.parts() if step else None,
         sequences_per_s=speed.range(made.wide),
@@ -387,14 +499,22 @@ def _plan(
         dollars_by_item=spent.items if spent else {},
         hours_by_stage=spent.hours if spent and TARGETS[config.target].rented else {},
         unestimated=stages.unknown,
-        dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
-        tokens_per_dollar=speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
-        if speed.tokens and hourly
-        else None,
+        dollars_per_million_tokens=(
+            spent.total / billed if spent and spent.total is not None and billed else None
+        ),
+        tokens_per_dollar=(
+            speed.tokens * HOUR / (hourly.dollars_per_hour * machine.count)
+            if speed.tokens and hourly
+            else None
+        ),
         prices=used,
-        other_prices=tuple(p for p in prices.known(machine.type, config.compute.region) if p not in used),
+        other_prices=tuple(
+            p for p in prices.known(machine.type, config.compute.region) if p not in used
+        ),
         save=lost,
-        save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
+        save_interval_steps=(
+            max(1, round(lost.best_interval_s / step.total)) if lost and step else None
+        ),
         checkpoint_gib=checkpoint_bytes(work) / GIB,
         choices=tuple(
             Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
@@ -427,10 +547,14 @@ def _calibration_warnings(
     warnings = []
     if not made.calibrated:
         where = machine.type if made.near is None else f"this shape (nearest: {made.near.run})"
-        where = f"a mixture of experts on {where}" if made.near is None and work.shape.experts else where
+        where = (
+            f"a mixture of experts on {where}"
+            if made.near is None and work.shape.experts
+            else where
+        )
         warnings.append(
-            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
-            f"up to {exp(made.wide):.1f} times"
+            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio,"
+            f" off by up to {exp(made.wide):.1f} times"
         )
     if TARGETS[config.target].rented and (lack := sagemaker_lack(machine.type)):
         warnings.append(lack)
@@ -440,21 +564,38 @@ def _calibration_warnings(
     if kernels_of(machine):
         warnings += basis(work, machine)
     elif _engine(config, machine) == "native":
-        whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
+        whose = (
+            "llm-foundry's, torchtitan's and Megatron-LM's"
+            if machine.link
+            else "neuronx-distributed's and NeMo's"
+        )
         if work.shape.experts:
-            whose = "NeMo AutoModel's and Megatron-core's on H100, nearly all with even loads of experts"
+            whose = (
+                "NeMo AutoModel's and Megatron-core's on H100, nearly all with even loads of"
+                " experts"
+            )
         warnings.append(f"the published runs are {whose}; none is of the native engine")
     return warnings
 
 
 def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) -> list[str]:
     """Name what the time and the cost of the stages leave out."""
-    said = [f"{name}: its time leaves out {part}, of which nothing is known" for name, part in stages.left_out.items()]
-    missing = [stage for stage in stages.known if prices.find(stage.type, "on_demand", region) is None]
-    return said + [f"{one.name}: {_no_price(one.type, 'on_demand')}, so the cost leaves it out" for one in missing]
+    said = [
+        f"{name}: its time leaves out {part}, of which nothing is known"
+        for name, part in stages.left_out.items()
+    ]
+    missing = [
+        stage for stage in stages.known if prices.find(stage.type, "on_demand", region) is None
+    ]
+    return said + [
+        f"{one.name}: {_no_price(one.type, 'on_demand')}, so the cost leaves it out"
+        for one in missing
+    ]
 
 
-def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool) -> list[str]:
+def _price_warnings(
+    config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool
+) -> list[str]:
     """Name the prices that are guesses, and the one that is missing."""
     guesses = [f"price: {price}" for price in used if price.guess]
     target = TARGETS[config.target]
@@ -463,7 +604,10 @@ def _price_warnings(config: JobConfig, machine: Machine, used: Sequence[Price], 
     if not TARGETS[config.target].sagemaker:
         what = f"no price is known for {machine.type} {TARGETS[config.target].place}"
         return [f"{what}; give one as machines.{machine.type}.dollars_per_hour", *guesses]
-    return [f"{_no_price(machine.type, option_of(config.compute))}; give one with --prices", *guesses]
+    return [
+        f"{_no_price(machine.type, option_of(config.compute))}; give one with --prices",
+        *guesses,
+    ]
 
 
 def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> list[str]:
@@ -472,29 +616,51 @@ def _optimism(work: Work, machine: Machine, made: _Estimate, speed: _Speed) -> l
     if not speed.mfu or made.faults or top is None or speed.mfu <= top.mfu or kernels_of(machine):
         return []  # known kernels are bounded by what was measured of them
     return [
-        f"optimistic: {speed.mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
-        f"({top})"
+        f"optimistic: {speed.mfu:.0%} of peak is planned, and the best ever published for this chip"
+        f" is {top.mfu:.0%} ({top})"
     ]
 
 
-def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:
+def _saving(
+    config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices
+) -> Saving:
     interval = config.train.save_interval * step_s
-    return saving(work, machine, interval, config.train.steps * step_s, config.compute.spot, prices.assumptions)
+    return saving(
+        work,
+        machine,
+        interval,
+        config.train.steps * step_s,
+        config.compute.spot,
+        prices.assumptions,
+    )
 
 
-def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
+def _cost(
+    config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices
+) -> Cost:
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     return cost(
-        work, machine, steps, step_s, lost, option=option_of(config.compute), keep_alive_s=config.compute.keep_alive,
-        stages=StageEstimates.of(config, machine, prices).known if steps else (), region=config.compute.region,
-        prices=prices, attempt_s=_attempt_s(config), start_s=_START_HERE_S if TARGETS[config.target].here else None,
+        work,
+        machine,
+        steps,
+        step_s,
+        lost,
+        option=option_of(config.compute),
+        keep_alive_s=config.compute.keep_alive,
+        stages=StageEstimates.of(config, machine, prices).known if steps else (),
+        region=config.compute.region,
+        prices=prices,
+        attempt_s=_attempt_s(config),
+        start_s=_START_HERE_S if TARGETS[config.target].here else None,
         first_step_s=_first_step_s(config, machine, prices)
         + reference_pass.seconds(config, work, Mesh.of_config(config), step_s),
-    )  # fmt: skip
+    )
 
 
 def _first_step_s(config: JobConfig, machine: Machine, prices: Prices) -> float:
-    """Time that all machines compile in the very first step, if no stage of the run does it before."""
+    """Time that all machines compile in the very first step, if no stage of the run does it
+    before.
+    """
     if not machine.neuron or "compile" in stages_of(config, config.target):
         return 0.0
     native = _engine(config, machine) == "native"

@@ -13,12 +13,18 @@ _FIELDS = ("sequences_per_s", "low", "high", "tokens_per_s", "hours", "dollars")
 
 
 def write(plan: Plan) -> str:
-    """The tag's value: `sequences_per_s=12.2 low=10.4 ... dollars=190012`, without unknown numbers."""
+    """The tag's value: `sequences_per_s=12.2 low=10.4 ... dollars=190012`, without unknown
+    numbers.
+    """
     speed = plan.sequences_per_s or {}
     numbers = {
-        "sequences_per_s": speed.get("value"), "low": speed.get("low"), "high": speed.get("high"),
-        "tokens_per_s": plan.tokens_per_s, "hours": plan.hours, "dollars": plan.dollars,
-    }  # fmt: skip
+        "sequences_per_s": speed.get("value"),
+        "low": speed.get("low"),
+        "high": speed.get("high"),
+        "tokens_per_s": plan.tokens_per_s,
+        "hours": plan.hours,
+        "dollars": plan.dollars,
+    }
     return " ".join(f"{name}={numbers[name]:.6g}" for name in _FIELDS if numbers[name] is not None)
 
 
@@ -41,6 +47,12 @@ def compare(planned: Mapping[str, float], tokens_per_s: float | None) -> str:
     if tokens_per_s:
         share = tokens_per_s / planned["tokens_per_s"]
         low, high = (planned.get(end, 0) / planned["sequences_per_s"] for end in ("low", "high"))
-        where = "within the plan" if low <= share <= high else "below the plan" if share < low else "above the plan"
+        where = (
+            "within the plan"
+            if low <= share <= high
+            else "below the plan"
+            if share < low
+            else "above the plan"
+        )
         text += f"; actual {tokens_per_s:,.0f} tokens/s, {share:.0%} of it, {where}"
     return text

@@ -1,4 +1,6 @@
-"""Time and packages that the passes over documents (data.filters, data.pii...) add to stage prepare."""
+"""Time and packages that the passes over documents (data.filters, data.pii...) add to stage
+prepare.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,38 @@ from smtrain.core.targets import TARGETS
 
 _DOCUMENT = 3000  # bytes
 _BANDS = 16  # of the default similarity and permutations
-_STORED, _BYTES_A_KEY, _PASS_BYTES = 12, 64, 512 << 20  # as worker/data/prepare/spread/driver.py has them
+_STORED, _BYTES_A_KEY, _PASS_BYTES = (
+    12,
+    64,
+    512 << 20,
+)  # as worker/data/prepare/spread/driver.py has them
 _SIZE = re.compile(r"\.(\d*)(x?)large$")
 
 
-def refining_seconds(data: Data, kind: str, assumptions: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Seconds per byte of text of each pass, by its key, on a machine of this type with all its cores."""
+def refining_seconds(
+    data: Data, kind: str, assumptions: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Seconds per byte of text of each pass, by its key, on a machine of this type with all its
+    cores.
+    """
     a = assumptions or table("prices")["assumptions"]
-    passes = {"data.filters": data.filters, "data.near_duplicates": ("near",) if data.near_duplicates else (),
-              "data.pii": ("pii",) if data.pii else (),
-              "data.fix_mojibake": ("mojibake",) if data.fix_mojibake else (),
-              "data.language": ("language",) if data.language else (),
-              "data.decontaminate": ("tests",) if data.decontaminate else ()}  # fmt: skip
-    each = {key: sum(1 / a[f"{name}_mb_per_s_vcpu"] for name in names) for key, names in passes.items()}
+    passes = {
+        "data.filters": data.filters,
+        "data.near_duplicates": ("near",) if data.near_duplicates else (),
+        "data.pii": ("pii",) if data.pii else (),
+        "data.fix_mojibake": ("mojibake",) if data.fix_mojibake else (),
+        "data.language": ("language",) if data.language else (),
+        "data.decontaminate": ("tests",) if data.decontaminate else (),
+    }
+    each = {
+        key: sum(1 / a[f"{name}_mb_per_s_vcpu"] for name in names) for key, names in passes.items()
+    }
     return {key: seconds / 1e6 / vcpus(kind) for key, seconds in each.items() if seconds}
 
 
-def reading_seconds(config: JobConfig, kind: str, size: float, assumptions: Mapping[str, float] | None = None) -> float:
+def reading_seconds(
+    config: JobConfig, kind: str, size: float, assumptions: Mapping[str, float] | None = None
+) -> float:
     """Seconds from the first byte of text to the last token."""
     a = assumptions or table("prices")["assumptions"]
     each = 1 / (a["tokenize_mb_per_s"] * 1e6) + sum(refining_seconds(config.data, kind, a).values())
@@ -40,7 +57,9 @@ def reading_seconds(config: JobConfig, kind: str, size: float, assumptions: Mapp
 
 
 def vcpus(kind: str) -> int:
-    """vCPUs of an instance type by its size: large has 2, xlarge 4, Nxlarge 4 N; other names count as xlarge."""
+    """vCPUs of an instance type by its size: large has 2, xlarge 4, Nxlarge 4 N; other names count
+    as xlarge.
+    """
     size = _SIZE.search(kind)
     if size is None or size[2]:
         return 4 * int((size and size[1]) or 1)
@@ -48,8 +67,13 @@ def vcpus(kind: str) -> int:
 
 
 def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) -> str:
-    """State time and data a terabyte of finding duplicates on several machines; "" if it is not asked for."""
-    rows = {"data.deduplicate": data.deduplicate, "data.near_duplicates": data.near_duplicates is not None}
+    """State time and data a terabyte of finding duplicates on several machines; "" if it is not
+    asked for.
+    """
+    rows = {
+        "data.deduplicate": data.deduplicate,
+        "data.near_duplicates": data.near_duplicates is not None,
+    }
     if data.machines == 1 or not any(rows.values()):
         return ""
     each = []
@@ -59,32 +83,45 @@ def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) 
         seconds = keys / assumptions["duplicate_keys_per_s_vcpu"] / vcpus(kind) / data.machines
         if asked:
             each.append(
-                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written, then read in pieces, {tasks} tasks of "
-                "0.5 GB of memory"
+                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written, then read in"
+                f" pieces, {tasks} tasks of 0.5 GB of memory"
             )
     bands = f" and {_BANDS} bands" if rows["data.near_duplicates"] else ""
-    return f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(each)} (computed)"
+    return (
+        f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(each)} (computed)"
+    )
 
 
 def preparing_warnings(
     config: JobConfig, kind: str, size: float | None, assumptions: Mapping[str, float] | None = None
 ) -> list[str]:
-    """Warnings about stage prepare: how long the passes take, for a gigabyte and for `size` bytes of text, and which
-    packages the image needs."""
+    """Warnings about stage prepare: how long the passes take, for a gigabyte and for `size` bytes
+    of text, and which packages the image needs.
+    """
     data, out = config.data, []
     if passes := {} if data.prepared else refining_seconds(data, kind, assumptions):
         machines = data.machines
         where = f"{kind}, {machines} of them" if machines > 1 else kind
-        each = ", ".join(f"{key} {spell(seconds * 1e9 / machines)}" for key, seconds in passes.items())
+        each = ", ".join(
+            f"{key} {spell(seconds * 1e9 / machines)}" for key, seconds in passes.items()
+        )
         whole = f"; {spell(sum(passes.values()) * size / machines)} for this text" if size else ""
         out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
-    if not data.prepared and (said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])):
+    if not data.prepared and (
+        said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])
+    ):
         out.append(said)
     if TARGETS[config.target].rented:
         for need in package_needs(config.model_dump()):
             if need == "data.machines" and data.machines > 1:
                 continue  # Ray's wheel travels with the code
             packages = ", ".join(MODULES[EXTRAS[need]])
-            has = "which no image of AWS brings" if need in table("images")["contents"]["without"] else "if it has not"
-            out.append(f"{need} needs {packages} in the image, {has}: `smtrain image build` puts them in")
+            has = (
+                "which no image of AWS brings"
+                if need in table("images")["contents"]["without"]
+                else "if it has not"
+            )
+            out.append(
+                f"{need} needs {packages} in the image, {has}: `smtrain image build` puts them in"
+            )
     return out

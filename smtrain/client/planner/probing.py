@@ -41,7 +41,9 @@ class Speed:
 
 
 def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
-    """The speed of this machine for a config's processes and number format; without `measure`, only if kept."""
+    """The speed of this machine for a config's processes and number format; without `measure`, only
+    if kept.
+    """
     processes, number = _devices(config), "bf16" if config.train.precision == "bf16" else "fp32"
     key = _key(processes, number)
     kept = _kept().get(key)
@@ -56,17 +58,25 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
             return Speed(None, f"the speed of this machine could not be measured ({found})")
         kept = found
         if busy:
-            say("this machine is busy with other things, so the measurement is not kept", error=True)
+            say(
+                "this machine is busy with other things, so the measurement is not kept", error=True
+            )
         else:
             _keep(key, kept)
     if kept is None:
-        return Speed(None, "the speed of this machine is not measured yet; `smtrain plan CONFIG` measures it")
+        return Speed(
+            None, "the speed of this machine is not measured yet; `smtrain plan CONFIG` measures it"
+        )
     share = processes / config.world_size  # more processes than devices share these
-    return Speed(kept.model_copy(update={"devices": config.world_size, "tflops": kept.tflops * share}))
+    return Speed(
+        kept.model_copy(update={"devices": config.world_size, "tflops": kept.tflops * share})
+    )
 
 
 def _devices(config: JobConfig) -> int:
-    """Processes that can compute at the same time: at most the number of GPUs, or of processor cores."""
+    """Processes that can compute at the same time: at most the number of GPUs, or of processor
+    cores.
+    """
     return max(1, min(config.world_size, gpus_here() or cores_here()))
 
 
@@ -94,14 +104,20 @@ def _kept() -> dict[str, MachineEntry]:
 
 
 def _keep(key: str, entry: MachineEntry) -> None:
-    plain = {name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()}
-    with contextlib.suppress(OSError, SmtrainError):  # if the home takes no file, each run measures again
+    plain = {
+        name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()
+    }
+    with contextlib.suppress(
+        OSError, SmtrainError
+    ):  # if the home takes no file, each run measures again
         home()
         write_atomically(_file(), json.dumps(plain, indent=2), sync=False)
 
 
 def _measured(processes: int, number: str) -> MachineEntry | str:
-    """Measure in another process, so that torch is not imported here; a text says why that failed."""
+    """Measure in another process, so that torch is not imported here; a text says why that
+    failed.
+    """
     command = [sys.executable, "-m", "smtrain.worker.train.probe", str(processes), number]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

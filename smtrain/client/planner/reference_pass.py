@@ -1,7 +1,8 @@
-"""Time of the pass that computes the reference's log-probabilities of all pairs before the first step of objective dpo.
+"""Time of the pass that computes the reference's log-probabilities of all pairs before the first
+step of objective dpo.
 
-The pass is the forward part of a step, on the engine and mesh of the training, over every row once: its memory stays
-below that of a step. A pair is two sequences, each with the prompt.
+The pass is the forward part of a step, on the engine and mesh of the training, over every row once:
+its memory stays below that of a step. A pair is two sequences, each with the prompt.
 """
 
 from __future__ import annotations
@@ -17,18 +18,29 @@ from smtrain.core.files import read_object
 CHARACTERS = 4.0
 """Characters of a token of English text; an assumption, as in client/preflight/disk.py (3 to 5)."""
 TWICE = 1.3
-"""Tokens of a pair's two sequences for each token of its record, as the prompt is in both; an assumption."""
+"""Tokens of a pair's two sequences for each token of its record, as the prompt is in both; an
+assumption.
+"""
 FILLED = 0.9
 """Share of a row that packing fills; an assumption."""
 
 
 def rows(config: JobConfig) -> float | None:
-    """Rows of all pairs, held-out ones included; None if nothing on this machine says how many there are."""
+    """Rows of all pairs, held-out ones included; None if nothing on this machine says how many
+    there are.
+    """
     length = config.train.seq_len * FILLED
     if config.data.prepared is None:
-        size, held_out = text_bytes(config), config.train.validation.path if config.train.validation else None
+        size, held_out = (
+            text_bytes(config),
+            (config.train.validation.path if config.train.validation else None),
+        )
         more = files_bytes([held_out]) if held_out else 0.0
-        return None if size is None or more is None else max(1.0, (size + more) / CHARACTERS * TWICE / length)
+        return (
+            None
+            if size is None or more is None
+            else max(1.0, (size + more) / CHARACTERS * TWICE / length)
+        )
     try:
         manifest = read_object(Path(config.data.prepared) / "manifest.json")
         held_out = (manifest.get("validation") or {}).get("tokens", 0)
@@ -51,16 +63,25 @@ def warnings(config: JobConfig, work: Work, mesh: Mesh, step_s: float) -> list[s
     preference = config.train.preference
     if preference is None or preference.reference == "none":
         return []
-    share = f"{_forward(work, mesh):.0%} of a step's time for each global batch, within a step's memory"
+    share = (
+        f"{_forward(work, mesh):.0%} of a step's time for each global batch, within a step's memory"
+    )
     known = rows(config)
     if known is None:
-        return [f"reference: one forward pass over all pairs before the first step takes {share}; not in the time here"]
+        return [
+            f"reference: one forward pass over all pairs before the first step takes {share}; not"
+            " in the time here"
+        ]
     took = spell(seconds(config, work, mesh, step_s))
-    return [f"reference: {took} of the time go to one forward pass over all pairs, about {known:,.0f} rows: {share}"]
+    return [
+        f"reference: {took} of the time go to one forward pass over all pairs, about {known:,.0f}"
+        f" rows: {share}"
+    ]
 
 
 def _forward(work: Work, mesh: Mesh) -> float:
-    """Share of a step's matrix products that the forward pass has: a backward pass has twice as many, or as many with
-    frozen weights, and a full recomputation repeats the forward pass."""
+    """Share of a step's matrix products that the forward pass has: a backward pass has twice as
+    many, or as many with frozen weights, and a full recomputation repeats the forward pass.
+    """
     backward = 1.0 if work.lora else 2.0
     return 1 / (1 + backward + (mesh.recompute == "full"))

@@ -1,4 +1,6 @@
-"""Complete the config of a job: the planner fills in what is left open, and all faults are reported at once."""
+"""Complete the config of a job: the planner fills in what is left open, and all faults are reported
+at once.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,24 @@ from smtrain.core.public import public
 from smtrain.core.targets import TARGETS
 
 _LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
-"""Configs that were loaded, by id: meshes are searched and faults looked for once, not in every call that takes one."""
+"""Configs that were loaded, by id: meshes are searched and faults looked for once, not in every
+call that takes one.
+"""
 
 
 @public
 def load_config(
-    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+    source: Source | None = None,
+    *,
+    set_: Sequence[str] = (),
+    target: str | None = None,
+    **sections: Any,
 ) -> JobConfig:
     """Build the config of a job, and report all its faults at once.
 
-    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
-    others to the working directory. Engine, mesh, batch and sequence length, if not drafted, are chosen by the target,
-    the machines and the model.
+    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative
+    to that file, others to the working directory. Engine, mesh, batch and sequence length, if not
+    drafted, are chosen by the target, the machines and the model.
 
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
@@ -74,13 +82,19 @@ class Earlier:
 
     config: JobConfig
     path: str
-    """The model that it starts from itself, or the first of those before it: shape and tokenizer are the same."""
+    """The model that it starts from itself, or the first of those before it: shape and tokenizer
+    are the same.
+    """
     rope: RopeSection | None
-    """The model.rope that its export will have: its own, or that of the last one before it with one."""
+    """The model.rope that its export will have: its own, or that of the last one before it with
+    one.
+    """
 
 
 def earlier_of(drafts: Sequence[JobConfig | None]) -> list[dict[str, Earlier]]:
-    """For each config of a list the earlier ones that it names as run://NAME, by the key that names them."""
+    """For each config of a list the earlier ones that it names as run://NAME, by the key that names
+    them.
+    """
     every: list[dict[str, Earlier]] = []
     by_name: dict[str, Earlier] = {}
     for config in drafts:
@@ -100,12 +114,16 @@ def runs_in(config: JobConfig) -> dict[str, str]:
 
 
 def with_tags(config: JobConfig, **tags: str) -> JobConfig:
-    """A loaded config with more tags for its jobs; tags change nothing else, so it counts as loaded too."""
+    """A loaded config with more tags for its jobs; tags change nothing else, so it counts as loaded
+    too.
+    """
     return _changed(config, tags={**config.tags, **tags})
 
 
 def with_models(config: JobConfig, paths: Mapping[str, str]) -> JobConfig:
-    """A loaded config with other models of the same shape, by key (`runs_in`); it counts as loaded too."""
+    """A loaded config with other models of the same shape, by key (`runs_in`); it counts as loaded
+    too.
+    """
     model, train = config.model, config.train
     if (path := paths.get("model.path")) is not None:
         model = model.model_copy(update={"path": path})
@@ -126,9 +144,18 @@ def _changed(config: JobConfig, **values: Any) -> JobConfig:
     return copy
 
 
-def _as_loaded(source: Source | None, set_: Sequence[str], sections: dict[str, Any]) -> JobConfig | None:
-    """The source, if it is a config that `load_config` returned and nothing is to be changed in it; else None."""
-    same = isinstance(source, JobConfig) and _LOADED.get(id(source)) is source and not set_ and not sections
+def _as_loaded(
+    source: Source | None, set_: Sequence[str], sections: dict[str, Any]
+) -> JobConfig | None:
+    """The source, if it is a config that `load_config` returned and nothing is to be changed in it;
+    else None.
+    """
+    same = (
+        isinstance(source, JobConfig)
+        and _LOADED.get(id(source)) is source
+        and not set_
+        and not sections
+    )
     return source if same and isinstance(source, JobConfig) else None
 
 
@@ -142,20 +169,30 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
         checked = list(faults_of(config, left_out, shape_alone=shape_alone))
-        if any(fault.startswith("model.path:") for fault in checked):  # of which the search for a mesh says less
+        if any(
+            fault.startswith("model.path:") for fault in checked
+        ):  # of which the search for a mesh says less
             faults = [fault for fault in faults if not fault.startswith("model.path:")]
         faults += checked
         faults += _of_named(config, left_out) if not faults else []
         for key, path in _run_paths(config).items() if not faults else ():
             faults += _of_parent(config, key, path)
         faults += [
-            text for keys, text in (*torus_faults(config), *fallback_faults(config)) if not left_out & keys
-        ]  # fmt: skip
+            text
+            for keys, text in (*torus_faults(config), *fallback_faults(config))
+            if not left_out & keys
+        ]
         if faults:  # else the data is checked when a job is made (client/launch/inputs.py)
             named = {fault.partition(":")[0] for fault in faults}
-            faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
+            faults += [
+                fault
+                for fault in _of_data(config, left_out)
+                if fault.partition(":")[0] not in named
+            ]
     if faults or config is None:
-        error = ConfigError([reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
+        error = ConfigError(
+            [reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults]
+        )
         if config is not None and set(error.codes) == {"package.missing"}:
             error.config = _LOADED[id(config)] = config  # all else can be checked
         raise error
@@ -182,20 +219,30 @@ def _of_parent(config: JobConfig, key: str, path: str) -> list[str]:
         return []
     if key != "model.path":
         described = described_of(config)
-        return [text for _, text in reference_faults(described, parent.described, path)] if described else []
+        return (
+            [text for _, text in reference_faults(described, parent.described, path)]
+            if described
+            else []
+        )
     return [text for _, text in shape_faults(config, parent.described)]
 
 
 def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
     """Faults of the text on this machine, reported together with those of the config."""
     try:
-        return [text for keys, text in local_data_faults(config, described_of(config)) if not left_out & keys]
+        return [
+            text
+            for keys, text in local_data_faults(config, described_of(config))
+            if not left_out & keys
+        ]
     except (OSError, ConfigError):  # reported when the file or the run is read
         return []
 
 
 def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
-    """The config with the keys that its machines decide, and the undecided keys; adds the reasons to the faults."""
+    """The config with the keys that its machines decide, and the undecided keys; adds the reasons
+    to the faults.
+    """
     config = with_processes(with_engine(config))
     if not drafted.left_out and not _engine_cannot_train(config):
         try:
@@ -205,7 +252,9 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
                 config.compute.instance_type
             ):  # which is reported instead
                 drafted.faults += error.faults
-    undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
+    undecided = {"train.seq_len", "train.global_batch_size"} - {
+        f"train.{key}" for key in config.train.model_fields_set
+    }
     if "sequence_parallel" not in config.parallel.model_fields_set:
         undecided.add("parallel.sequence_parallel")
     if "parallel" not in config.model_fields_set:
@@ -214,18 +263,24 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
 
 
 def _engine_cannot_train(config: JobConfig) -> bool:
-    """Whether no mesh is worth a search, because the engine does not train the model, which is a fault by itself."""
+    """Whether no mesh is worth a search, because the engine does not train the model, which is a
+    fault by itself.
+    """
     try:
         return config.train.engine == "nxd" and not shape_of(config).by_nxd
     except ConfigError:
         return False
 
 
-def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
-    """The target of a plan that names none: slurm, pai-dlc or local if the config says so, else aws.
+def planned_for(
+    source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any
+) -> str:
+    """The target of a plan that names none: slurm, pai-dlc or local if the config says so, else
+    aws.
 
-    A local config that names an instance type is planned on AWS, as it is a trial of a run there; so is every plan
-    `for_machines`, whose instances were named. A machine of the user's own is no trial of another.
+    A local config that names an instance type is planned on AWS, as it is a trial of a run there;
+    so is every plan `for_machines`, whose instances were named. A machine of the user's own is no
+    trial of another.
     """
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
     if config is not None and not TARGETS[config.target].sagemaker:
@@ -233,7 +288,9 @@ def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines
     if config is not None and config.has_own_machine and not for_machines:
         return "local"
     said = config is not None and "target" in config.model_fields_set
-    return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
+    return (
+        "local" if config is not None and said and not for_machines and is_here(config) else "aws"
+    )
 
 
 def subject(
@@ -247,17 +304,22 @@ def subject(
     for_machines: bool = False,
     machine_file: str | Path | None = None,
 ) -> tuple[JobConfig, ModelShape]:
-    """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
+    """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and
+    its shape.
 
-    A config whose own machine is not named, or cannot train the model, takes one of `machines`. If no mesh fits, and
-    the config names none, it becomes data parallel, so that the plan can say what is lacking.
+    A config whose own machine is not named, or cannot train the model, takes one of `machines`. If
+    no mesh fits, and the config names none, it becomes data parallel, so that the plan can say what
+    is lacking.
     """
     if own := _own_of(source, set_, sections, target, machines, machine_file):
         target, sections = "local", own
     target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
     named = named_shape(model) if model else None
     if model and named:
-        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
+        sections = {
+            **sections,
+            "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"},
+        }
     elif model and "/" not in model and not Path(model).exists():
         known = table("models")["models"]
         raise ConfigError(
@@ -269,7 +331,12 @@ def subject(
     config = _as_loaded(source, set_, sections)
     if config is None or target != config.target:
         drafted = draft(source, set_=set_, target=target, **sections)
-        if target and TARGETS[target].rented and (one := _one_of(machines)) and _open_machine(drafted):
+        if (
+            target
+            and TARGETS[target].rented
+            and (one := _one_of(machines))
+            and _open_machine(drafted)
+        ):
             sections = {**sections, "compute": {**(sections.get("compute") or {}), **one}}
             drafted = draft(source, set_=set_, target=target, **sections)
         try:
@@ -278,15 +345,22 @@ def subject(
             if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
                 raise
             sections = {**sections, "parallel": {}}
-            config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
+            config = _whole(
+                draft(source, set_=set_, target=target, **sections), shape_alone=bool(model)
+            )
     return config, shape_of(config)
 
 
 def _own_of(
-    source: Source | None, set_: Sequence[str], sections: dict[str, Any], target: str | None,
-    machines: Sequence[tuple[str, int]], file: str | Path | None,
-) -> dict[str, Any] | None:  # fmt: skip
-    """The sections of a plan for machines of the user's own, which are settled for the first of them; None for others.
+    source: Source | None,
+    set_: Sequence[str],
+    sections: dict[str, Any],
+    target: str | None,
+    machines: Sequence[tuple[str, int]],
+    file: str | Path | None,
+) -> dict[str, Any] | None:
+    """The sections of a plan for machines of the user's own, which are settled for the first of
+    them; None for others.
 
     A config whose instance type is named and trains the model keeps it.
     """
@@ -296,7 +370,9 @@ def _own_of(
     if drafted.config is None or not TARGETS[drafted.config.target].sagemaker:
         return None
     known = machines_known(drafted.config, file)
-    if any(kind not in known or is_of_aws(kind) for kind, _ in machines) or not _open_machine(drafted):
+    if any(kind not in known or is_of_aws(kind) for kind, _ in machines) or not _open_machine(
+        drafted
+    ):
         return None
     kind, count = machines[0]
     described = {name: entry.model_dump(exclude_unset=True) for name, entry in known.items()}
@@ -305,14 +381,18 @@ def _own_of(
 
 
 def _one_of(machines: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """The section compute of one of AWS's machines: the first that engine native, which trains all models, runs on."""
+    """The section compute of one of AWS's machines: the first that engine native, which trains all
+    models, runs on.
+    """
     of_aws = [(kind, count) for kind, count in machines if instance(kind)]
     first = min(of_aws, key=lambda one: engine_of(one[0]) == "nxd", default=None)
     return {"instance_type": first[0], "instance_count": first[1]} if first else {}
 
 
 def _open_machine(drafted: Draft) -> bool:
-    """Whether the machine of a config is only the default one, or one without an engine for the model."""
+    """Whether the machine of a config is only the default one, or one without an engine for the
+    model.
+    """
     config = drafted.config
     if config is None:
         return False
@@ -321,10 +401,14 @@ def _open_machine(drafted: Draft) -> bool:
 
 
 def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:
-    """Faults of a model that is known by its name alone, without those of the mesh, which a plan reports."""
+    """Faults of a model that is known by its name alone, without those of the mesh, which a plan
+    reports.
+    """
     where, _, rest = config.model.path.partition("@")[0].partition("://")
     described = named_config(rest) if rest and where not in ("demo", "run") else None
     if described is None:
         return []
     of_mesh = {"parallel.tp", "parallel.pp", "parallel.ep", "parallel.layers_per_stage"}
-    return [text for keys, text in shape_faults(config, described) if not (of_mesh | left_out) & keys]
+    return [
+        text for keys, text in shape_faults(config, described) if not (of_mesh | left_out) & keys
+    ]

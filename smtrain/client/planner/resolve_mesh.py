@@ -1,4 +1,6 @@
-"""Choose what a config leaves open by its machines: engine, sequence length, mesh and batch (`parallel: auto`)."""
+"""Choose what a config leaves open by its machines: engine, sequence length, mesh and batch
+(`parallel: auto`).
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,11 @@ _Some = TypeVar("_Some", bound=Section)
 
 
 def with_engine(config: JobConfig) -> JobConfig:
-    """Choose the engine by the machines (native on this machine), and no weight decay for adapters, unless given.
+    """Choose the engine by the machines (native on this machine), and no weight decay for adapters,
+    unless given.
 
-    Chosen values count as not given, so that a config that is loaded again for other machines or another target chooses
-    again.
+    Chosen values count as not given, so that a config that is loaded again for other machines or
+    another target chooses again.
     """
     if config.train.adapter and "weight_decay" not in config.train.model_fields_set:
         config = _with(config, train={"weight_decay": 0.0})
@@ -51,19 +54,25 @@ def with_engine(config: JobConfig) -> JobConfig:
 def with_processes(config: JobConfig) -> JobConfig:
     """Set the number of training processes, if the run is on this machine and names no machines."""
     processes = processes_here(config)
-    return config if processes is None else _with(config, compute={"processes_per_instance": processes})
+    return (
+        config
+        if processes is None
+        else _with(config, compute={"processes_per_instance": processes})
+    )
 
 
 def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
-    """Choose sequence length, mesh and batch by model and machines, unless given, and the steps from `train.tokens`.
+    """Choose sequence length, mesh and batch by model and machines, unless given, and the steps
+    from `train.tokens`.
 
-    The planner chooses the mesh on AWS, for this machine if `machines` describes it, and everywhere with `auto`; if it
-    does not know the model or the machines, and on this machine, the mesh is data parallel. Raises `ConfigError` if
-    nothing fits.
+    The planner chooses the mesh on AWS, for this machine if `machines` describes it, and everywhere
+    with `auto`; if it does not know the model or the machines, and on this machine, the mesh is
+    data parallel. Raises `ConfigError` if nothing fits.
     """
     if config.train.tokens is not None and "steps" in config.train.model_fields_set:
         raise ConfigError(
-            "train.tokens: stands in place of train.steps; leave one of the two out", code="config.combination"
+            "train.tokens: stands in place of train.steps; leave one of the two out",
+            code="config.combination",
         )
     config = _sizes(config, auto=auto)
     if config.train.tokens is None:
@@ -71,8 +80,8 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     steps = config.train.steps_for(-(-config.train.tokens // config.train.seq_len))
     if steps > MOST_STEPS:
         raise ConfigError(
-            f"train.tokens: {config.train.tokens} take {steps:,} steps, and at most {MOST_STEPS:,} are possible; lower "
-            "it, or raise train.global_batch_size",
+            f"train.tokens: {config.train.tokens} take {steps:,} steps, and at most {MOST_STEPS:,}"
+            " are possible; lower it, or raise train.global_batch_size",
             code="config.wrong_value",
         )
     return _with(config, train={"steps": steps})
@@ -93,7 +102,11 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
         else:
             return _planned(config, pinned=auto)
     parallel, sequence = config.parallel, "sequence_parallel"
-    if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
+    if (
+        sequence not in parallel.model_fields_set
+        and config.train.engine == "nxd"
+        and parallel.tp > 1
+    ):
         # NxD's gradients are wrong without it in bf16 (client/config/checks/train.py).
         config = _with(config, parallel={sequence: config.train.precision == "bf16"})
     if "global_batch_size" not in train:
@@ -102,14 +115,18 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
 
 
 def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
-    """Take the fastest mesh, and the smallest batch at which it is nearly as fast as at a large one."""
+    """Take the fastest mesh, and the smallest batch at which it is nearly as fast as at a large
+    one.
+    """
     if "global_batch_size" in config.train.model_fields_set:
         best = _fastest(config)
         if best is None:
             raise _nothing(config, auto=pinned)
         chosen = config
     else:
-        ways = [(size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))]
+        ways = [
+            (size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))
+        ]
         if not ways:
             raise _nothing(config, auto=pinned)
         share = _GOOD if config.train.max_global_batch_size is None else _EQUAL
@@ -129,8 +146,12 @@ def _fastest(config: JobConfig) -> Candidate | None:
     return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
 
 
-def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
-    """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as it is."""
+def accepted(
+    config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None
+) -> bool:
+    """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as
+    it is.
+    """
     from smtrain.client.config.checks.train import engine_faults
 
     ramp, each = config.train.batch_ramp, mesh.dp * mesh.micro_batch
@@ -140,17 +161,26 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
         config,
         parallel=dict(zip(_MESH, _words(mesh), strict=True)),
         compute={
-            "instance_type": machine.type, "instance_count": machine.count, "processes_per_instance": machine.cores,
+            "instance_type": machine.type,
+            "instance_count": machine.count,
+            "processes_per_instance": machine.cores,
         },
         train={"engine": engine or config.train.engine},
-    )  # fmt: skip
-    # A precision that no mesh of the config's own machines can have is told by itself, not as a mesh that is lacking.
-    judged = ("parallel.",) if machine.type == config.compute.instance_type else ("parallel.", "train.precision")
+    )
+    # A precision that no mesh of the config's own machines can have is told by itself, not as a
+    # mesh that is lacking.
+    judged = (
+        ("parallel.",)
+        if machine.type == config.compute.instance_type
+        else ("parallel.", "train.precision")
+    )
     return not any(key.startswith(judged) for keys, _ in engine_faults(tried) for key in keys)
 
 
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
-    """Reasons why a mesh cannot be used; also the mesh in which adapters would fit, if it does not fit in this one."""
+    """Reasons why a mesh cannot be used; also the mesh in which adapters would fit, if it does not
+    fit in this one.
+    """
     faults = tuple(refusals(work, machine, mesh))
     memory = bool(faults) and faults[0].startswith("memory:") and "LoRA" not in faults[0]
     if not memory or not linears(work.shape):
@@ -160,20 +190,32 @@ def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> t
         ways = search(adapted, [machine], recompute=recompute)
         best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
         if best is not None:
-            hint = f"; or train.adapter: {name} fits in {best.core_bytes / GIB:.1f} GiB with {best.mesh}"
+            hint = (
+                f"; or train.adapter: {name} fits in {best.core_bytes / GIB:.1f} GiB with"
+                f" {best.mesh}"
+            )
             return (faults[0] + hint, *faults[1:])
     return faults
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:
-    sizes = mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute, mesh.cp
+    sizes = (
+        mesh.tp,
+        mesh.pp,
+        mesh.dp,
+        mesh.micro_batch,
+        mesh.sequence_parallel,
+        mesh.recompute,
+        mesh.cp,
+    )
     return (*sizes, mesh.layers, mesh.ep)
 
 
 def _batches(config: JobConfig) -> list[int]:
     """Global batches to try: the odd part of the number of processes times powers of two.
 
-    With train.max_global_batch_size: up to that, and also the largest multiple of the number of processes.
+    With train.max_global_batch_size: up to that, and also the largest multiple of the number of
+    processes.
     """
     world, most = config.world_size, config.train.max_global_batch_size
     size, found = world // (world & -world), set()
@@ -187,18 +229,24 @@ def _batches(config: JobConfig) -> list[int]:
 
 
 def _batch_of(config: JobConfig) -> int:
-    """The smallest batch, from the default on, that the given mesh divides; or the largest that is allowed."""
+    """The smallest batch, from the default on, that the given mesh divides; or the largest that is
+    allowed.
+    """
     parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
-    each = config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
+    each = (
+        config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
+    )
     most = config.train.max_global_batch_size
     if most is None:
         return int(-(-least // each) * each)
     if most < each:
-        tiled = torus_chip(config.compute.instance_type, config.lnc)  # more tp or pp may not be connected
+        tiled = torus_chip(
+            config.compute.instance_type, config.lnc
+        )  # more tp or pp may not be connected
         ways = "" if tiled else ", or take fewer machines or more tp or pp"
         raise ConfigError(
-            f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at least (dp x "
-            f"micro_batch_size); raise it{ways}",
+            f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at"
+            f" least (dp x micro_batch_size); raise it{ways}",
             code="config.combination",
         )
     return int(most // each * each)
@@ -210,25 +258,33 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     given = "global_batch_size" in train.model_fields_set
     batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
     if train.max_global_batch_size is not None:
-        batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
+        batch = (
+            f" with a global batch of at most {train.max_global_batch_size}"
+            " (train.max_global_batch_size)"
+        )
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
     return ConfigError(
-        f"{start} fits the model{length}{batch}; {', or '.join(_ways_out(config))}", code="config.combination"
+        f"{start} fits the model{length}{batch}; {', or '.join(_ways_out(config))}",
+        code="config.combination",
     )
 
 
 def _ways_out(config: JobConfig) -> Iterator[str]:
     """Ways to a mesh that fits, each of which was tried."""
     compute, train, kind = config.compute, config.train, config.compute.instance_type
-    key = "max_global_batch_size" if train.max_global_batch_size is not None else "global_batch_size"
+    key = (
+        "max_global_batch_size" if train.max_global_batch_size is not None else "global_batch_size"
+    )
     if key in train.model_fields_set:
         free = _with(config, train={"max_global_batch_size": None})
         size = next((size for size in _batches(free) if _fastest(_sized(free, size))), None)
         if size is not None:
             yield f"set train.{key}: {size}"
     row = instance(kind)
-    joined = row is not None and (row["efa"] or is_gpu(kind))  # Neuron hosts need EFA to talk to one another
+    joined = row is not None and (
+        row["efa"] or is_gpu(kind)
+    )  # Neuron hosts need EFA to talk to one another
     counts = [compute.instance_count << n for n in range(1, _DOUBLINGS)] if joined else []
     more = [_with(config, compute={"instance_count": count}) for count in counts]
     if "global_batch_size" not in train.model_fields_set:
@@ -238,7 +294,11 @@ def _ways_out(config: JobConfig) -> Iterator[str]:
     yield "take larger instances"
     if train.adapter is None and linears(shape_of(config)):
         adapted = _with(config, train={"adapter": AdapterSection(rank=RANK)})
-        sizes = [train.global_batch_size] if "global_batch_size" in train.model_fields_set else _batches(config)
+        sizes = (
+            [train.global_batch_size]
+            if "global_batch_size" in train.model_fields_set
+            else _batches(config)
+        )
         if any(_fastest(_sized(adapted, size)) for size in sizes):
             yield LORA_FITS
 

@@ -60,7 +60,8 @@ class Plan:
     dollars_by_item: dict[str, float]
     dollars_per_million_tokens: float | None
     tokens_per_dollar: float | None
-    """Tokens of an undisturbed hour divided by its price, as in the published table for Trainium."""
+    """Tokens of an undisturbed hour divided by its price, as in the published table for Trainium.
+    """
     prices: tuple[Price, ...]
     save: Saving | None
     save_interval_steps: int | None
@@ -69,7 +70,9 @@ class Plan:
     choices: tuple[Choice, ...]
     """The five best choices; this plan may be another one."""
     relaxed: tuple[str, ...] = ()
-    """Gains without the budget, without the deadline, and with a larger train.max_global_batch_size."""
+    """Gains without the budget, without the deadline, and with a larger
+    train.max_global_batch_size.
+    """
 
     disk_gib: dict[str, float] = field(default_factory=dict)
     """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
@@ -92,7 +95,9 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""
-        told: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str), parse_constant=lambda _: None)
+        told: dict[str, Any] = json.loads(
+            json.dumps(asdict(self), default=str), parse_constant=lambda _: None
+        )
         return told
 
     def __str__(self) -> str:
@@ -107,17 +112,27 @@ class Plan:
 
 def summary(plan: Plan) -> str:
     """The plan in words: needs and costs, then choices, then warnings."""
-    active = "" if plan.active_parameters is None else f", {counted(plan.active_parameters)} of them active"
+    active = (
+        ""
+        if plan.active_parameters is None
+        else f", {counted(plan.active_parameters)} of them active"
+    )
     lines = [f"{plan.model}: {counted(plan.parameters)} parameters{active} on {plan.machines}"]
     lines.append(f"mesh        {plan.mesh}")
     if plan.memory_gib:
         m = plan.memory_gib
-        parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)
-        lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB{f' ({parts})' if parts else ''}")
+        parts = ", ".join(
+            f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05
+        )
+        lines.append(
+            f"core        {m['total']:.1f} of {m['available']:.0f}"
+            f" GiB{f' ({parts})' if parts else ''}"
+        )
     if h := plan.host_memory_gib:
         lines.append(
-            f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
-            f"{h['available']:.0f} GiB; a checkpoint is {_three(plan.checkpoint_gib)} GiB"
+            f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save"
+            f" {h['async_save']:.0f} of {h['available']:.0f} GiB; a checkpoint is"
+            f" {_three(plan.checkpoint_gib)} GiB"
         )
     for fault in plan.faults:
         lines.append(f"DOES NOT FIT: {fault}")
@@ -125,26 +140,48 @@ def summary(plan: Plan) -> str:
         lines.append(f"disk        {_three(d['needed'])} of {_three(d['free'])} GiB that are free")
     if plan.fits and plan.sequences_per_s and plan.step_s:
         s = plan.sequences_per_s
-        known = "" if plan.calibrated else ", by a measurement of this machine" if plan.here else ", UNCALIBRATED"
+        known = (
+            ""
+            if plan.calibrated
+            else ", by a measurement of this machine"
+            if plan.here
+            else ", UNCALIBRATED"
+        )
         known = ", by your own run" if plan.by_own_run else known
         share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
         lines.append(
             f"throughput  {_wide_speed(plan)}, UNCALIBRATED"
             if is_wide(plan)
-            else f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
-            f"{_three(plan.tokens_per_s)} tokens/s{share}{known}"
+            else (
+                f"throughput  {_three(s['value'])} sequences/s"
+                f" ({span(_three(s['low']), _three(s['high']))}), {_three(plan.tokens_per_s)}"
+                f" tokens/s{share}{known}"
+            )
         )
         t = plan.step_s
-        parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
+        parts = ", ".join(
+            f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total"
+        )
         lines.append(f"step        {t['total']:.3g} s: {parts}")
         lines += plan.gpu_options.lines() if plan.gpu_options else []
     if plan.fits and plan.hours is not None:
-        cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
+        cut = (
+            f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)"
+            if plan.attempts
+            else ""
+        )
         # only AWS bills by known prices
-        what = "for training" if plan.attempts else "billed for training" if plan.billed else "of training"
+        what = (
+            "for training"
+            if plan.attempts
+            else "billed for training"
+            if plan.billed
+            else "of training"
+        )
         hours = [plan.hours * ratio * 3600 for ratio in _ratios(plan)]
         lines.append(
-            f"time        {span(*map(spell, hours)) if is_wide(plan) else spell(plan.hours * 3600)} {what}{cut}"
+            f"time        {span(*map(spell, hours)) if is_wide(plan) else spell(plan.hours * 3600)}"
+            f" {what}{cut}"
         )
     if plan.here:
         lines.append("cost        nothing here")
@@ -152,7 +189,9 @@ def summary(plan: Plan) -> str:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         middle = "by the middle: " if is_wide(plan) else ""
         if is_wide(plan):
-            lines.append(f"cost        {_money(plan)}; the middle is ${plan.dollars:,.2f} ({items})")
+            lines.append(
+                f"cost        {_money(plan)}; the middle is ${plan.dollars:,.2f} ({items})"
+            )
         else:
             lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
         lines.append(
@@ -167,7 +206,10 @@ def summary(plan: Plan) -> str:
         stages = ", ".join(stage for stage, why in plan.unestimated.items() if why == reason)
         lines.append(f"not planned {stages}: {reason}")
     if plan.fits and plan.save and plan.save_interval_steps:
-        lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
+        lines.append(
+            f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps"
+            " loses least"
+        )
     if plan.choices:
         lines += ["", "choices, by the middle of their intervals" if is_wide(plan) else "choices"]
         lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
@@ -179,11 +221,15 @@ def summary(plan: Plan) -> str:
 
 
 _WIDE = 4
-"""An interval that reaches so many times below its middle is shown first, as its middle is no more than a guess."""
+"""An interval that reaches so many times below its middle is shown first, as its middle is no more
+than a guess.
+"""
 
 
 def is_wide(plan: Plan) -> bool:
-    """Whether so little is known of the speed that no single number stands for it, as on Trainium2."""
+    """Whether so little is known of the speed that no single number stands for it, as on
+    Trainium2.
+    """
     s = plan.sequences_per_s
     return s is not None and s["low"] * _WIDE < s["value"]
 
@@ -199,9 +245,15 @@ def _wide_speed(plan: Plan) -> str:
     fast, slow = _ratios(plan)
     sequences, tokens, share = (
         f"{_three(value / slow)} to {_three(value / fast)}"
-        for value in ((plan.sequences_per_s or {})["value"], plan.tokens_per_s or 0.0, 100 * (plan.mfu or 0.0))
+        for value in (
+            (plan.sequences_per_s or {})["value"],
+            plan.tokens_per_s or 0.0,
+            100 * (plan.mfu or 0.0),
+        )
     )
-    return f"{sequences} sequences/s, {tokens} tokens/s" + (f" ({share} % of peak)" if plan.mfu else "")
+    return f"{sequences} sequences/s, {tokens} tokens/s" + (
+        f" ({share} % of peak)" if plan.mfu else ""
+    )
 
 
 def _money(plan: Plan) -> str:
@@ -216,8 +268,13 @@ def _total(plan: Plan) -> str:
     """Time and money of all stages, in the order in which they run."""
     hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
     if is_wide(plan):
-        rest = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items() if stage != "train")
-        return f"total       {_money(plan) or 'the time above'}, of which the stages but train take {rest}"
+        rest = ", ".join(
+            f"{stage} {spell(each * 3600)}" for stage, each in hours.items() if stage != "train"
+        )
+        return (
+            f"total       {_money(plan) or 'the time above'}, of which the stages but train take"
+            f" {rest}"
+        )
     parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
     start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"
@@ -231,4 +288,7 @@ def _three(value: float | None) -> str:
 
 def _row(number: int, c: Choice) -> str:
     money = f"${c.dollars:,.0f}" if c.dollars is not None else "no price"
-    return f"{number}. {spell(c.hours * 3600):>10} {money:>12}  {c.core_gib:5.1f} GiB  {c.machines}, {c.mesh}"
+    return (
+        f"{number}. {spell(c.hours * 3600):>10} {money:>12}  {c.core_gib:5.1f} GiB  {c.machines},"
+        f" {c.mesh}"
+    )

@@ -1,6 +1,7 @@
 """Meshes whose groups the chips of a Trainium2 host cannot form, each with a mesh that they can.
 
-core/facts/trainium2.py has the rule. The remedy is tried before it is named: it passes the config's checks and fits.
+core/facts/trainium2.py has the rule. The remedy is tried before it is named: it passes the config's
+checks and fits.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ _MOST = 16
 
 
 def torus_faults(config: JobConfig) -> Iterator[Fault]:
-    """The fault of a mesh that cannot run on the config's machines; on this machine CPUs run any mesh."""
+    """The fault of a mesh that cannot run on the config's machines; on this machine CPUs run any
+    mesh.
+    """
     compute, chip = config.compute, torus_chip(config.compute.instance_type, config.lnc)
     group = None if TARGETS[config.target].here or not mesh_fits(config) else broken_group(config)
     if group is not None and chip is not None:
         yield (
             {*MESH_KEYS, "model.path", "train.global_batch_size"},
-            f"parallel: with {config.mesh_words}, "
-            f"{torus_sentence(group, chip, compute.instance_type)}; {_remedy(config, chip)}",
+            (
+                f"parallel: with {config.mesh_words}, "
+                f"{torus_sentence(group, chip, compute.instance_type)}; {_remedy(config, chip)}"
+            ),
         )
 
 
@@ -50,7 +55,9 @@ def _remedy(config: JobConfig, chip: int) -> str:
     except ConfigError:
         return _by_geometry(config, chip)
     least = config.compute.instance_count
-    counts = [least << more for more in range(_MOST.bit_length()) if more == 0 or least << more <= _MOST]
+    counts = [
+        least << more for more in range(_MOST.bit_length()) if more == 0 or least << more <= _MOST
+    ]
     open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",)]
     open_keys += [("train.global_batch_size",), ("train.max_global_batch_size",)]
     for left_out in open_keys:
@@ -62,12 +69,13 @@ def _remedy(config: JobConfig, chip: int) -> str:
                 more = f" and compute.instance_count: {count}" if count != least else ""
                 without = "".join(f" and leave out {key}" for key in left_out)
                 return (
-                    f"set parallel: auto{more}{without}, which gives {found.mesh_words} with micro-batches of "
-                    f"{found.parallel.micro_batch_size}"
+                    f"set parallel: auto{more}{without}, which gives {found.mesh_words} with"
+                    f" micro-batches of {found.parallel.micro_batch_size}"
                 )
     return (
-        f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs (ml.p5.48xlarge) "
-        "or Trainium3 (target slurm) with parallel: auto, whose devices any group can have"
+        f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs"
+        " (ml.p5.48xlarge) or Trainium3 (target slurm) with parallel: auto, whose devices any"
+        " group can have"
     )
 
 
@@ -77,7 +85,9 @@ def _is_given(config: JobConfig, key: str) -> bool:
 
 
 def _chosen(config: JobConfig, count: int, left_out: tuple[str, ...]) -> JobConfig | None:
-    """The config with the planner's mesh on so many hosts, and without some keys; None if no mesh fits."""
+    """The config with the planner's mesh on so many hosts, and without some keys; None if no mesh
+    fits.
+    """
     sections = {
         "compute": config.compute.model_copy(update={"instance_count": count}),
         "train": config.train.model_copy(),
@@ -103,7 +113,9 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
         found = instead(parallel.tp, parallel.pp, world, host, chip)
     tp, pp = found or (1, 1)
     dp = world // (tp * pp)
-    keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (f", parallel.dp: {dp}" if parallel.dp is not None else "")
+    keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (
+        f", parallel.dp: {dp}" if parallel.dp is not None else ""
+    )
     keys += ", parallel.cp: 1" if parallel.cp > 1 else ""
     ep = gcd(parallel.ep, dp)
     ep = 1 if untiled(tp, pp, dp, host, chip, ep=ep) else ep

@@ -1,4 +1,6 @@
-"""Search all legal meshes for the machines, fastest first, and explain why a mesh does not fit or is slow."""
+"""Search all legal meshes for the machines, fastest first, and explain why a mesh does not fit or
+is slow.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +54,31 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
 
 
 def search(
-    work: Work, machines: Iterable[Machine], *, recompute: tuple[Recompute, ...] = RECOMPUTE,
+    work: Work,
+    machines: Iterable[Machine],
+    *,
+    recompute: tuple[Recompute, ...] = RECOMPUTE,
     dollars_per_hour: dict[str, float] | None = None,
-) -> list[Candidate]:  # fmt: skip
+) -> list[Candidate]:
     """The fastest candidate for each (machine, tp, cp, pp) that is legal and fits, fastest first.
 
-    Only the best micro-batch, recomputation and, with experts, ep of each (tp, pp) is kept. Sequence parallelism is
-    used whenever tp > 1 divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
+    Only the best micro-batch, recomputation and, with experts, ep of each (tp, pp) is kept.
+    Sequence parallelism is used whenever tp > 1 divides the sequence: it saves memory and moves the
+    same bytes (Korthikanti et al. 2022).
     """
     price = dollars_per_hour or {}
     tables: dict[Machine, tuple[FastestMeshes, list[int]]] = {}
     shared = SharedFigures()
     found: list[Candidate] = []
     for machine in machines:
-        # The number of hosts changes the time of a slot only for GPUs: a single host uses its links, not the network.
+        # The number of hosts changes the time of a slot only for GPUs: a single host uses its
+        # links, not the network.
         alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
         if alone not in tables:
-            tables[alone] = FastestMeshes(work, alone, recompute, shared), tensor_degrees(work, alone)
+            tables[alone] = (
+                FastestMeshes(work, alone, recompute, shared),
+                tensor_degrees(work, alone),
+            )
         table, degrees = tables[alone]
         hourly = price.get(machine.type)
         for tp, cp in [(t, c) for t in degrees for c in context_degrees(work, machine, t)]:
@@ -79,7 +89,9 @@ def search(
                 for ep in expert_degrees(work, machine, tp, dp * cp):
                     if ep == 1 or _tiles(work, machine, tp, pp, dp, cp, ep):
                         way = table.fastest(tp, pp, dp, ep, cp)
-                        best = way if best is None or (way is not None and way[1] < best[1]) else best
+                        best = (
+                            way if best is None or (way is not None and way[1] < best[1]) else best
+                        )
                 if best is not None:
                     mesh, seconds, need = best
                     dollars = None if hourly is None else seconds * machine.count * hourly / 3600
@@ -87,9 +99,12 @@ def search(
     return sorted(found, key=lambda c: c.step_s)
 
 
-def _tiles(work: Work, machine: Machine, tp: int, pp: int, dp: int, cp: int, ep: int | None = None) -> bool:
-    """Whether the torus of the machine's chips, if there is one, connects all groups of a mesh; without ep also those
-    of neighbouring stages."""
+def _tiles(
+    work: Work, machine: Machine, tp: int, pp: int, dp: int, cp: int, ep: int | None = None
+) -> bool:
+    """Whether the torus of the machine's chips, if there is one, connects all groups of a mesh;
+    without ep also those of neighbouring stages.
+    """
     if machine.torus_chip is None:
         return True
     mesh = Mesh(tp, pp, dp, cp=cp, ep=ep or 1)
@@ -97,18 +112,26 @@ def _tiles(work: Work, machine: Machine, tp: int, pp: int, dp: int, cp: int, ep:
 
 
 def context_degrees(work: Work, machine: Machine, tp: int) -> list[int]:
-    """Powers of two into which long rows can be cut; unlike those of tp, its messages may leave the host."""
+    """Powers of two into which long rows can be cut; unlike those of tp, its messages may leave the
+    host.
+    """
     degrees, cp = [1], 2
     while not work.gathers_again and work.seq_len // cp >= SHORTEST and tp * cp <= machine.world:
         parts = cp * (tp if tp > 1 and work.seq_len % tp == 0 else 1)
-        if not (work.seq_len % parts or machine.world % (tp * cp) or work.shape.mesh_faults(tp, 1, cp=cp)):
+        if not (
+            work.seq_len % parts
+            or machine.world % (tp * cp)
+            or work.shape.mesh_faults(tp, 1, cp=cp)
+        ):
             degrees.append(cp)
         cp *= 2
     return degrees
 
 
 def expert_degrees(work: Work, machine: Machine, tp: int, shards: int) -> list[int]:
-    """Powers of two that divide the experts and dp x cp, within a host: messages are many times those of tp."""
+    """Powers of two that divide the experts and dp x cp, within a host: messages are many times
+    those of tp.
+    """
     degrees, ep = [1], 2
     while work.shape.experts is not None and ep * tp <= machine.cores and shards % ep == 0:
         if not work.shape.mesh_faults(1, 1, ep):
@@ -119,7 +142,9 @@ def expert_degrees(work: Work, machine: Machine, tp: int, shards: int) -> list[i
 
 @cache
 def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
-    """(pp, dp) whose product is `ranks`, with at least one layer per stage and a batch that dp divides."""
+    """(pp, dp) whose product is `ranks`, with at least one layer per stage and a batch that dp
+    divides.
+    """
     pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
     return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
 
@@ -135,15 +160,24 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         hint = ""
         for name, adapted in adapter_ways(work, machine):
             bytes_ = worst_core(adapted, machine, mesh)[1].total
-            if not hint and bytes_ <= machine.core_bytes and not [*mesh_faults(adapted, machine, mesh)]:
+            if (
+                not hint
+                and bytes_ <= machine.core_bytes
+                and not [*mesh_faults(adapted, machine, mesh)]
+            ):
                 hint = f"; or train.adapter: {name} needs {bytes_ / GIB:.1f} GiB"
         yield shortfall(stage, need, machine) + hint
 
 
 def adapter_ways(work: Work, machine: Machine) -> Iterator[tuple[str, Work]]:
-    """Ways to train with less memory, by name: LoRA on all linears at the config's defaults, then QLoRA."""
+    """Ways to train with less memory, by name: LoRA on all linears at the config's defaults, then
+    QLoRA.
+    """
     if work.lora is None:
-        yield f"LoRA of rank {RANK}", replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
+        yield (
+            f"LoRA of rank {RANK}",
+            replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape))),
+        )
     if not machine.neuron and not work.gathers_again and not work.quantizes:
         lora = work.lora or Lora(RANK, 2.0 * RANK, targets=linears(work.shape))
         yield "QLoRA (quantize: nf4)", replace(work, lora=replace(lora, quantize="nf4"))
@@ -151,13 +185,21 @@ def adapter_ways(work: Work, machine: Machine) -> Iterator[tuple[str, Work]]:
 
 def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
     """Explain a lack of memory: by how much, and which part is the largest."""
-    parts = {n: getattr(need, n) for n in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")}
+    parts = {
+        n: getattr(need, n)
+        for n in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+    }
     largest = max(parts, key=lambda n: parts[n])
-    wider = "raise tp or pp" if machine.torus_chip is None else "take a larger tp x pp that the torus connects"
+    wider = (
+        "raise tp or pp"
+        if machine.torus_chip is None
+        else "take a larger tp x pp that the torus connects"
+    )
     return (
-        f"memory: a core of pipeline stage {stage} needs {need.total / GIB:.1f} GiB and has "
-        f"{machine.core_bytes / GIB:.1f}, short by {(need.total - machine.core_bytes) / GIB:.1f} GiB; most of it is "
-        f"{largest} ({parts[largest] / GIB:.1f} GiB): {wider}, recompute more, or take smaller micro-batches"
+        f"memory: a core of pipeline stage {stage} needs {need.total / GIB:.1f} GiB and has"
+        f" {machine.core_bytes / GIB:.1f}, short by {(need.total - machine.core_bytes) / GIB:.1f}"
+        f" GiB; most of it is {largest} ({parts[largest] / GIB:.1f} GiB): {wider}, recompute more,"
+        " or take smaller micro-batches"
     )
 
 
@@ -169,22 +211,29 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
         yield f"tight: {need / machine.core_bytes:.1%} of a core's memory would be used"
     if mesh.tp > machine.cores:
         yield (
-            f"unwise: tensor parallelism over {mesh.tp} cores leaves the host, which has {machine.cores}; its "
-            f"collectives take {step.tensor_parallel / step.total:.0%} of a step"
+            f"unwise: tensor parallelism over {mesh.tp} cores leaves the host, which has"
+            f" {machine.cores}; its collectives take {step.tensor_parallel / step.total:.0%} of a"
+            " step"
         )
     if step.bubble_share > BUBBLE:
         slots = work.global_batch // (mesh.dp * mesh.micro_batch)
-        lower = "lower pp" if machine.torus_chip is None else "take a lower pp that the torus connects"
+        lower = (
+            "lower pp" if machine.torus_chip is None else "take a lower pp that the torus connects"
+        )
         yield (
-            f"unwise: the pipeline waits {step.bubble_share:.0%} of a step (pp {mesh.pp}, only {slots} micro-batches); "
-            f"{lower} or raise the global batch"
+            f"unwise: the pipeline waits {step.bubble_share:.0%} of a step (pp {mesh.pp}, only"
+            f" {slots} micro-batches); {lower} or raise the global batch"
         )
     each = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
     if not mesh.layers and len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:
         yield (
-            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last stages and "
+            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last"
+            " stages and "
             f"{min(each)} on others, which wait; the best is parallel.layers_per_stage: "
             f"{list(StageTimes(work, machine, mesh, Coefficients.fitted(machine)).balanced(mesh.pp)[0])}"
         )
     if best and step.total > SLOWER * best.step_s:
-        yield f"unwise: {step.total / best.step_s:.1f} times slower than {best.mesh} on the same machines"
+        yield (
+            f"unwise: {step.total / best.step_s:.1f} times slower than {best.mesh} on the same"
+            " machines"
+        )

@@ -14,7 +14,9 @@ from smtrain.core.errors import ConfigError
 
 
 def for_machines(config: JobConfig) -> JobConfig:
-    """The config with `train.compile` and `train.deterministic` decided, if its machines have GPUs."""
+    """The config with `train.compile` and `train.deterministic` decided, if its machines have
+    GPUs.
+    """
     if kind_of(config) != "gpu":
         return config
     try:

@@ -1,4 +1,6 @@
-"""Time of the jobs around train: each stage of the run by its own estimate, or the reason why it has none."""
+"""Time of the jobs around train: each stage of the run by its own estimate, or the reason why it
+has none.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class StageEstimates:
 
     @classmethod
     def of(cls, config: JobConfig, machine: Machine, prices: Prices) -> StageEstimates:
-        """Estimate each stage that a run of this config has on its target, if it trains on this machine."""
+        """Estimate each stage that a run of this config has on its target, if it trains on this
+        machine.
+        """
         known, unknown, left_out = [], {}, {}
         shape, described = shape_of(config), described_of(config)
         for name in stages_of(config, config.target):

@@ -1,4 +1,6 @@
-"""Memory, disk and time of the stages on CPU machines, and the machine that a stage gets for its size."""
+"""Memory, disk and time of the stages on CPU machines, and the machine that a stage gets for its
+size.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def shape_for(config: JobConfig, described: Mapping[str, Any] | None) -> ModelSh
 
 
 def need(
-    config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None,
+    config: JobConfig,
+    stage: Stage,
+    described: Mapping[str, Any] | None = None,
     assumptions: Mapping[str, float] | None = None,
-) -> StageNeed | None:  # fmt: skip
+) -> StageNeed | None:
     """Resources of a stage; None for a stage on accelerators, and for an unknown model."""
     job_stage = stage_named(stage)
     shape = None if job_stage.accelerated else shape_for(config, described)
@@ -44,7 +48,9 @@ def need(
 
 
 def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> str:
-    """Instance type of a stage: the config's or, if it names none for CPU stages, the first that holds it."""
+    """Instance type of a stage: the config's or, if it names none for CPU stages, the first that
+    holds it.
+    """
     compute = config.compute
     if stage_named(stage).accelerated:
         return compute.instance_type
@@ -57,7 +63,9 @@ def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | 
 
 
 def volume_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> int:
-    """Disk of a stage's machines in GiB: the config's or, if it names none, at least what the stage writes."""
+    """Disk of a stage's machines in GiB: the config's or, if it names none, at least what the stage
+    writes.
+    """
     compute = config.compute
     wanted = need(config, stage, described)
     if "volume_gb" in compute.model_fields_set or wanted is None:

@@ -1,7 +1,7 @@
 """Plan a run on this machine: its training processes, memory, disk and speed.
 
-A config that names no instance type and stays here is a run of this machine: `plan`, `check`, `run` and `launch` all
-count its processes by `processes_here`.
+A config that names no instance type and stays here is a run of this machine: `plan`, `check`, `run`
+and `launch` all count its processes by `processes_here`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ PROCESS = 0.35 * GIB
 
 
 def is_here(config: JobConfig) -> bool:
-    """Whether a run uses this machine as it is, not as a stand-in for the instances that the config names."""
+    """Whether a run uses this machine as it is, not as a stand-in for the instances that the config
+    names.
+    """
     compute = config.compute
     if not TARGETS[config.target].here or config.own_machine is not None:
         return False
-    return "instance_type" not in compute.model_fields_set or instance(compute.instance_type) is None
+    return (
+        "instance_type" not in compute.model_fields_set or instance(compute.instance_type) is None
+    )
 
 
 def is_own(config: JobConfig) -> bool:
@@ -47,9 +51,11 @@ def is_own(config: JobConfig) -> bool:
 
 
 def processes_here(config: JobConfig) -> int | None:
-    """Default training processes per host of a run on this machine; None for other runs, and if the number is given.
+    """Default training processes per host of a run on this machine; None for other runs, and if the
+    number is given.
 
-    One replica of the model for each GPU that mesh and batch can use; on CPUs one replica, whose threads use all cores.
+    One replica of the model for each GPU that mesh and batch can use; on CPUs one replica, whose
+    threads use all cores.
     """
     compute, parallel, train = config.compute, config.parallel, config.train
     if not TARGETS[config.target].here or "instance_type" in compute.model_fields_set:
@@ -60,7 +66,9 @@ def processes_here(config: JobConfig) -> int | None:
     copies = parallel.dp or max(1, gpus_here() // replica)
     if parallel.dp is None and "global_batch_size" in train.model_fields_set:
         sizes = range(copies, 0, -1)
-        copies = next((n for n in sizes if train.global_batch_size % (n * parallel.micro_batch_size) == 0), 1)
+        copies = next(
+            (n for n in sizes if train.global_batch_size % (n * parallel.micro_batch_size) == 0), 1
+        )
     return -(-replica * copies // compute.instance_count)
 
 
@@ -116,18 +124,26 @@ def memory_of(config: JobConfig) -> float | None:
 def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:
     """Plan a run on this machine: processes, memory, disk and speed; no cost.
 
-    `measured` is the tokens per second of this config; without it, the speed of the machine is used, which is measured
-    once if `measure`. Raises `ConfigError` for an unknown model.
+    `measured` is the tokens per second of this config; without it, the speed of the machine is
+    used, which is measured once if `measure`. Raises `ConfigError` for an unknown model.
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native", neuron=False)
     mesh, host = Mesh.of_config(config, shape.layers), _host(config)
-    core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
+    core = max(
+        (core_memory(work, host, mesh, stage) for stage in range(mesh.pp)),
+        key=lambda one: one.total,
+    )
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
     faults = (*shape.mesh_faults(mesh.tp, mesh.pp, mesh.ep, cp=mesh.cp), *stage_faults(shape, mesh))
     faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
-    warnings, step, rate, wide = ramp_warnings(config) + about_model(config) + long_rows(config), None, None, 0.0
+    warnings, step, rate, wide = (
+        ramp_warnings(config) + about_model(config) + long_rows(config),
+        None,
+        None,
+        0.0,
+    )
     if measured is not None:
         rate = measured / work.seq_len
     elif not faults:
@@ -140,30 +156,54 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     if rate:
         before = reference_pass.seconds(config, work, mesh, work.global_batch / rate)
         warnings += reference_pass.warnings(config, work, mesh, work.global_batch / rate)
-    warnings.append("on AWS it would run on other machines: `smtrain plan --target aws` plans those")
+    warnings.append(
+        "on AWS it would run on other machines: `smtrain plan --target aws` plans those"
+    )
     parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
     return Plan(
-        model=model_name(config), parameters=work.parameters,
+        model=model_name(config),
+        parameters=work.parameters,
         active_parameters=shape.active_parameters() if shape.experts else None,
-        machines=f"this machine, {name_here()}", mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
+        machines=f"this machine, {name_here()}",
+        mesh=mesh,
+        fits=not faults,
+        faults=faults,
+        warnings=tuple(warnings),
         memory_gib={part: size / GIB for part, size in parts.items()} if memory is not None else {},
-        host_memory_gib={}, step_s=step.parts() if step else None,
-        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
-        tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
-        hours=(before + config.train.samples / rate) / 3600 if rate else None, attempts=None, dollars=None,
-        dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
-        save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
-        disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True, billed=False,
+        host_memory_gib={},
+        step_s=step.parts() if step else None,
+        sequences_per_s=(
+            {"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None
+        ),
+        tokens_per_s=rate * work.seq_len if rate else None,
+        mfu=None,
+        calibrated=False,
+        nearest=None,
+        hours=(before + config.train.samples / rate) / 3600 if rate else None,
+        attempts=None,
+        dollars=None,
+        dollars_by_item={},
+        dollars_per_million_tokens=None,
+        tokens_per_dollar=None,
+        prices=(),
+        save=None,
+        save_interval_steps=None,
+        checkpoint_gib=checkpoint_bytes(work) / GIB,
+        choices=(),
+        disk_gib={"needed": needed / GIB, "free": room / GIB},
+        here=True,
+        billed=False,
         unestimated=dict.fromkeys(
             (stage for stage in stages_of(config, config.target) if stage != "train"),
             "only training is measured on this machine",
         ),
-    )  # fmt: skip
+    )
 
 
 def disk_needed(config: JobConfig, work: Work) -> float:
-    """Bytes of a run below $SMTRAIN_HOME: the model three times (original, converted, exported), the kept checkpoints
-    and the one being written, and the text with its tokens."""
+    """Bytes of a run below $SMTRAIN_HOME: the model three times (original, converted, exported),
+    the kept checkpoints and the one being written, and the text with its tokens.
+    """
     kept = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
     return 3 * 4.0 * work.parameters + kept + 2 * (text_bytes(config) or 0.0)
 
@@ -171,7 +211,9 @@ def disk_needed(config: JobConfig, work: Work) -> float:
 def free_disk() -> float:
     """Free bytes on the disk of $SMTRAIN_HOME."""
     folder = home_path().absolute()
-    return float(shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free)
+    return float(
+        shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free
+    )
 
 
 def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
@@ -179,17 +221,29 @@ def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
     if free is None or need <= free:
         return ()
     offer = what_fits(config, cores_here(), free)
-    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    remedy = (
+        f"what fits: {offer}"
+        if offer
+        else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    )
     started = "1 process needs" if config.world_size == 1 else f"{config.world_size} processes need"
-    return (f"memory: {started} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here; {remedy}",)
+    return (
+        (
+            f"memory: {started} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here;"
+            f" {remedy}"
+        ),
+    )
 
 
 def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
     if needed <= free:
         return ()
     return (
-        f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and {free / GIB:.1f} GiB are free; "
-        "free some (`smtrain local clean` says what can go), or set SMTRAIN_HOME to a folder on a larger disk",
+        (
+            f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and"
+            f" {free / GIB:.1f} GiB are free; free some (`smtrain local clean` says what can go),"
+            " or set SMTRAIN_HOME to a folder on a larger disk"
+        ),
     )
 
 
@@ -202,4 +256,13 @@ def _step(config: JobConfig, work: Work, mesh: Mesh, speed: Speed) -> StepTime |
 
 def _host(config: JobConfig) -> Machine:
     """This machine for `core_memory`, which needs no speed."""
-    return Machine("cpu", config.compute.instance_count, config.processes_per_instance, 1, 1, 1, 1, accelerated=False)
+    return Machine(
+        "cpu",
+        config.compute.instance_count,
+        config.processes_per_instance,
+        1,
+        1,
+        1,
+        1,
+        accelerated=False,
+    )

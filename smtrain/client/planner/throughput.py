@@ -1,10 +1,10 @@
 """Time of an optimizer step: operations / peak, bytes / bandwidth, pipeline bubble and overhead.
 
-Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with published runs
-(core/facts/throughput_gpu.toml). Three more, for mixtures of experts, are fitted to runs on H100. Each term has a
-physical form, so that the few coefficients also hold for shapes that were not published; docs/planner-formulas.md
-derives them. If only a bound is known, the slower one is used. On GPUs whose kernels were measured, `kernels` gives the
-time of everything but messages.
+Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with
+published runs (core/facts/throughput_gpu.toml). Three more, for mixtures of experts, are fitted to
+runs on H100. Each term has a physical form, so that the few coefficients also hold for shapes that
+were not published; docs/planner-formulas.md derives them. If only a bound is known, the slower one
+is used. On GPUs whose kernels were measured, `kernels` gives the time of everything but messages.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from smtrain.client.planner.machines import (
 from smtrain.core.facts import table
 from smtrain.core.model.shape import ModelShape
 
-# Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
-# "selective" repeats only the scores (Korthikanti et al. 2022, arXiv 2205.05198).
+# Passes over a layer's matrix products and over its attention scores: forward 1, backward 2,
+# recomputation 1. "selective" repeats only the scores (Korthikanti et al. 2022, arXiv 2205.05198).
 _DENSE = {"none": 3, "selective": 3, "full": 4}
 _SCORES = {"none": 3, "selective": 4, "full": 4}
 # A pipeline stage launches forward and backward separately, a whole model both at once.
 _LAUNCHES = 2
-# Collectives of a layer (Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al.): two all-gathers and two
-# reduce-scatters, or two all-reduces of the same bytes, forward; as many backward; the forward ones again if the whole
-# layer is recomputed.
+# Collectives of a layer (Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al.): two
+# all-gathers and two reduce-scatters, or two all-reduces of the same bytes, forward; as many
+# backward; the forward ones again if the whole layer is recomputed.
 _COLLECTIVES = {"none": 8, "selective": 8, "full": 12}
 
 
@@ -52,7 +52,9 @@ class Coefficients:
     efficiency: float
     """Share of the peak that large matrix products reach."""
     link_bytes_per_flop: float
-    """Rate of tensor-parallel collectives: bytes per second, divided by the core's peak in operations per second."""
+    """Rate of tensor-parallel collectives: bytes per second, divided by the core's peak in
+    operations per second.
+    """
     network_share: float
     """Share of a host's network that the gradient exchange reaches."""
     slot_seconds: float
@@ -64,20 +66,26 @@ class Coefficients:
     yearly_gain: float
     """Log of the speed-up from one Neuron release to the next, up to `MATURE`."""
     expert_products: float = 1.0
-    """Time of an operation in the products of experts, relative to one in a large matrix product."""
+    """Time of an operation in the products of experts, relative to one in a large matrix product.
+    """
     routed_bytes_per_flop: float = math.inf
-    """Rate of sorting rows by expert and back within a device: bytes of their hidden states per second in each pass,
-    divided by the core's peak in operations per second."""
+    """Rate of sorting rows by expert and back within a device: bytes of their hidden states per
+    second in each pass, divided by the core's peak in operations per second.
+    """
     swap_share: float = 1.0
-    """Rate of the all-to-alls that take rows to their experts, relative to collectives over the same link."""
+    """Rate of the all-to-alls that take rows to their experts, relative to collectives over the
+    same link.
+    """
     kernels: Kernels | None = None
-    """Engine native's kernels on this GPU, if they were measured or follow from a measurement: then only the numbers
-    of messages are used of the above."""
+    """Engine native's kernels on this GPU, if they were measured or follow from a measurement: then
+    only the numbers of messages are used of the above.
+    """
 
     @classmethod
     def fitted(cls, machine: Machine | None = None) -> Coefficients:
-        """The fitted values for Neuron cores; for GPUs and described machines those of their chip, or of the one that
-        stands in for it, scaled to their own link."""
+        """The fitted values for Neuron cores; for GPUs and described machines those of their chip,
+        or of the one that stands in for it, scaled to their own link.
+        """
         if machine is None or not machine.link:
             return _fitted()
         k, share = _of_chip(machine.chip)
@@ -92,7 +100,9 @@ MATURE = 20  # minor number of Neuron 2.x from which releases are no faster than
 
 
 def stand_in(chip: str) -> str:
-    """The chip whose published runs are used for this one: itself, or one like it (core/facts/throughput_gpu.toml)."""
+    """The chip whose published runs are used for this one: itself, or one like it
+    (core/facts/throughput_gpu.toml).
+    """
     facts = table("throughput_gpu")
     name: str = facts["like"].get(chip, chip if chip in facts["chips"] else facts["like"]["other"])
     return name
@@ -113,7 +123,9 @@ def _fitted() -> Coefficients:
 
 
 def _of_experts() -> dict[str, Any]:
-    """The coefficients of experts: those of H100 stand for every chip, as no run on another was published."""
+    """The coefficients of experts: those of H100 stand for every chip, as no run on another was
+    published.
+    """
     row = table("throughput_gpu")["experts"]
     return {name: row[name] for name in EXPERTS}
 
@@ -137,11 +149,20 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        parts = self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
+        parts = (
+            self.compute
+            + self.attention
+            + self.tensor_parallel
+            + self.bubble
+            + self.overhead
+            + self.data_parallel
+        )
         return parts + self.expert_parallel + self.context_parallel + self.optimizer
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part, with `total`; those that a run may not have are left out if it has not."""
+        """Seconds by part, with `total`; those that a run may not have are left out if it has
+        not.
+        """
         each = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("expert_parallel", "context_parallel", "optimizer"):
             if not each[name]:
@@ -159,7 +180,9 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Slot:
-    """Seconds of one micro-batch, forward and backward, on the slowest stage; `middle`: on a stage with layers only."""
+    """Seconds of one micro-batch, forward and backward, on the slowest stage; `middle`: on a stage
+    with layers only.
+    """
 
     dense: float
     attention: float
@@ -178,17 +201,19 @@ class Slot:
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
     """Time of a micro-batch on the slowest stage.
 
-    It is the last one, which has the output matrix, unless `mesh.layers` gives others more layers to make up for it.
+    It is the last one, which has the output matrix, unless `mesh.layers` gives others more layers
+    to make up for it.
     """
     slot, others = StageTimes(work, machine, mesh, k).slowest(mesh.pp, mesh.layers)
     return replace(slot, middle=others)
 
 
 class StageTimes:
-    """Times of pipeline stages under one tp, cp, ep, micro-batch and recomputation, each layer and stage timed once.
+    """Times of pipeline stages under one tp, cp, ep, micro-batch and recomputation, each layer and
+    stage timed once.
 
-    The time of a stage depends on its layers, and on whether it is the last of several or the only one. It does not
-    depend on the number of stages, so one object serves every pp.
+    The time of a stage depends on its layers, and on whether it is the last of several or the only
+    one. It does not depend on the number of stages, so one object serves every pp.
     """
 
     def __init__(self, work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> None:
@@ -197,10 +222,25 @@ class StageTimes:
         self.uniform = len(work.shape.kinds) == 1
         if mesh.cp > 1 and machine.neuron:
             work = replace(work, fused_attention=False)  # its kernel takes no masks
-        self._work, self._machine, self._mesh, self._k, self._tokens = work, machine, mesh, k, tokens
+        self._work, self._machine, self._mesh, self._k, self._tokens = (
+            work,
+            machine,
+            mesh,
+            k,
+            tokens,
+        )
         self._rate = k.efficiency * machine.core_flops
-        self._moved = _COLLECTIVES[mesh.recompute] * tokens * work.shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
-        self._link, self._gather_link = (_link(machine, ranks, k) for ranks in (mesh.tp, mesh.tp * mesh.cp))
+        self._moved = (
+            _COLLECTIVES[mesh.recompute]
+            * tokens
+            * work.shape.hidden
+            * work.width
+            * (mesh.tp - 1)
+            / mesh.tp
+        )
+        self._link, self._gather_link = (
+            _link(machine, ranks, k) for ranks in (mesh.tp, mesh.tp * mesh.cp)
+        )
         self._swap = _swap_time(work, machine, mesh, k, tokens)
         self._head: float | None = None
         self._layers: dict[ModelShape, tuple[float, float, float]] = {}
@@ -210,8 +250,9 @@ class StageTimes:
         self._by_kinds: dict[tuple[frozenset[tuple[ModelShape, int]], bool, bool], Slot] = {}
 
     def slowest(self, pp: int, layers: tuple[int, ...]) -> tuple[Slot, float]:
-        """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the others: the bubble is a
-        micro-batch's way through them."""
+        """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the
+        others: the bubble is a micro-batch's way through them.
+        """
         if not layers:
             last = self.stage(pp, layers, pp - 1)
             return last, last.middle
@@ -222,11 +263,11 @@ class StageTimes:
         return next(slot for slot, _ in runs if slot.total == most), others
 
     def balanced(self, pp: int) -> tuple[tuple[int, ...], float, float]:
-        """Layers of each stage for the shortest time, the output matrix counted, with the seconds of the slowest stage
-        and the mean ones of the others; no layers if even stages are possible.
+        """Layers of each stage for the shortest time, the output matrix counted, with the seconds
+        of the slowest stage and the mean ones of the others; no layers if even stages are possible.
 
-        Extra layers go to the stages before the last, of which the later ones keep fewer micro-batches, and the first
-        one has the embedding.
+        Extra layers go to the stages before the last, of which the later ones keep fewer
+        micro-batches, and the first one has the embedding.
         """
         if self._shape.layers % pp == 0:
             last = self.stage(pp, (), pp - 1)
@@ -287,7 +328,9 @@ class StageTimes:
         swapped = sparse * self._swap
         gathered = _gathers(self._work, self._mesh, kinds, self._tokens) / self._gather_link
         overhead = self._k.slot_seconds * (1 if alone else _LAUNCHES)
-        if self._k.kernels:  # the device waits for the host's launches, if these take longer than its work
+        if (
+            self._k.kernels
+        ):  # the device waits for the host's launches, if these take longer than its work
             overhead = max(0.0, launches - dense - head - attention)
         return Slot(
             dense=dense + head,
@@ -300,7 +343,9 @@ class StageTimes:
         )
 
     def _layer(self, kind: ModelShape) -> tuple[float, float, float]:
-        """Seconds of a layer but for its scores, of these, and of the host to launch its kernels if they are known."""
+        """Seconds of a layer but for its scores, of these, and of the host to launch its kernels if
+        they are known.
+        """
         work, mesh, k = self._work.of_kind(kind), self._mesh, self._k
         layer, scores = _layer_time(work, mesh, k, self._tokens, self._rate)
         layer += _sorting_time(work, self._machine, mesh, k, self._tokens)
@@ -315,21 +360,31 @@ class StageTimes:
                 self._head = self._k.kernels.head(work, mesh, self._tokens)
             else:
                 passes = 2 if work.lora else 3  # one product less without the weight's gradient
-                self._head = passes * 2.0 * cut(work.shape, mesh.tp).head * self._tokens / self._rate
+                self._head = (
+                    passes * 2.0 * cut(work.shape, mesh.tp).head * self._tokens / self._rate
+                )
         return self._head
 
 
-def ramp_share(work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple[int, int]]) -> float:
-    """Mean time of a run's steps, (steps, sequences of each), relative to a step of the whole global batch."""
+def ramp_share(
+    work: Work, machine: Machine, mesh: Mesh, batches: Sequence[tuple[int, int]]
+) -> float:
+    """Mean time of a run's steps, (steps, sequences of each), relative to a step of the whole
+    global batch.
+    """
     k, each = Coefficients.fitted(machine), mesh.dp * mesh.micro_batch
     steps = sum(count for count, _ in batches)
     if not steps or all(size == work.global_batch for _, size in batches):
         return 1.0
 
     def seconds(size: int) -> float:
-        return step_time(replace(work, global_batch=-(-size // each) * each), machine, mesh, k).total
+        return step_time(
+            replace(work, global_batch=-(-size // each) * each), machine, mesh, k
+        ).total
 
-    return sum(count * seconds(size) for count, size in batches) / steps / seconds(work.global_batch)
+    return (
+        sum(count * seconds(size) for count, size in batches) / steps / seconds(work.global_batch)
+    )
 
 
 @dataclass(frozen=True)
@@ -342,7 +397,9 @@ class _Dealing:
 
 @cache
 def _dealings(layers: int, pp: int) -> list[_Dealing]:
-    """Ways to deal layers to stages: the last one gets ever fewer, those before it as equal numbers as possible."""
+    """Ways to deal layers to stages: the last one gets ever fewer, those before it as equal numbers
+    as possible.
+    """
     found = []
     for last in range(layers // pp + 1, 0, -1):
         before, more = divmod(layers - last, pp - 1)
@@ -352,7 +409,9 @@ def _dealings(layers: int, pp: int) -> list[_Dealing]:
 
 
 def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Seconds of the slowest stage, and the mean ones of the others; `runs`: seconds of a stage, number of stages."""
+    """Seconds of the slowest stage, and the mean ones of the others; `runs`: seconds of a stage,
+    number of stages.
+    """
     totals: list[float] = []
     for seconds, stages in runs:
         totals += [seconds] * stages
@@ -369,18 +428,22 @@ def _link(machine: Machine, ranks: int, k: Coefficients) -> float:
 
 
 def _routed(work: Work, mesh: Mesh, tokens: int) -> float:
-    """Bytes of hidden states that a rank sends to experts in one direction: one for each choice of a token, and those
-    that fill an expert's capacity."""
+    """Bytes of hidden states that a rank sends to experts in one direction: one for each choice of
+    a token, and those that fill an expert's capacity.
+    """
     assert work.shape.experts is not None
-    hidden = (work.capacity or 1.0) * work.shape.experts.chosen * tokens * work.shape.hidden * work.width
+    hidden = (
+        (work.capacity or 1.0) * work.shape.experts.chosen * tokens * work.shape.hidden * work.width
+    )
     return hidden / mesh.tp if work.whole_experts else hidden
 
 
 def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
     """Seconds of bringing tokens to their experts and back in one layer.
 
-    Two all-to-alls forward and two backward, the forward ones again if the layer is recomputed. Of their bytes 1 / ep
-    stay, those to ranks of the same host take its links, and the rest its network.
+    Two all-to-alls forward and two backward, the forward ones again if the layer is recomputed. Of
+    their bytes 1 / ep stay, those to ranks of the same host take its links, and the rest its
+    network.
     """
     if work.shape.experts is None or mesh.ep == 1:
         return 0.0
@@ -392,15 +455,22 @@ def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens
 
 
 def _sorting_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens: int) -> float:
-    """Seconds of sorting a layer's rows by expert and back, which takes memory's time and no operations."""
+    """Seconds of sorting a layer's rows by expert and back, which takes memory's time and no
+    operations.
+    """
     if work.shape.experts is None or k.kernels:  # the kernels count it among their passes
         return 0.0
-    return _DENSE[mesh.recompute] * _routed(work, mesh, tokens) / (k.routed_bytes_per_flop * machine.core_flops)
+    return (
+        _DENSE[mesh.recompute]
+        * _routed(work, mesh, tokens)
+        / (k.routed_bytes_per_flop * machine.core_flops)
+    )
 
 
 def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: int) -> float:
-    """Bytes that a rank receives of the other parts of its rows: keys and values, forward, again backward, and their
-    gradients; a gated delta net trades its inputs and outputs instead."""
+    """Bytes that a rank receives of the other parts of its rows: keys and values, forward, again
+    backward, and their gradients; a gated delta net trades its inputs and outputs instead.
+    """
     if mesh.cp == 1:
         return 0.0
     moved = 0.0
@@ -416,11 +486,14 @@ def _gathers(work: Work, mesh: Mesh, kinds: Mapping[ModelShape, int], tokens: in
     return moved * work.width
 
 
-def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> tuple[float, float]:
-    """Seconds of a decoder layer's products with weights, and of its scores, at `rate` operations a second.
+def _layer_time(
+    work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float
+) -> tuple[float, float]:
+    """Seconds of a decoder layer's products with weights, and of its scores, at `rate` operations a
+    second.
 
-    2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
-    (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
+    2 operations per weight and token; 4 x heads x head size x span per token for the scores and
+    their product with v (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
     """
     if k.kernels:
         return k.kernels.layer(work, mesh, tokens)
@@ -433,44 +506,69 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
         if work.lora is not None and work.lora.of_experts:
             adapted = replace(work.lora, targets=work.lora.of_experts)
             one = replace(mesh, pp=1, ep=1, layers=())
-            factors = adapter_numbers(replace(shape, layers=1), adapted, one, 0) * k.expert_products * share
-    # With a piece of a row from each end, a rank sees half of the keys, as the only rank of a whole row does. Of rows
-    # that are cut once for a rank, the last rank sees nearly all.
+            factors = (
+                adapter_numbers(replace(shape, layers=1), adapted, one, 0)
+                * k.expert_products
+                * share
+            )
+    # With a piece of a row from each end, a rank sees half of the keys, as the only rank of a whole
+    # row does. Of rows that are cut once for a rank, the last rank sees nearly all.
     seen = work.seq_len * (2 - 1 / mesh.cp if work.seq_len % (2 * mesh.cp) else 1.0)
     span = min(seen, shape.sliding_window or seen)
     frozen = 1 if work.lora else 0
     again = 0.0
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
+    if (
+        mesh.recompute == "selective" and not work.gathers_again
+    ):  # engine native repeats the module's matrices
         again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / used
         if shape.delta is not None:
-            again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
+            again = (
+                2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / used
+            )
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * used * tokens / rate
     layer += _DENSE[mesh.recompute] * 2.0 * factors * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
-    passes = _SCORES[mesh.recompute] + (mesh.cp > 1)  # the backward pass over cut rows computes them again
+    passes = _SCORES[mesh.recompute] + (
+        mesh.cp > 1
+    )  # the backward pass over cut rows computes them again
     scores = passes * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     if shape.delta is not None:
-        # Within chunks, and with the state of the chunk before; once more, as the rule is always computed again.
+        # Within chunks, and with the state of the chunk before; once more, as the rule is always
+        # computed again.
         key, value = shape.delta.key_dim, shape.delta.value_dim
         each = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
         passes = _SCORES[mesh.recompute] + 1
-        scores = passes * shape.delta.value_heads / mesh.tp * each * tokens * k.unfused_attention / rate
+        scores = (
+            passes * shape.delta.value_heads / mesh.tp * each * tokens * k.unfused_attention / rate
+        )
     return layer, scores
 
 
 def exchange_time(
-    work: Work, machine: Machine, mesh: Mesh, k: Coefficients, numbers: Sequence[tuple[int, int]] = ()
+    work: Work,
+    machine: Machine,
+    mesh: Mesh,
+    k: Coefficients,
+    numbers: Sequence[tuple[int, int]] = (),
 ) -> float:
-    """Time to reduce-scatter fp32 gradients and all-gather weights (ZeRO-1) over the host's network.
+    """Time to reduce-scatter fp32 gradients and all-gather weights (ZeRO-1) over the host's
+    network.
 
-    Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged even for a single
-    host, which is faster (docs/planner-formulas.md): otherwise twice the hosts could seem slower. GPUs of a single host
-    use their own links instead, and a single GPU exchanges nothing.
+    Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged
+    even for a single host, which is faster (docs/planner-formulas.md): otherwise twice the hosts
+    could seem slower. GPUs of a single host use their own links instead, and a single GPU exchanges
+    nothing.
 
     numbers: the mesh's `exchanged_numbers`, if they are known.
     """
-    alone = machine.link and machine.count == 1  # GPUs of one host: over their own links, all at once
-    copies = [1, 1] if alone else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
+    alone = (
+        machine.link and machine.count == 1
+    )  # GPUs of one host: over their own links, all at once
+    copies = (
+        [1, 1]
+        if alone
+        else [min(machine.cores, mesh.tp * mesh.pp * ranks) for ranks in (1, mesh.ep)]
+    )
     numbers = numbers or exchanged_numbers(work, mesh)
     most = max(float(shared * copies[0] + own * copies[1]) for shared, own in numbers)
     each = most * (4 + (4 if work.lora else work.width))
@@ -480,13 +578,18 @@ def exchange_time(
 
 
 def exchanged_numbers(work: Work, mesh: Mesh) -> list[tuple[int, int]]:
-    """(parameters that all data-parallel ranks share, those of experts) whose gradients a rank of a stage exchanges,
-    for stages of which one has the most."""
+    """(parameters that all data-parallel ranks share, those of experts) whose gradients a rank of a
+    stage exchanges, for stages of which one has the most.
+    """
     numbers = []
-    for stage in distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1):
+    for stage in (
+        distinct_stages(work.shape, mesh.pp, mesh.layers) if mesh.layers else (0, mesh.pp - 1)
+    ):
         own = expert_share(work, mesh, stage)
         shared = trained_numbers(work, mesh, stage) - own
-        numbers.append((shared, 0 if mesh.ep == mesh.shards else own))  # if no other rank holds the same experts
+        numbers.append(
+            (shared, 0 if mesh.ep == mesh.shards else own)
+        )  # if no other rank holds the same experts
     return numbers if any(own for _, own in numbers) else [max(numbers)]
 
 

@@ -1,4 +1,6 @@
-"""Warnings about a run that fits: time limits, the cost of saving, host memory, and an old image."""
+"""Warnings about a run that fits: time limits, the cost of saving, host memory, and an old
+image.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,27 @@ THIN = 0.1
 
 
 def ramp_warnings(config: JobConfig) -> list[str]:
-    """Count the steps of a batch ramp and the tokens of the run, of which a step has no fixed number then."""
+    """Count the steps of a batch ramp and the tokens of the run, of which a step has no fixed
+    number then.
+    """
     train, batches = config.train, config.train.batches()
     if train.batch_ramp is None or not batches:
         return []
     smaller = sum(count for count, size in batches if size < train.global_batch_size)
     return [
-        f"train.batch_ramp: {smaller:,} of {train.steps:,} steps have fewer than {train.global_batch_size} sequences; "
-        f"the run has {train.samples:,}, which are {train.samples * train.seq_len:,} tokens. Time and cost count it"
+        f"train.batch_ramp: {smaller:,} of {train.steps:,} steps have fewer than"
+        f" {train.global_batch_size} sequences; the run has {train.samples:,}, which are"
+        f" {train.samples * train.seq_len:,} tokens. Time and cost count it"
     ]
 
 
 def run_warnings(
-    config: JobConfig, work: Work, machine: Machine, step_s: float, spent: Cost | None, lost: Saving | None
+    config: JobConfig,
+    work: Work,
+    machine: Machine,
+    step_s: float,
+    spent: Cost | None,
+    lost: Saving | None,
 ) -> list[str]:
     if spent is None or lost is None:
         return []
@@ -48,43 +58,52 @@ def run_warnings(
         )
     elif wall > limit and not TARGETS[config.target].repeats:
         out.append(
-            f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
-            "started again"
+            f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would"
+            " stop and have to be started again"
         )
     elif wall > (1 - THIN) * limit and not TARGETS[config.target].repeats:
         out.append(
-            f"compute.max_run: {spell(limit)} leaves {1 - wall / limit:.0%} more than the run's {spell(wall)}, and a "
-            "plan is not so exact; raise it"
+            f"compute.max_run: {spell(limit)} leaves {1 - wall / limit:.0%} more than the run's"
+            f" {spell(wall)}, and a plan is not so exact; raise it"
         )
     if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
-        out.append("cluster.time: more than half of every attempt goes into starting it; take a longer one")
+        out.append(
+            "cluster.time: more than half of every attempt goes into starting it; take a longer one"
+        )
     if (warning := slow_stop(config, step_s, lost.save_s)) is not None:
         out.append(warning)
     if config.compute.spot and not isfinite(lost.stretch):
-        out.append("compute.spot: the run would practically never end between interruptions; save more often")
+        out.append(
+            "compute.spot: the run would practically never end between interruptions; save more"
+            " often"
+        )
     if lost.stretch > 1.05:
         out.append(
-            f"saving every {config.train.save_interval} steps costs {lost.stretch - 1:.0%} of the time in saves and "
-            f"lost work; {max(1, round(lost.best_interval_s / step_s))} steps lose least"
+            f"saving every {config.train.save_interval} steps costs {lost.stretch - 1:.0%} of the"
+            f" time in saves and lost work; {max(1, round(lost.best_interval_s / step_s))} steps"
+            " lose least"
         )
     return out
 
 
 def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
-    """Warn if the running step and its save hardly fit into the time after SIGTERM; None if they do."""
+    """Warn if the running step and its save hardly fit into the time after SIGTERM; None if they
+    do.
+    """
     grace = config.stop_grace
     left = 1 - (step_s + save_s) / grace
     if left >= THIN:
         return None
     if left >= 0:
         return (
-            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the {grace} s that "
-            "are given after a stop or an interruption: if they take longer than planned, what was trained since the "
-            "last checkpoint is lost"
+            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the"
+            f" {grace} s that are given after a stop or an interruption: if they take longer than"
+            " planned, what was trained since the last checkpoint is lost"
         )
     return (
-        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {grace} s that are given "
-        "after a stop or an interruption: what was trained since the last checkpoint is lost then"
+        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {grace} s"
+        " that are given after a stop or an interruption: what was trained since the last"
+        " checkpoint is lost then"
     )
 
 
@@ -96,73 +115,100 @@ def image_warnings(config: JobConfig) -> list[str]:
 
 def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
     host, out = host_memory(work, machine, mesh), []
-    for what, need in (("loading", host.load), ("saving", host.save), ("saving asynchronously", host.async_save)):
+    for what, need in (
+        ("loading", host.load),
+        ("saving", host.save),
+        ("saving asynchronously", host.async_save),
+    ):
         if need > machine.host_bytes:
             out.append(
-                f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}: "
-                f"short by {(need - machine.host_bytes) / GIB:.0f} GiB"
+                f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}:"
+                f" short by {(need - machine.host_bytes) / GIB:.0f} GiB"
             )
     if mesh.ep > 1 and work.capacity is None:
         out.append(
-            f"memory is for ranks whose experts get at most {work.skew:g} times the mean of a batch's tokens, as none "
-            "is dropped; experts/load_max in the log tells how it is, and parallel.expert_capacity bounds it"
+            f"memory is for ranks whose experts get at most {work.skew:g} times the mean of a"
+            " batch's tokens, as none is dropped; experts/load_max in the log tells how it is, and"
+            " parallel.expert_capacity bounds it"
         )
     return out
 
 
 def neuron_warnings(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, first_step_s: float, *, measured: bool
+    config: JobConfig,
+    work: Work,
+    machine: Machine,
+    mesh: Mesh,
+    first_step_s: float,
+    *,
+    measured: bool,
 ) -> list[str]:
     """Warnings of engine native on Neuron cores: unknown or slow parts, each with a number."""
     out = []
     if instance(machine.type):
         out.append(
-            f"the share of peak is of {machine.core_flops / 1e12:.4g} TF a core (AWS's data sheet, divided by the "
-            "cores); torchtitan divides by 158 TF at LNC 2"
+            f"the share of peak is of {machine.core_flops / 1e12:.4g} TF a core (AWS's data sheet,"
+            " divided by the cores); torchtitan divides by 158 TF at LNC 2"
         )
     if not measured:
         out.append(
-            "AWS published no throughput of training with TorchNeuron, and beta users reported 1 to 4 % of peak for "
-            "models with slow kernels; measure a short run, and correct this plan with --measured JOB"
+            "AWS published no throughput of training with TorchNeuron, and beta users reported 1 to"
+            " 4 % of peak for models with slow kernels; measure a short run, and correct this plan"
+            " with --measured JOB"
         )
-    stages = f", and each of the {mesh.pp} stages compiles its own while the others wait" if mesh.pp > 1 else ""
+    stages = (
+        f", and each of the {mesh.pp} stages compiles its own while the others wait"
+        if mesh.pp > 1
+        else ""
+    )
     out.append(
-        f"the first step compiles every graph, {spell(first_step_s)} by assumption{stages}; a later job takes them "
-        "from the cache"
+        f"the first step compiles every graph, {spell(first_step_s)} by assumption{stages}; a later"
+        " job takes them from the cache"
     )
     if work.shape.experts is not None and work.capacity is None:
         out.append(
-            "experts get other numbers of rows in each step, and TorchNeuron compiles a graph for each shape: set "
-            "parallel.expert_capacity, with which all steps have the same ones"
+            "experts get other numbers of rows in each step, and TorchNeuron compiles a graph for"
+            " each shape: set parallel.expert_capacity, with which all steps have the same ones"
         )
     if pair := untiled_group(work, machine, mesh, neighbours=True):
         chips = " and ".join(map(str, pair.chips(machine.torus_chip or 1)))
         out.append(
-            f"{with_article(pair.kind)} is on chips {chips}, which the torus does not connect: the pipeline needs send "
-            "and receive between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not "
-            "(docs/trainium.md)"
+            f"{with_article(pair.kind)} is on chips {chips}, which the torus does not connect: the"
+            " pipeline needs send and receive between them, which TorchNeuron may lack; pp 1 and 4"
+            " stages on a host do not (docs/trainium.md)"
         )
-    lack = flash_lack(work.seq_len, work.shape.widest_head, masked=work.masked, compiled=bool(config.train.compile))
+    lack = flash_lack(
+        work.seq_len,
+        work.shape.widest_head,
+        masked=work.masked,
+        compiled=bool(config.train.compile),
+    )
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
         size = f"{scores / GIB:.2g}" if scores >= 0.01 * GIB else "under 0.01"
         kept = "kept by every layer" if mesh.recompute == "none" else "for one layer at a time"
         out.append(
-            f"attention runs without its flash kernel: {lack}. Its scores take {size} GiB of a core, {kept}"
-            f"{_flash_remedy(config, work)}"
+            f"attention runs without its flash kernel: {lack}. Its scores take {size} GiB of a"
+            f" core, {kept}{_flash_remedy(config, work)}"
         )
     return out
 
 
 def _flash_remedy(config: JobConfig, work: Work) -> str:
     """The setting that brings the flash kernel back, if there is one."""
-    window, kept = work.shape.sliding_window, config.train.objective == "pretrain" and not config.data.document_mask
+    window, kept = (
+        work.shape.sliding_window,
+        config.train.objective == "pretrain" and not config.data.document_mask,
+    )
     multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
     if config.data.document_mask:
         return "; leave out data.document_mask if the documents of a row may see each other"
     if work.shape.widest_head > FLASH_HEAD or not kept:
         return ""
     longest = min(positions_of(config) or inf, window or inf)
-    above, below = -(-work.seq_len // multiple) * multiple, min(work.seq_len, longest) // multiple * multiple
+    above, below = (
+        -(-work.seq_len // multiple) * multiple,
+        min(work.seq_len, longest) // multiple * multiple,
+    )
     length = above if above <= longest else below
     return f"; set train.seq_len: {length:.0f}" if length else ""

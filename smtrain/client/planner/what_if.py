@@ -44,11 +44,17 @@ class Limits:
         return dollars(spent) <= budget and spent.train_hours <= deadline
 
     def relaxed(self, ways: Sequence[Way]) -> list[str]:
-        """The choices that a limit rules out: the fastest that only the budget forbids, and the cheapest that
-        only the deadline forbids."""
+        """The choices that a limit rules out: the fastest that only the budget forbids, and the
+        cheapest that only the deadline forbids.
+        """
         rules: list[tuple[str, str, float | None, Callable[[Way], float]]] = [
             ("budget", f"${self.budget or 0:,.0f}", self.budget, lambda way: way[1].train_hours),
-            ("deadline", spell((self.deadline_hours or 0) * HOUR), self.deadline_hours, lambda way: dollars(way[1])),
+            (
+                "deadline",
+                spell((self.deadline_hours or 0) * HOUR),
+                self.deadline_hours,
+                lambda way: dollars(way[1]),
+            ),
         ]
         within, out = [way for way in ways if self.kept(way[1])], []
         for name, limit, given, less in rules:
@@ -59,23 +65,34 @@ class Limits:
             if best is not None and less(best) < min(map(less, within), default=inf):
                 out.append(f"without the {name} of {limit}: {_said(best)}")
             elif within:
-                out.append(f"without the {name} of {limit}: nothing {'faster' if name == 'budget' else 'cheaper'}")
+                out.append(
+                    f"without the {name} of {limit}: nothing"
+                    f" {'faster' if name == 'budget' else 'cheaper'}"
+                )
         return out
 
 
 def larger_batch(
     config: JobConfig, now: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]
 ) -> list[str]:
-    """The gain of twice train.max_global_batch_size on the same machines; `search` yields meshes, fastest first."""
+    """The gain of twice train.max_global_batch_size on the same machines; `search` yields meshes,
+    fastest first.
+    """
     most = config.train.max_global_batch_size
     if most is None or now is None:
         return []
-    larger = config.model_copy(update={"train": config.train.model_copy(update={"global_batch_size": 2 * most})})
+    larger = config.model_copy(
+        update={"train": config.train.model_copy(update={"global_batch_size": 2 * most})}
+    )
     best = next((one for one in search(larger) if one.machine == now.machine), None)
     if best is None:
         return []
     times = (2 * most / best.step_s) / (config.train.global_batch_size / now.step_s)
-    gain = f"{times - 1:.0%} more tokens a second ({best.mesh})" if times > _WORTH else "no more tokens a second"
+    gain = (
+        f"{times - 1:.0%} more tokens a second ({best.mesh})"
+        if times > _WORTH
+        else "no more tokens a second"
+    )
     return [f"with train.max_global_batch_size {2 * most} for {most}: {gain}"]
 
 
@@ -83,4 +100,7 @@ def _said(way: Way) -> str:
     found, spent = way
     money = f"${spent.total:,.0f}" if spent.total is not None else "no price known"
     machine = found.machine
-    return f"{spell(spent.train_hours * HOUR)}, {money} ({machine.count} x {machine.type}, {found.mesh})"
+    return (
+        f"{spell(spent.train_hours * HOUR)}, {money} ({machine.count} x {machine.type},"
+        f" {found.mesh})"
+    )

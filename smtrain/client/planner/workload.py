@@ -1,4 +1,6 @@
-"""The workload of a config for the planner: the model's shape, the work of a step, the size of the text."""
+"""The workload of a config for the planner: the model's shape, the work of a step, the size of the
+text.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,16 @@ _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
 
 
 def work_of(
-    config: JobConfig, shape: ModelShape, engine: EngineName | None = None, *, neuron: bool | None = None
+    config: JobConfig,
+    shape: ModelShape,
+    engine: EngineName | None = None,
+    *,
+    neuron: bool | None = None,
 ) -> tuple[Work, tuple[Recompute, ...]]:
     """The work of a config, and the recomputations that its engine (or `engine`) supports.
 
-    neuron: whether it runs on Neuron cores, whose attention is another. Default: whether the config's machines do.
+    neuron: whether it runs on Neuron cores, whose attention is another. Default: whether the
+    config's machines do.
     """
     engine = engine or config.train.engine
     recompute, again = _ENGINES[engine]
@@ -47,33 +54,58 @@ def work_of(
     asked, lora = train.adapter, None
     if asked is not None:
         lora = Lora(
-            asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora, asked.quantize
+            asked.rank,
+            asked.alpha,
+            asked.dropout,
+            targets_of(shape, asked.targets),
+            asked.rslora,
+            asked.quantize,
         )
     work = Work(
-        shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora,
-        apart=config.apart, capacity=config.parallel.expert_capacity if shape.experts else None,
-    )  # fmt: skip
+        shape,
+        train.seq_len,
+        train.global_batch_size,
+        train.precision,
+        gathers_again=again,
+        lora=lora,
+        apart=config.apart,
+        capacity=config.parallel.expert_capacity if shape.experts else None,
+    )
     if neuron is None:
         own = config.own_machine
         neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
     fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
     if neuron and engine == "native":
-        fused = flash_lack(train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)) is None
+        fused = (
+            flash_lack(
+                train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)
+            )
+            is None
+        )
     kind: Kind = "neuron" if neuron else kind_of(config)
-    kind = "gpu" if kind == "neuron" and not neuron else kind  # machines that were named in place of the config's
-    if shape.rules.sinks and engine == "native":  # which only FlashAttention computes without scores
+    kind = (
+        "gpu" if kind == "neuron" and not neuron else kind
+    )  # machines that were named in place of the config's
+    if (
+        shape.rules.sinks and engine == "native"
+    ):  # which only FlashAttention computes without scores
         fused = kind == "gpu"
-    return replace(
-        work,
-        fused_attention=fused,
-        compiled=compiles(train, kind),
-        deterministic=kind == "gpu" and is_deterministic(train, kind),
-        document=mean_document(config),
-    ), recompute
+    return (
+        replace(
+            work,
+            fused_attention=fused,
+            compiled=compiles(train, kind),
+            deterministic=kind == "gpu" and is_deterministic(train, kind),
+            document=mean_document(config),
+        ),
+        recompute,
+    )
 
 
 def mean_document(config: JobConfig) -> float | None:
-    """Mean tokens of a document or sample by the manifest of data that are prepared on this machine, else None."""
+    """Mean tokens of a document or sample by the manifest of data that are prepared on this
+    machine, else None.
+    """
     if not config.apart or config.data.prepared is None:
         return None
     try:
@@ -84,7 +116,8 @@ def mean_document(config: JobConfig) -> float | None:
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of a config's model: from its local folder or the run that exported it, else by its name.
+    """The shape of a config's model: from its local folder or the run that exported it, else by its
+    name.
 
     Raises `ConfigError` if unknown.
     """
@@ -98,7 +131,8 @@ def shape_of(config: JobConfig) -> ModelShape:
             raise ConfigError(f"model.path: {error}", code=error.code) from None
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy this file again",
+                f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy"
+                " this file again",
                 code="config.unreadable",
             ) from None
     if config.model.path.startswith("demo://"):
@@ -110,18 +144,24 @@ def shape_of(config: JobConfig) -> ModelShape:
     if shape is None:
         name = config.model.path.partition("@")[0].rstrip("/").rpartition("/")[2]
         raise ConfigError(
-            f"model.path: nothing is known about the model in {config.model.path}; give --model a folder "
-            f"that holds its config.json, or the name of a known model; {hint(name, table('models')['models'])}",
+            f"model.path: nothing is known about the model in {config.model.path}; give --model a"
+            " folder that holds its config.json, or the name of a known model;"
+            f" {hint(name, table('models')['models'])}",
             code="model.not_found",
         )
     return shape
 
 
 def parent_of(config: JobConfig) -> Parent | None:
-    """The run that a config starts from; None if it starts from no run. Raises `ConfigError` if it is not known."""
+    """The run that a config starts from; None if it starts from no run.
+
+    Raises `ConfigError` if it is not known.
+    """
     if not config.model.path.startswith(RUN):
         return None
-    from smtrain.client.jobs.parents import planned_parent  # brings the backends, which a plan does not need otherwise
+    from smtrain.client.jobs.parents import (
+        planned_parent,
+    )  # brings the backends, which a plan does not need otherwise
 
     try:
         return planned_parent(config, config.model.path)
@@ -132,23 +172,32 @@ def parent_of(config: JobConfig) -> Parent | None:
 
 
 def model_name(config: JobConfig) -> str:
-    """The model's name in a plan: the last part of its path, or a run and the job that exported it."""
+    """The model's name in a plan: the last part of its path, or a run and the job that exported
+    it.
+    """
     if (parent := parent_of(config)) is not None:
         return str(parent)
     return config.model.path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def about_model(config: JobConfig) -> list[str]:
-    """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which any model may have."""
+    """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which
+    any model may have.
+    """
     if (described := described_of(config)) is not None:
         return remarks_of(described, config.extended(described), config.train.seq_len)
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
-    known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
+    known = {
+        row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()
+    }
     asked = rest.startswith("known-models/")  # --model NAME
     if not rest or where in ("demo", "run") or asked or rest in known or named_shape(rest) is None:
         return []
     name = rest.rsplit("/", 1)[-1]
-    return [f"the model's size is that of the published {name}, by its name alone: {config.model.path} was not read"]
+    return [
+        f"the model's size is that of the published {name}, by its name alone: {config.model.path}"
+        " was not read"
+    ]
 
 
 def described_of(config: JobConfig) -> dict[str, Any] | None:
@@ -162,7 +211,9 @@ def described_of(config: JobConfig) -> dict[str, Any] | None:
 
 
 def positions_of(config: JobConfig) -> int | None:
-    """The longest sequence of a model by its local config.json, or as published; None if unknown."""
+    """The longest sequence of a model by its local config.json, or as published; None if
+    unknown.
+    """
     if config.model.path.startswith(RUN):
         try:
             described: Any = described_of(config)
@@ -200,6 +251,10 @@ def files_bytes(paths: Sequence[str]) -> float | None:
     """Bytes of the files below local paths or globs; None if any is elsewhere."""
     if any("://" in path for path in paths):
         return None
-    roots = [Path(p) for path in paths for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])]
+    roots = [
+        Path(p)
+        for path in paths
+        for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])
+    ]
     files = [f for root in roots for f in (root.rglob("*") if root.is_dir() else [root])]
     return float(sum(f.stat().st_size for f in files if f.is_file()))

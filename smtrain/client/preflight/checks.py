@@ -15,7 +15,7 @@ from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.this_machine import is_here
-from smtrain.client.preflight import (  # fmt: skip
+from smtrain.client.preflight import (
     cost,
     dataset,
     disk,
@@ -49,12 +49,32 @@ _STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
 CHECKS: dict[str, Check] = {
     function.__name__: function
     for function in (
-        limits.limits, role.role, role.permissions, role.caller, storage.buckets, services.token, services.tracker,
-        quotas.quotas, quotas.hosts, this_machine.machine, image.image, dataset.model, dataset.data, dataset.text,
-        dataset.tasks, storage.inputs, disk.disk, stages.stages, resume.resume, cost.memory, cost.time, cost.stop,
-        cost.spot, cost.price,
+        limits.limits,
+        role.role,
+        role.permissions,
+        role.caller,
+        storage.buckets,
+        services.token,
+        services.tracker,
+        quotas.quotas,
+        quotas.hosts,
+        this_machine.machine,
+        image.image,
+        dataset.model,
+        dataset.data,
+        dataset.text,
+        dataset.tasks,
+        storage.inputs,
+        disk.disk,
+        stages.stages,
+        resume.resume,
+        cost.memory,
+        cost.time,
+        cost.stop,
+        cost.spot,
+        cost.price,
     )
-}  # fmt: skip
+}
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
 ON_CLUSTERS = ("text", "tasks", "memory")
@@ -63,9 +83,15 @@ NO_MORE: Mapping[str, Check] = {}
 
 
 def report_on(
-    source: Source | None, sections: Mapping[str, Any], *, stage: Stage | None, others: OtherCommands,
-    target: TargetName | None, set_: Sequence[str], more: Mapping[str, Check],
-) -> Report:  # fmt: skip
+    source: Source | None,
+    sections: Mapping[str, Any],
+    *,
+    stage: Stage | None,
+    others: OtherCommands,
+    target: TargetName | None,
+    set_: Sequence[str],
+    more: Mapping[str, Check],
+) -> Report:
     """The report of `smtrain.check`; `more` has the checks that the client cannot make itself."""
     if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
         return Report(tuple(dataset.model_folder(folder)))
@@ -84,18 +110,28 @@ def report_on(
     if place.record.queues:
         return _of_queue(config, place, chosen, more)
     report = _all(config, place.name, chosen, others, more)
-    return Report((*packages, *(one for one in report.findings if one.check != "config"))) if packages else report
+    return (
+        Report((*packages, *(one for one in report.findings if one.check != "config")))
+        if packages
+        else report
+    )
 
 
 def _all(
-    config: JobConfig, target: TargetName, stages: Sequence[Stage], others: OtherCommands, more: Mapping[str, Check]
+    config: JobConfig,
+    target: TargetName,
+    stages: Sequence[Stage],
+    others: OtherCommands,
+    more: Mapping[str, Check],
 ) -> Report:
     """Make all checks; if a required setting is missing, report it and use a stand-in."""
     findings: list[Finding] = []
     without: set[str] = set()
     while True:
         try:
-            rest = look(Chain(config, backend_of(config, target)), stages, sorted(without), others, more)
+            rest = look(
+                Chain(config, backend_of(config, target)), stages, sorted(without), others, more
+            )
             break
         except ConfigError as error:
             new, lacking = _of_config(error), _lacking(error.faults, config)
@@ -108,29 +144,45 @@ def _all(
             return Report(tuple(findings))
         stand_in, skipped = _STAND_INS[lacking]
         section, _, field = lacking.partition(".")
-        config = config.model_copy(update={section: getattr(config, section).model_copy(update={field: stand_in})})
+        config = config.model_copy(
+            update={section: getattr(config, section).model_copy(update={field: stand_in})}
+        )
         without |= set(skipped)
-    return Report((*findings, *(finding for finding in rest if not findings or finding.check != "config")))
+    return Report(
+        (*findings, *(finding for finding in rest if not findings or finding.check != "config"))
+    )
 
 
-def _of_queue(config: JobConfig, place: Backend, stages: Sequence[Stage], more: Mapping[str, Check]) -> Report:
+def _of_queue(
+    config: JobConfig, place: Backend, stages: Sequence[Stage], more: Mapping[str, Check]
+) -> Report:
     try:
         chain = Chain(config, place, look=False)
     except ConfigError as error:
         return Report(_of_config(error))
     context = Context(chain, stages)
-    # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
+    # A machine that the planner does not know has no plan, so there is nothing to report about
+    # nodes of one's own.
     checks = {**{name: CHECKS[name] for name in ON_CLUSTERS}, **more}
-    others = [one for name, check in checks.items() for one in _one(context, name, check) if isinstance(one, Finding)]
+    others = [
+        one
+        for name, check in checks.items()
+        for one in _one(context, name, check)
+        if isinstance(one, Finding)
+    ]
     nodes = _look_at_queue(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
 
 
-def _look_at_queue(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
+def _look_at_queue(
+    chain: Chain, stages: Sequence[Stage], *, probe: bool = False
+) -> Iterator[Finding]:
     """The checks of a backend with a queue; `probe`: also ask its machines."""
     copied = {upload.uri for upload in chain.resolved.uploads}
     checks = module_of(chain.target.record, "checks")
-    findings: Iterator[Finding] = checks.run_checks(chain.target, chain.config, stages, copied, probe=probe)
+    findings: Iterator[Finding] = checks.run_checks(
+        chain.target, chain.config, stages, copied, probe=probe
+    )
     return findings
 
 
@@ -151,11 +203,15 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
 
 
 def look(
-    chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), others: OtherCommands | None = None,
+    chain: Chain,
+    stages: Sequence[Stage],
+    without: Sequence[str] = (),
+    others: OtherCommands | None = None,
     more: Mapping[str, Check] = NO_MORE,
-) -> Report:  # fmt: skip
+) -> Report:
     """All checks of these stages, those of the client and `more`, except those in `without`."""
-    # Imported before the threads start: botocore's circular imports can deadlock them (importlib's _DeadlockError).
+    # Imported before the threads start: botocore's circular imports can deadlock them (importlib's
+    # _DeadlockError).
     import boto3  # noqa: F401
 
     context = Context(chain, stages, others or OtherCommands())
@@ -173,8 +229,9 @@ def look(
 def _unreached(
     names: Sequence[str], results: Sequence[Sequence[Finding | Unread]], *, together: bool
 ) -> Iterator[Finding]:
-    """One finding for each service that did not answer, with all the checks that need it, or (`together`) one for all
-    services, if none answered. The same for a missing plan."""
+    """One finding for each service that did not answer, with all the checks that need it, or
+    (`together`) one for all services, if none answered. The same for a missing plan.
+    """
     kept: dict[tuple[str, str, str], list[str]] = {}
     for name, some in zip(names, results, strict=True):
         for why in some:
@@ -188,13 +245,16 @@ def _unreached(
         yield Finding(about, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
 
 
-def before(chain: Chain, stages: Sequence[Stage], say: Say, more: Mapping[str, Check] = NO_MORE) -> None:
-    """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError` with all faults.
+def before(
+    chain: Chain, stages: Sequence[Stage], say: Say, more: Mapping[str, Check] = NO_MORE
+) -> None:
+    """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError`
+    with all faults.
 
     `more` has the checks that the client cannot make itself.
 
-    A local run is only checked against this machine and the image of its containers. The price is left out, as the
-    command line has already asked about it.
+    A local run is only checked against this machine and the image of its containers. The price is
+    left out, as the command line has already asked about it.
     """
     if chain.target.record.queues:
         report = Report(tuple(_look_at_queue(chain, stages)))
@@ -207,7 +267,11 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say, more: Mapping[str, C
         say(f"warning: {sentence}")
     if not report.ok:
         faults = report.sentences("fault")
-        raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
+        raise JobError(
+            "\n".join(
+                [*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]
+            )
+        )
 
 
 def _one(context: Context, name: str, check: Check) -> list[Finding | Unread]:

@@ -1,4 +1,6 @@
-"""The context of all checks: the resolved config, its requests and plan, and read-only access to AWS."""
+"""The context of all checks: the resolved config, its requests and plan, and read-only access to
+AWS.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,22 @@ if TYPE_CHECKING:
 Check = Callable[["Context"], Iterator[Finding]]
 REACH = "log in (`aws configure` or `aws sso login`), and see that this machine reaches AWS"
 # Error codes of AWS services for a missing right; S3's HEAD requests have no body, only the status.
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedAccess", "Forbidden", "403"}
+DENIED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "UnauthorizedOperation",
+    "UnauthorizedAccess",
+    "Forbidden",
+    "403",
+}
 
 
 class Unread(Exception):  # noqa: N818 - not an error of the user
     """Something could not be read, so the check has no result; the text says what and why."""
 
-    def __init__(self, text: str, remedy: str = "check it yourself, or get that permission") -> None:
+    def __init__(
+        self, text: str, remedy: str = "check it yourself, or get that permission"
+    ) -> None:
         super().__init__(text)
         self.remedy = remedy
 
@@ -104,7 +115,11 @@ class Context:
             return plan(given, target=target)
         except ConfigError as error:
             try:
-                described = described_in(self, given.model.path) if given.model.path.startswith("s3://") else None
+                described = (
+                    described_in(self, given.model.path)
+                    if given.model.path.startswith("s3://")
+                    else None
+                )
                 if described is None:
                     return error
                 with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +137,13 @@ class Context:
                 self._clients[service] = sagemaker(self.chain.target).client(service)
             return self._clients[service]
 
-    def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:
-        """Make one read. Raises `Absent` for these error codes, `Unread` if it is not allowed or not answered."""
+    def ask(
+        self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any
+    ) -> dict[str, Any]:
+        """Make one read.
+
+        Raises `Absent` for these error codes, `Unread` if it is not allowed or not answered.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -131,7 +151,9 @@ class Context:
         if self._unreached and (service in self._unreached or not self.answered):
             raise self._unreached.get(service) or next(iter(self._unreached.values()))
         if not hasattr(client, operation):
-            raise Unread(f"the installed boto3 does not know {operation}", "pip install --upgrade boto3")
+            raise Unread(
+                f"the installed boto3 does not know {operation}", "pip install --upgrade boto3"
+            )
         try:
             answer: dict[str, Any] = getattr(client, operation)(**arguments)
         except ClientError as error:
@@ -149,7 +171,9 @@ class Context:
         return answer
 
     def unreached(self, service: str, error: Exception) -> Unreached:
-        """Note that a service gave no answer; it is not asked again, nor are others until one has answered."""
+        """Note that a service gave no answer; it is not asked again, nor are others until one has
+        answered.
+        """
         what, _, remedy = str(spell(error)).partition("; ")
         return self._unreached.setdefault(service, Unreached(what, remedy or REACH))
 
@@ -167,7 +191,13 @@ def described_in(context: Context, path: str) -> dict[str, Any] | None:
 def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     try:
-        body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
+        body = context.ask(
+            "s3",
+            "get_object",
+            absent=["NoSuchKey", "NoSuchBucket"],
+            Bucket=bucket,
+            Key=prefix + name,
+        )
         answer = parse_object(body["Body"].read())
     except Absent:
         return None

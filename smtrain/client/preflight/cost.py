@@ -22,7 +22,10 @@ LONGEST_RUN = 28 * 24 * HOUR
 
 def _plan(context: Context) -> Plan:
     if isinstance(context.plan, ConfigError):
-        raise Unplanned(f"there is no plan ({context.plan})", "`smtrain plan CONFIG` says the same, and what it takes")
+        raise Unplanned(
+            f"there is no plan ({context.plan})",
+            "`smtrain plan CONFIG` says the same, and what it takes",
+        )
     return context.plan
 
 
@@ -34,13 +37,17 @@ def memory(context: Context) -> Iterator[Finding]:
     if plan.choices:
         remedy = "set parallel: auto, or one of the meshes that `smtrain plan CONFIG` shows"
     else:
-        remedy = "take more machines (compute.instance_count) with parallel: auto, or a smaller model"
+        remedy = (
+            "take more machines (compute.instance_count) with parallel: auto, or a smaller model"
+        )
     for fault in plan.faults:
         if not plan.here:
             yield Finding("memory", "fault", fault, remedy)
         elif not fault.startswith("memory:"):  # a lack of memory on this machine is check machine's
             text, _, way = fault.partition("; ")
-            yield Finding("disk" if fault.startswith("disk:") else "memory", "fault", text, way or remedy)
+            yield Finding(
+                "disk" if fault.startswith("disk:") else "memory", "fault", text, way or remedy
+            )
     for warning in plan.warnings:
         if warning.startswith("host memory"):
             yield Finding("memory", "warning", warning)
@@ -63,38 +70,58 @@ def time(context: Context) -> Iterator[Finding]:
     interval = min(train.save_interval, train.steps)
     every = int(limit / 4 / step)
     ways = [f"save every {every} steps or so (train.save_interval)"] if every else []
-    ways.append("raise compute.max_run" if limit < LONGEST_RUN else "take more machines (compute.instance_count)")
+    ways.append(
+        "raise compute.max_run"
+        if limit < LONGEST_RUN
+        else "take more machines (compute.instance_count)"
+    )
     remedy = f"{', or '.join(ways)}: what is not saved when the limit comes is lost and paid"
     if interval * fastest > limit:
         yield Finding(
-            "time", "fault", f"compute.max_run of {spell(limit)} ends before the first checkpoint, which takes "
-            f"{spell(interval * step)} ({interval} steps of {spell(step)})", remedy,
-        )  # fmt: skip
+            "time",
+            "fault",
+            f"compute.max_run of {spell(limit)} ends before the first checkpoint, which takes "
+            f"{spell(interval * step)} ({interval} steps of {spell(step)})",
+            remedy,
+        )
     elif interval * step > limit:
         yield Finding(
-            "time", "warning", f"the first checkpoint is expected at {spell(interval * step)}, after "
-            f"compute.max_run of {spell(limit)}", remedy,
-        )  # fmt: skip
+            "time",
+            "warning",
+            f"the first checkpoint is expected at {spell(interval * step)}, after "
+            f"compute.max_run of {spell(limit)}",
+            remedy,
+        )
     elif plan.hours * HOUR > limit:
         yield Finding(
-            "time", "warning", f"the run is expected to take {spell(plan.hours * HOUR)}, longer than "
+            "time",
+            "warning",
+            f"the run is expected to take {spell(plan.hours * HOUR)}, longer than "
             f"compute.max_run of {spell(limit)}",
-            "raise compute.max_run, or launch the same config again after it has stopped: it resumes",
-        )  # fmt: skip
+            "raise compute.max_run, or launch the same config again after it has stopped: it"
+            " resumes",
+        )
     elif plan.hours * HOUR > (1 - THIN) * limit:
         yield Finding(
-            "time", "warning", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, which leaves "
-            f"{1 - plan.hours * HOUR / limit:.0%}; a plan is not so exact", "raise compute.max_run",
-        )  # fmt: skip
+            "time",
+            "warning",
+            f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, which leaves "
+            f"{1 - plan.hours * HOUR / limit:.0%}; a plan is not so exact",
+            "raise compute.max_run",
+        )
     else:
         yield Finding(
-            "time", "ok", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, a checkpoint every "
+            "time",
+            "ok",
+            f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, a checkpoint every "
             f"{spell(interval * step)}",
-        )  # fmt: skip
+        )
 
 
 def stop(context: Context) -> Iterator[Finding]:
-    """Whether the running step and a save fit into the grace time after a stop or an interruption."""
+    """Whether the running step and a save fit into the grace time after a stop or an
+    interruption.
+    """
     if "train" not in context.stages or not context.config.train.steps:
         return
     plan = _plan(context)
@@ -103,12 +130,17 @@ def stop(context: Context) -> Iterator[Finding]:
     step, save = plan.step_s["total"], plan.save.save_s
     if (problem := slow_stop(context.config, step, save)) is not None:
         yield Finding(
-            "stop", "warning", problem,
-            "make steps shorter (train.global_batch_size, more machines), or save more often (train.save_interval)",
-        )  # fmt: skip
+            "stop",
+            "warning",
+            problem,
+            "make steps shorter (train.global_batch_size, more machines), or save more often"
+            " (train.save_interval)",
+        )
     else:
         given = context.config.stop_grace
-        yield Finding("stop", "ok", f"a step and a save take {spell(step + save)} of the {given} s given")
+        yield Finding(
+            "stop", "ok", f"a step and a save take {spell(step + save)} of the {given} s given"
+        )
 
 
 def spot(context: Context) -> Iterator[Finding]:
@@ -119,10 +151,13 @@ def spot(context: Context) -> Iterator[Finding]:
     train = context.config.train
     if train.save_interval >= train.steps > 0:
         yield Finding(
-            "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
+            "spot",
+            "fault",
+            f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
             f"{train.save_interval}), so every interruption starts the run over",
-            ("save more often (train.save_interval), or " if train.steps > 1 else "") + "set compute.spot: false",
-        )  # fmt: skip
+            ("save more often (train.save_interval), or " if train.steps > 1 else "")
+            + "set compute.spot: false",
+        )
         return
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
@@ -132,14 +167,22 @@ def spot(context: Context) -> Iterator[Finding]:
     oftener = "save more often (train.save_interval), or " if train.save_interval > 1 else ""
     remedy = f"{oftener}set compute.spot: false"
     if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
-        yield Finding("spot", "fault", "between interruptions this run would practically never end", remedy)
+        yield Finding(
+            "spot", "fault", "between interruptions this run would practically never end", remedy
+        )
     elif plan.hours * HOUR > (compute.max_wait or 2 * compute.max_run):
         yield Finding(
-            "spot", "warning", f"{plan.hours:.1f} billed hours are expected, more than compute.max_wait allows",
+            "spot",
+            "warning",
+            f"{plan.hours:.1f} billed hours are expected, more than compute.max_wait allows",
             "raise compute.max_wait, or save more often (train.save_interval)",
-        )  # fmt: skip
+        )
     else:
-        yield Finding("spot", "ok", f"{plan.hours:.1f} billed hours expected, {ideal:.1f} without interruptions")
+        yield Finding(
+            "spot",
+            "ok",
+            f"{plan.hours:.1f} billed hours expected, {ideal:.1f} without interruptions",
+        )
 
 
 def price(context: Context) -> Iterator[Finding]:
@@ -156,14 +199,23 @@ def price(context: Context) -> Iterator[Finding]:
     amount = "an unknown price" if dollars is None else f"${dollars:,.2f}"
     if limit is not None and dollars is None:
         yield Finding(
-            "price", "fault", f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be "
-            "checked", "give the price of its machines in $SMTRAIN_HOME/prices.toml (docs/planner.md), or agree when "
-            "`smtrain launch` asks (-y agrees at once)",
-        )  # fmt: skip
+            "price",
+            "fault",
+            f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be"
+            " checked",
+            "give the price of its machines in $SMTRAIN_HOME/prices.toml (docs/planner.md), or"
+            " agree when `smtrain launch` asks (-y agrees at once)",
+        )
     elif limit is not None and dollars is not None and dollars > limit:
         yield Finding(
-            "price", "fault", f"{amount}, above compute.price_limit = ${limit:,.2f}",
+            "price",
+            "fault",
+            f"{amount}, above compute.price_limit = ${limit:,.2f}",
             "raise the limit, or agree when `smtrain launch` asks (-y agrees at once)",
-        )  # fmt: skip
+        )
     else:
-        yield Finding("price", "ok", f"{amount} expected" + (f", of ${limit:,.2f}" if limit is not None else ""))
+        yield Finding(
+            "price",
+            "ok",
+            f"{amount} expected" + (f", of ${limit:,.2f}" if limit is not None else ""),
+        )

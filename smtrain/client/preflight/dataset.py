@@ -21,8 +21,19 @@ from smtrain.core.files import read_value
 from smtrain.core.model.extension import remarks_of
 from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
-from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, surplus_remark, vocab_in, vocabulary_of
-from smtrain.core.model.remedies import dequantize, folder_misfit, missing_shards, unreadable_quantization
+from smtrain.core.model.hf_tokenizer import (
+    end_of_document,
+    eos_fault,
+    surplus_remark,
+    vocab_in,
+    vocabulary_of,
+)
+from smtrain.core.model.remedies import (
+    dequantize,
+    folder_misfit,
+    missing_shards,
+    unreadable_quantization,
+)
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
@@ -31,7 +42,8 @@ from smtrain.core.text import with_article
 
 
 def model(context: Context) -> Iterator[Finding]:
-    """For a model in S3, the checks that loading makes of a local folder: shape, mesh, weights, tokenizer.
+    """For a model in S3, the checks that loading makes of a local folder: shape, mesh, weights,
+    tokenizer.
 
     For a local folder, remarks only.
     """
@@ -46,9 +58,11 @@ def model(context: Context) -> Iterator[Finding]:
     if described is None:
         fault, _, remedy = (folder_misfit(set(_sizes_in(context, uri)), uri) or "").partition("; ")
         yield Finding(
-            "model", "fault", fault or f"{uri} holds no config.json",
+            "model",
+            "fault",
+            fault or f"{uri} holds no config.json",
             remedy or "give the prefix of a Hugging Face model folder",
-        )  # fmt: skip
+        )
         return
     names = set(_sizes_in(context, uri))
     faults = [text for _, text in shape_faults(context.config, described)]
@@ -61,7 +75,9 @@ def model(context: Context) -> Iterator[Finding]:
     if not faults:
         given = context.chain.given.model.path
         of = f"{given}: " if given != uri else ""
-        yield Finding("model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model")
+        yield Finding(
+            "model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model"
+        )
         for remark in _remarks(context, described):
             yield Finding("model", "ok", remark)
 
@@ -69,23 +85,31 @@ def model(context: Context) -> Iterator[Finding]:
 def _weights_faults(names: set[str], uri: str, described: dict[str, Any]) -> Iterator[str]:
     if weights_in(names) is None and not missing_shards(names)[0] and not checkpoint_in(names):
         yield folder_misfit(names, uri) or (
-            f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
-            "model.init: scratch"
+            f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the"
+            " weights so, or set model.init: scratch"
         )
     if method := unreadable_quantization(described):
-        yield f"{uri}: config.json says that the weights are quantized ({method}); {dequantize(method)}"
+        yield (
+            f"{uri}: config.json says that the weights are quantized ({method});"
+            f" {dequantize(method)}"
+        )
 
 
-def _tokenizer_faults(context: Context, names: set[str], uri: str, described: dict[str, Any]) -> Iterator[str]:
+def _tokenizer_faults(
+    context: Context, names: set[str], uri: str, described: dict[str, Any]
+) -> Iterator[str]:
     if not tokenizer_in(names):
         yield (
-            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
-            "text needs"
+            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model),"
+            " which preparing text needs"
         )
     templated = context.config.train.objective != "sft" or "chat_template.jinja" in names
     about = None if templated else json_of(context, uri, "tokenizer_config.json")
     if not templated and not (about or {}).get("chat_template"):
-        yield f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there"
+        yield (
+            f"{uri} has no chat template, which train.objective: sft needs; put a"
+            " chat_template.jinja there"
+        )
     if about or text_part(described).get("eos_token_id") is not None:
         about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
         # The tokenizer itself is not fetched: a token that it names counts as known.
@@ -97,12 +121,16 @@ def _tokenizer_faults(context: Context, names: set[str], uri: str, described: di
 def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
     said = remarks_of(described, context.config.extended(described), context.config.train.seq_len)
     path = context.model_path
-    surplus = surplus_remark(vocab_in(Path(path)), vocabulary_of(described)) if "://" not in path else ""
+    surplus = (
+        surplus_remark(vocab_in(Path(path)), vocabulary_of(described)) if "://" not in path else ""
+    )
     return [*said, *([surplus] if surplus else [])]
 
 
 def model_folder(folder: Path) -> Iterator[Finding]:
-    """Check a model's folder without a config: whether smtrain trains it, and whether its files are there."""
+    """Check a model's folder without a config: whether smtrain trains it, and whether its files are
+    there.
+    """
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     if "config.json" not in names:
         none = f"{folder} holds no config.json; name a config, or the folder of a model"
@@ -116,7 +144,11 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         said = remarks(described, 0) if is_multimodal(described) else []
         said += filter(None, [surplus_remark(vocab_in(folder), shape.vocab)])
     except (OSError, ValueError, AttributeError) as error:
-        yield Finding("model", "fault", f"{folder}/config.json cannot be read ({first_line(error)}); copy it again")
+        yield Finding(
+            "model",
+            "fault",
+            f"{folder}/config.json cannot be read ({first_line(error)}); copy it again",
+        )
         return
     except CheckpointError as error:
         what, _, remedy = str(error).partition(": ")
@@ -124,7 +156,11 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         return
     engines = "engines native and nxd" if shape.by_nxd else "engine native"
     kind = with_article(shape.family)
-    yield Finding("model", "ok", f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}")
+    yield Finding(
+        "model",
+        "ok",
+        f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}",
+    )
     yield from (Finding("model", "ok", remark) for remark in said)
     if method := unreadable_quantization(described):
         yield Finding("model", "fault", f"{folder} is quantized ({method})", dequantize(method))
@@ -136,18 +172,24 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         lacking = f"{folder} lacks {len(absent)} files of weights ({', '.join(absent[:3])})"
         yield Finding("model", "fault", lacking, "copy those files into it")
     if not tokenizer_in(names):
-        yield Finding("model", "warning", f"{folder} holds no tokenizer, which preparing text needs")
+        yield Finding(
+            "model", "warning", f"{folder} holds no tokenizer, which preparing text needs"
+        )
 
 
 def data(context: Context) -> Iterator[Finding]:
-    """`data.prepared` against the config: format, vocabulary, sequence length, samples and files."""
+    """`data.prepared` against the config: format, vocabulary, sequence length, samples and
+    files.
+    """
     uri = context.config.data.prepared
     if uri is None or is_mounted(uri):
         return
     remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
     manifest = json_of(context, uri, "manifest.json")
     if manifest is None:
-        yield Finding("data", "fault", f"{uri} is not a prepared dataset: it has no manifest.json", remedy)
+        yield Finding(
+            "data", "fault", f"{uri} is not a prepared dataset: it has no manifest.json", remedy
+        )
         return
     if manifest.get("format_version") != PREPARED_FORMAT:
         yield Finding(
@@ -164,12 +206,19 @@ def data(context: Context) -> Iterator[Finding]:
     sizes = _sizes_in(context, uri)
     for name, row in manifest.get("files", {}).items():
         if sizes.get(name) != row.get("bytes"):
-            faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row.get('bytes')}")
+            faults.append(
+                f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not"
+                f" {row.get('bytes')}"
+            )
     for fault in faults:
         yield Finding("data", "fault", fault, remedy)
     if not faults:
         samples, tokens = manifest.get("samples", 0), manifest.get("tokens", 0)
-        yield Finding("data", "ok", f"{uri}: {tokens:,} tokens, {samples:,} samples of {manifest.get('seq_len')}")
+        yield Finding(
+            "data",
+            "ok",
+            f"{uri}: {tokens:,} tokens, {samples:,} samples of {manifest.get('seq_len')}",
+        )
 
 
 def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
@@ -185,7 +234,11 @@ def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
 def tasks(context: Context) -> Iterator[Finding]:
     """Tasks of stage evaluate that `evaluate.data` lacks: reported now, not after the training."""
     evaluate = context.chain.given.evaluate
-    if "evaluate" not in context.stages or evaluate.data is None or not Path(evaluate.data).is_dir():
+    if (
+        "evaluate" not in context.stages
+        or evaluate.data is None
+        or not Path(evaluate.data).is_dir()
+    ):
         return
     own = tasks_in(Path(evaluate.data))
     for name in (task for task in evaluate.tasks if task not in evaluate.long_tasks):
@@ -195,9 +248,10 @@ def tasks(context: Context) -> Iterator[Finding]:
             yield Finding(
                 "tasks",
                 "warning",
-                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(own))}), so stage evaluate asks "
-                "the hub for it, after the training",
-                "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job reaches the hub",
+                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(own))}), so"
+                " stage evaluate asks the hub for it, after the training",
+                "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job"
+                " reaches the hub",
             )
 
 
@@ -224,10 +278,16 @@ def text(context: Context) -> Iterator[Finding]:
             yield Finding("text", "warning", f"{key}: {source.path}: {sentence}")
         if choice.read:
             size = sum(sizes[name] for name, _ in choice.read)
-            yield Finding("text", "ok", f"{key}: {source.path}: {len(choice.read):,} files, {size / 1e6:,.1f} MB")
+            yield Finding(
+                "text",
+                "ok",
+                f"{key}: {source.path}: {len(choice.read):,} files, {size / 1e6:,.1f} MB",
+            )
         else:
             yield Finding(
-                "text", "fault", f"{key}: {source.path} holds no file of text that can be read",
+                "text",
+                "fault",
+                f"{key}: {source.path} holds no file of text that can be read",
                 unread_remedy(folder, given.data.encoding),
-            )  # fmt: skip
+            )
     yield from documents(context)

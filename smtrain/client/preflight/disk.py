@@ -33,11 +33,15 @@ REST_GB = 20
 
 
 HELD_BESIDES = 2
-"""Checkpoints on a host in addition to checkpoint.keep: one being written, and one that is not in S3 yet."""
+"""Checkpoints on a host in addition to checkpoint.keep: one being written, and one that is not in
+S3 yet.
+"""
 
 
 def disk(context: Context) -> Iterator[Finding]:
-    """Check the disks of the prepare job and of the train job, or this machine's disk for a run on it."""
+    """Check the disks of the prepare job and of the train job, or this machine's disk for a run on
+    it.
+    """
     if is_here(context.chain.given):
         yield from _here(context)
         return
@@ -46,17 +50,23 @@ def disk(context: Context) -> Iterator[Finding]:
 
 
 def _here(context: Context) -> Iterator[Finding]:
-    """Report the room below $SMTRAIN_HOME; a lack of it is a fault of the plan, which `memory` reports."""
+    """Report the room below $SMTRAIN_HOME; a lack of it is a fault of the plan, which `memory`
+    reports.
+    """
     plan = context.plan
     if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
         needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
         yield Finding(
-            "disk", "ok", f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free"
+            "disk",
+            "ok",
+            f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free",
         )
 
 
 def volume(context: Context) -> Iterator[Finding]:
-    """Whether compute.volume_gb holds the output of the prepare stage; not for types with disks of their own."""
+    """Whether compute.volume_gb holds the output of the prepare stage; not for types with disks of
+    their own.
+    """
     compute = context.config.compute
     if "prepare" not in context.stages or not takes_volume(compute.cpu_instance_type):
         return
@@ -75,10 +85,12 @@ def volume(context: Context) -> Iterator[Finding]:
         return
     larger = larger_volume(most)
     yield Finding(
-        "disk", "fault" if compute.volume_gb < least else "warning",
+        "disk",
+        "fault" if compute.volume_gb < least else "warning",
         f"{about}, and the prepare job has {compute.volume_gb} GB",
-        (f"{larger} for the prepare stage, or " if larger else "") + "prepare the text in several runs",
-    )  # fmt: skip
+        (f"{larger} for the prepare stage, or " if larger else "")
+        + "prepare the text in several runs",
+    )
 
 
 def larger_volume(gigabytes: float) -> str:
@@ -88,7 +100,9 @@ def larger_volume(gigabytes: float) -> str:
 
 
 def checkpoints(context: Context) -> Iterator[Finding]:
-    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that are kept at a time."""
+    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that are kept
+    at a time.
+    """
     config, compute = context.config, context.config.compute
     plan = context.plan
     if "train" not in context.stages or isinstance(plan, ConfigError):
@@ -101,24 +115,41 @@ def checkpoints(context: Context) -> Iterator[Finding]:
     held, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
     most = held * size / count + REST_GB
     about = (
-        f"{held} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take {most:,.0f} GB of each"
+        f"{held} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take"
+        f" {most:,.0f} GB of each"
     )
-    whose = f"the train job's {compute.volume_gb} GB" if volume else f"the {has:,.0f} GB of {kind}'s own disks"
+    whose = (
+        f"the train job's {compute.volume_gb} GB"
+        if volume
+        else f"the {has:,.0f} GB of {kind}'s own disks"
+    )
     if most <= has:
         yield Finding("disk", "ok", f"{about}, of {whose}")
         return
     fewer = (1 + HELD_BESIDES) * size / count + REST_GB <= has and config.checkpoint.keep > 1
-    ways = [larger_volume(most) if volume else "", "lower checkpoint.keep" if fewer else "", "take more hosts"]
-    yield Finding("disk", "fault", f"{about}, which is more than {whose}", ", or ".join(filter(None, ways)))
+    ways = [
+        larger_volume(most) if volume else "",
+        "lower checkpoint.keep" if fewer else "",
+        "take more hosts",
+    ]
+    yield Finding(
+        "disk", "fault", f"{about}, which is more than {whose}", ", or ".join(filter(None, ways))
+    )
 
 
 def _text_bytes(context: Context, path: str) -> float:
-    """Bytes of text in a source, estimated from the names and sizes of its files; 0 for other places."""
+    """Bytes of text in a source, estimated from the names and sizes of its files; 0 for other
+    places.
+    """
     if path.startswith("s3://"):
         sizes = sizes_by_name(context, path)
     elif "://" not in path and Path(path).exists():
         folder = Path(path)
-        sizes = textfiles.choose_in(folder, "auto")[1] if folder.is_dir() else {folder.name: folder.stat().st_size}
+        sizes = (
+            textfiles.choose_in(folder, "auto")[1]
+            if folder.is_dir()
+            else {folder.name: folder.stat().st_size}
+        )
     else:
         return 0
     return sum(size * _factor(name) for name, size in sizes.items())

@@ -1,4 +1,6 @@
-"""Check the container image: its release, the registry of this region, and packages that a job installs."""
+"""Check the container image: its release, the registry of this region, and packages that a job
+installs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from smtrain.core.facts.images import (
 )
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
-from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, package_needs, packages, stage_of
+from smtrain.core.protocol.entrypoints import (
+    WORDS,
+    entrypoints_folder,
+    package_needs,
+    packages,
+    stage_of,
+)
 from smtrain.stages import STAGES
 
 if TYPE_CHECKING:
@@ -40,7 +48,9 @@ def image(context: Context) -> Iterator[Finding]:
         return
     if context.chain.image_note:
         yield Finding("image", "ok", context.chain.image_note.removeprefix("compute.image: "))
-    for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
+    for uri in sorted(
+        {r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}
+    ):
         yield from _release(context, uri)
         yield from _there(context, uri)
         yield _contents(uri)
@@ -51,7 +61,9 @@ def image(context: Context) -> Iterator[Finding]:
 
 
 def _here(context: Context) -> Iterator[Finding]:
-    """Whether Docker answers and has the image of the hosts, and what that lacks; a sandbox needs no image."""
+    """Whether Docker answers and has the image of the hosts, and what that lacks; a sandbox needs
+    no image.
+    """
     run_in = context.chain.given.local.run_in
     if run_in == "sandbox":
         return
@@ -66,9 +78,13 @@ def _here(context: Context) -> Iterator[Finding]:
             if run_in == "docker":
                 yield Finding("image", "fault", str(error))
             else:
-                yield Finding("image", "warning", f"hosts will be sandboxes, not containers: {error}")
+                yield Finding(
+                    "image", "warning", f"hosts will be sandboxes, not containers: {error}"
+                )
         else:
-            yield Finding("image", "ok", f"{name} is on this machine, and hosts are containers of it")
+            yield Finding(
+                "image", "ok", f"{name} is on this machine, and hosts are containers of it"
+            )
             yield from _inside(context, request, name)
 
 
@@ -89,7 +105,9 @@ def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Fi
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:
-    """Whether the train stage's image has the release that the engine needs; other stages run on any image."""
+    """Whether the train stage's image has the release that the engine needs; other stages run on
+    any image.
+    """
     train = context.requests.get("train")
     if train is None or train["AlgorithmSpecification"].get("TrainingImage") != uri:
         return
@@ -105,15 +123,19 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     name = ".".join(map(str, release)) if release else "a release that its name does not tell"
     if served is None:
         yield Finding(
-            "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be determined "
+            "image",
+            "warning",
+            f"whether the image ({name}) has what engine {engine} needs cannot be determined "
             "from here",
             f"it needs {facts['needs']}",
-        )  # fmt: skip
+        )
     elif served and engine == "nxd":
         yield Finding(
-            "image", "warning", f"{end_of_life(engine)}, and the image has {name}",
+            "image",
+            "warning",
+            f"{end_of_life(engine)}, and the image has {name}",
             "nothing needs to be done today; plan for trn2 with engine native",
-        )  # fmt: skip
+        )
 
 
 def _for_gpus(uri: str) -> Iterator[Finding]:
@@ -124,20 +146,34 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
         if ended is None:
             yield Finding("image", "ok", f"{about}end on {row['patched_until']}")
         else:
-            yield Finding("image", "warning", f"{about}ended on {row['patched_until']}", ended.partition("; ")[2])
+            yield Finding(
+                "image",
+                "warning",
+                f"{about}ended on {row['patched_until']}",
+                ended.partition("; ")[2],
+            )
 
 
 def _contents(uri: str) -> Finding:
-    """Libraries of the stages that the image may lack. No container installs anything from a network."""
+    """Libraries of the stages that the image may lack.
+
+    No container installs anything from a network.
+    """
     names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
     if not contents_known(uri):
         return Finding(
-            "image", "warning", "whether the image has every library of the stages cannot be determined from here",
-            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code; `smtrain image "
-            "build CONFIG --push URI` makes one that has all",
-        )  # fmt: skip
+            "image",
+            "warning",
+            "whether the image has every library of the stages cannot be determined from here",
+            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the"
+            " code; `smtrain image build CONFIG --push URI` makes one that has all",
+        )
     source = "are on this machine" if here else "will be downloaded here"
-    return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {source}")
+    return Finding(
+        "image",
+        "ok",
+        f"the image lacks {names}, which travel with the code as wheels; they {source}",
+    )
 
 
 def _for_need(need: str, uri: str) -> Iterator[Finding]:
@@ -145,19 +181,28 @@ def _for_need(need: str, uri: str) -> Iterator[Finding]:
     python, unbuilt = python_of(uri) or "", table("images")["contents"]["no_wheel"]
     if need in unbuilt.get(python, ()):
         yield Finding(
-            "image", "fault", f"{need} needs {names}, which has no wheel for Python {python[0]}.{python[1:]}",
-            "make tokens of it on another Python with `smtrain data prepare`, and name them in data.prepared",
-        )  # fmt: skip
+            "image",
+            "fault",
+            f"{need} needs {names}, which has no wheel for Python {python[0]}.{python[1:]}",
+            "make tokens of it on another Python with `smtrain data prepare`, and name them in"
+            " data.prepared",
+        )
     elif of_aws(uri) and need in table("images")["contents"]["without"]:
         yield Finding(
-            "image", "fault", f"{need} needs {names}, and no image of AWS has it",
-            "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",
-        )  # fmt: skip
+            "image",
+            "fault",
+            f"{need} needs {names}, and no image of AWS has it",
+            "`smtrain image build CONFIG --push URI` makes one that has; name that in"
+            " compute.image",
+        )
     else:
         yield Finding(
-            "image", "warning", f"{need} needs {names}; whether the image has it cannot be determined from here",
-            f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG` adds it",
-        )  # fmt: skip
+            "image",
+            "warning",
+            f"{need} needs {names}; whether the image has it cannot be determined from here",
+            f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG`"
+            " adds it",
+        )
 
 
 def _otherwise(context: Context) -> str:
@@ -169,34 +214,50 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
     named, otherwise = ecr_image(uri), _otherwise(context)
     if named is None:
         yield Finding(
-            "image", "fault", f"{uri} is not in Amazon ECR, from which SageMaker pulls",
+            "image",
+            "fault",
+            f"{uri} is not in Amazon ECR, from which SageMaker pulls",
             f"push it to a repository of your account, or {otherwise}",
-        )  # fmt: skip
+        )
         return
     if named.region != context.chain.target.region_name():
         yield Finding(
-            "image", "fault", f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
+            "image",
+            "fault",
+            f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
             f"name the image of the job's region, or {otherwise}",
-        )  # fmt: skip
+        )
         return
     try:
-        # Pulling needs this right too; the registries of AWS's own images allow it, but rarely DescribeImages.
-        answer = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.query)
+        # Pulling needs this right too; the registries of AWS's own images allow it, but rarely
+        # DescribeImages.
+        answer = context.ask(
+            "ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.query
+        )
     except Absent:
         yield Finding(
-            "image", "fault",
-            f"there is no repository {named.repository} in the registry {named.account} of {named.region}",
-            "choose a region that has it (compute.region), or set compute.image to a copy in your own registry",
-        )  # fmt: skip
+            "image",
+            "fault",
+            f"there is no repository {named.repository} in the registry {named.account} of"
+            f" {named.region}",
+            "choose a region that has it (compute.region), or set compute.image to a copy in your"
+            " own registry",
+        )
         return
     if answer.get("failures"):
         failure = answer["failures"][0]
-        if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest", "InvalidImageTag"):
+        if failure.get("failureCode") not in (
+            "ImageNotFound",
+            "ImageTagDoesNotMatchDigest",
+            "InvalidImageTag",
+        ):
             raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
         yield Finding(
-            "image", "fault", f"{uri} is not there ({failure.get('failureCode')})",
+            "image",
+            "fault",
+            f"{uri} is not there ({failure.get('failureCode')})",
             f"correct it, or {otherwise}",
-        )  # fmt: skip
+        )
     else:
         yield Finding("image", "ok", f"{uri} is there")
 
@@ -208,9 +269,15 @@ FIRST_HOURS_MS = 6 * 3600_000
 
 
 def libraries(
-    contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = (), about: str = "libraries", it: str = "it"
+    contents: Contents,
+    stages: Sequence[Stage],
+    needs: Sequence[str] = (),
+    about: str = "libraries",
+    it: str = "it",
 ) -> Iterator[Finding]:
-    """Packages that stages import and the image lacks; `needs`: those of the data (core/protocol/entrypoints.py)."""
+    """Packages that stages import and the image lacks; `needs`: those of the data
+    (core/protocol/entrypoints.py).
+    """
     required, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
     lacks = {
         line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
@@ -218,7 +285,11 @@ def libraries(
         for line in required[s]
     }
     for line, concerned in lacks.items():
-        which = "every stage needs" if len(concerned) == len(stages) else f"stage {', '.join(concerned)} needs"
+        which = (
+            "every stage needs"
+            if len(concerned) == len(stages)
+            else f"stage {', '.join(concerned)} needs"
+        )
         yield Finding(about, "fault", f"{it} has no {line}, which {which}", remedy)
     for need in needs:
         for line in required[WORDS[need]]:
@@ -226,11 +297,17 @@ def libraries(
             yield Finding(about, "fault", f"{it} has no {line}, which {need} needs", remedy)
     if late := travelling(contents, stages):
         yield Finding(
-            about, "ok", f"{it} lacks {', '.join(late)}, which travel with the code, and every host installs them "
-            "at every start; `smtrain image build` puts them in",
-        )  # fmt: skip
+            about,
+            "ok",
+            f"{it} lacks {', '.join(late)}, which travel with the code, and every host installs"
+            " them at every start; `smtrain image build` puts them in",
+        )
     if not lacks and not late:
-        yield Finding(about, "ok", f"{it} has every library of the stages: a job installs nothing when it starts")
+        yield Finding(
+            about,
+            "ok",
+            f"{it} has every library of the stages: a job installs nothing when it starts",
+        )
 
 
 def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
@@ -240,7 +317,9 @@ def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
 
 
 def last_time(context: Context) -> Iterator[Finding]:
-    """The installation time of the newest job of the run that installed something; nothing if no log has it."""
+    """The installation time of the newest job of the run that installed something; nothing if no
+    log has it.
+    """
     try:
         newest = _newest(context)
     except Unread:
@@ -253,23 +332,36 @@ def last_time(context: Context) -> Iterator[Finding]:
 def _newest(context: Context) -> tuple[str, str, float] | None:
     name = context.config.name
     listed = context.ask(
-        "sagemaker", "list_training_jobs", NameContains=f"{name}-", SortBy="CreationTime", SortOrder="Descending",
+        "sagemaker",
+        "list_training_jobs",
+        NameContains=f"{name}-",
+        SortBy="CreationTime",
+        SortOrder="Descending",
         MaxResults=50,
-    )  # fmt: skip
+    )
     starts = tuple(f"{name}-{stage}-" for stage in STAGES if wheels.names(stage))
-    jobs = [job for job in listed["TrainingJobSummaries"] if job["TrainingJobName"].startswith(starts)]
+    jobs = [
+        job for job in listed["TrainingJobSummaries"] if job["TrainingJobName"].startswith(starts)
+    ]
     for job in jobs[:LOOKED_AT]:
         created = int(job["CreationTime"].timestamp() * 1000)
         try:
             page = context.ask(
-                "logs", "filter_log_events", absent=["ResourceNotFoundException"], logGroupName=LOG_GROUP,
-                logStreamNamePrefix=f"{job['TrainingJobName']}/", filterPattern=log_lines.INSTALLED_PATTERN,
-                startTime=created, endTime=created + FIRST_HOURS_MS,
-            )  # fmt: skip
+                "logs",
+                "filter_log_events",
+                absent=["ResourceNotFoundException"],
+                logGroupName=LOG_GROUP,
+                logStreamNamePrefix=f"{job['TrainingJobName']}/",
+                filterPattern=log_lines.INSTALLED_PATTERN,
+                startTime=created,
+                endTime=created + FIRST_HOURS_MS,
+            )
         except Absent:
             return None
         installations = [
-            installed for event in page["events"] if (installed := log_lines.installed(event["message"].strip()))
+            installed
+            for event in page["events"]
+            if (installed := log_lines.installed(event["message"].strip()))
         ]
         if installations:
             # The slowest host delays the run.

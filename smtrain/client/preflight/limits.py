@@ -1,4 +1,6 @@
-"""Check the limits of CreateTrainingJob: those in botocore's description of the API, and the documented rest."""
+"""Check the limits of CreateTrainingJob: those in botocore's description of the API, and the
+documented rest.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +13,42 @@ from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Context
 from smtrain.core.botocore_models import described
 
-# CreateTrainingJob in the SageMaker API reference; botocore's model has the shape's 2500 and no such pattern.
+# CreateTrainingJob in the SageMaker API reference; botocore's model has the shape's 2500 and no
+# such pattern.
 HYPERPARAMETER_VALUE = 256
 # The warm-pool guide; the API allows up to 21600.
 KEEP_ALIVE = 3600
 
 
 def limits(context: Context) -> Iterator[Finding]:
-    """Each stage's request against the API: types, enumerations, lengths, counts and patterns, all faults at once."""
+    """Each stage's request against the API: types, enumerations, lengths, counts and patterns, all
+    faults at once.
+    """
     reported: set[str] = set()
     for stage, request in context.requests.items():
         for fault in (*violations(request), *_documented(request)):
             if fault not in reported:
-                yield Finding("limits", "fault", f"{stage}: {fault}", "shorten, remove or correct it in the config")
+                yield Finding(
+                    "limits",
+                    "fault",
+                    f"{stage}: {fault}",
+                    "shorten, remove or correct it in the config",
+                )
             reported.add(fault)
     keep = context.config.compute.keep_alive
     if keep > KEEP_ALIVE:
         yield Finding(
-            "limits", "warning", f"compute.keep_alive is {keep} s, and warm pools are documented up to {KEEP_ALIVE} s",
+            "limits",
+            "warning",
+            f"compute.keep_alive is {keep} s, and warm pools are documented up to {KEEP_ALIVE} s",
             f"set it to {KEEP_ALIVE} or less",
-        )  # fmt: skip
+        )
     if not reported:
-        yield Finding("limits", "ok", f"the requests of {', '.join(context.stages)} are within the API's limits")
+        yield Finding(
+            "limits",
+            "ok",
+            f"the requests of {', '.join(context.stages)} are within the API's limits",
+        )
 
 
 def violations(request: dict[str, Any]) -> Iterator[str]:
@@ -69,7 +85,12 @@ def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:
             yield from _beyond(item, shape.member, f"{path}[{number}]")
     elif shape.type_name == "string" and isinstance(value, str):
         yield from _text(value, shape, path, most)
-    elif shape.type_name in ("integer", "long") and isinstance(value, int) and most is not None and value > most:
+    elif (
+        shape.type_name in ("integer", "long")
+        and isinstance(value, int)
+        and most is not None
+        and value > most
+    ):
         yield f"{path} is {value}, at most {most} is allowed"
 
 
@@ -84,7 +105,12 @@ def _text(value: str, shape: Any, path: str, most: int | None) -> Iterator[str]:
 
 def _matches(pattern: str, value: str) -> bool:
     # Java's character classes in the model, which are always within brackets, in Python's spelling.
-    for java, python in (("\\p{L}", r"\w"), ("\\p{N}", r"\w"), ("\\p{Alnum}", r"\w"), ("\\p{Z}", r"\s")):
+    for java, python in (
+        ("\\p{L}", r"\w"),
+        ("\\p{N}", r"\w"),
+        ("\\p{Alnum}", r"\w"),
+        ("\\p{Z}", r"\s"),
+    ):
         pattern = pattern.replace(java, python)
     return re.fullmatch(pattern, value) is not None
 
@@ -92,4 +118,7 @@ def _matches(pattern: str, value: str) -> bool:
 def _documented(request: dict[str, Any]) -> Iterator[str]:
     for key, value in request.get("HyperParameters", {}).items():
         if len(value) > HYPERPARAMETER_VALUE:
-            yield f"HyperParameters[{key!r}] has {len(value)} characters, {HYPERPARAMETER_VALUE} are documented"
+            yield (
+                f"HyperParameters[{key!r}] has {len(value)} characters, {HYPERPARAMETER_VALUE} are"
+                " documented"
+            )

@@ -31,25 +31,34 @@ def documents(context: Context) -> Iterator[Finding]:
     except Unread:
         return
     longest = positions_named(described) if described else None
-    sizes = [size for source in given.data.all_sources for size in _sizes(source.path, given.data.text_column)]
+    sizes = [
+        size
+        for source in given.data.all_sources
+        for size in _sizes(source.path, given.data.text_column)
+    ]
     if not longest or not sizes:
         return
     long = sum(size for size in sizes if size > longest * _BYTES) / max(1, sum(sizes))
     what = (
-        f"about {long:.0%} of the text is in documents longer than the {longest:,} positions that the model has "
-        f"without model.rope, at {_BYTES} bytes a token"
+        f"about {long:.0%} of the text is in documents longer than the {longest:,} positions that"
+        f" the model has without model.rope, at {_BYTES} bytes a token"
     )
     if long >= _FEW:
         yield Finding("text", "ok", what)
     else:
         yield Finding(
-            "text", "warning", f"{what}, so few rows teach it to use longer ones",
-            f"add longer documents, or set data.min_characters: {longest * _BYTES} to leave out shorter ones",
-        )  # fmt: skip
+            "text",
+            "warning",
+            f"{what}, so few rows teach it to use longer ones",
+            f"add longer documents, or set data.min_characters: {longest * _BYTES} to leave out"
+            " shorter ones",
+        )
 
 
 def _sizes(path: str, column: str) -> Iterator[int]:
-    """Bytes of each document of a local file or folder, as far as they can be told without a library."""
+    """Bytes of each document of a local file or folder, as far as they can be told without a
+    library.
+    """
     root = Path(path)
     if "://" in path or not root.exists():
         return
@@ -69,7 +78,9 @@ def _sizes(path: str, column: str) -> Iterator[int]:
 
 def _chosen(folder: Path) -> list[tuple[Path, str]]:
     choice, _ = textfiles.choose_in(folder, "auto")
-    return [(folder / name, kind) for name, kind in choice.read if textfiles.compression(name) is None]
+    return [
+        (folder / name, kind) for name, kind in choice.read if textfiles.compression(name) is None
+    ]
 
 
 def _text_bytes(line: bytes, column: str) -> int:

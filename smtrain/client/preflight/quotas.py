@@ -1,4 +1,6 @@
-"""Check that AWS gives and connects the machines: Service Quotas of each use, and EFA between hosts."""
+"""Check that AWS gives and connects the machines: Service Quotas of each use, and EFA between
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ class QuotaNeed:
     key: str
     """The config key to lower instead."""
     general: bool = False
-    """True for a quota of the account, not of an instance type: if it is not listed, there is no limit."""
+    """True for a quota of the account, not of an instance type: if it is not listed, there is no
+    limit.
+    """
     spare: bool = False
     """True for a fallback type, which may never be requested."""
 
 
 def quotas(context: Context) -> Iterator[Finding]:
-    """One finding a quota. A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept."""
+    """One finding a quota.
+
+    A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept.
+    """
     needs = list(_needs(context))
     values = _listed(context, {need.name for need in needs})
     region = context.chain.target.region_name()
@@ -35,20 +42,24 @@ def quotas(context: Context) -> Iterator[Finding]:
         if need.name not in values:
             if not need.general:
                 yield Finding(
-                    "quotas", "warning", f"Service Quotas lists no {need.name!r} in {region}",
-                    "the type may not be offered there; look at the region's list in the Service Quotas console",
-                )  # fmt: skip
+                    "quotas",
+                    "warning",
+                    f"Service Quotas lists no {need.name!r} in {region}",
+                    "the type may not be offered there; look at the region's list in the Service"
+                    " Quotas console",
+                )
             continue
         code, value = values[need.name]
         if value >= need.amount:
             yield Finding("quotas", "ok", f"{need.name!r} is {value:,.10g}, {need.amount:,} needed")
         else:
             yield Finding(
-                "quotas", "warning" if need.spare else "fault",
+                "quotas",
+                "warning" if need.spare else "fault",
                 f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
                 f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
                 f"{sagemaker.quota_command(code, need.amount, region)}",
-            )  # fmt: skip
+            )
 
 
 def _needs(context: Context) -> Iterator[QuotaNeed]:
@@ -66,18 +77,29 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
         if stage == "prepare" and count > 1:
             keys["prepare"] = "data.machines"
         key = keys.get(stage, "compute.cpu_instance_type")
-        yield QuotaNeed((sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_), count, key)
+        yield QuotaNeed(
+            (sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_), count, key
+        )
         if train:
             for other in compute.fallback_instance_types:
                 yield QuotaNeed(
-                    sagemaker.TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True
+                    sagemaker.TRAINING.format(type=other),
+                    count,
+                    "compute.fallback_instance_types",
+                    spare=True,
                 )
-            yield QuotaNeed(sagemaker.PER_SPOT_JOB if spot else sagemaker.PER_JOB, count, key, general=True)
-            yield QuotaNeed(sagemaker.ALL_SPOT_JOBS if spot else sagemaker.ALL_JOBS, count, key, general=True)
+            yield QuotaNeed(
+                sagemaker.PER_SPOT_JOB if spot else sagemaker.PER_JOB, count, key, general=True
+            )
+            yield QuotaNeed(
+                sagemaker.ALL_SPOT_JOBS if spot else sagemaker.ALL_JOBS, count, key, general=True
+            )
             yield QuotaNeed(sagemaker.RUN_TIME, compute.max_run, "compute.max_run", general=True)
             yield QuotaNeed(sagemaker.VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
         if resources.get("KeepAlivePeriodInSeconds"):
-            yield QuotaNeed(sagemaker.WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
+            yield QuotaNeed(
+                sagemaker.WARM_POOL.format(type=type_), count, "compute.keep_alive to 0"
+            )
 
 
 def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
@@ -88,9 +110,13 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
         while names - values.keys():
             try:
                 page = context.ask(
-                    "service-quotas", operation, absent=["NoSuchResourceException"], ServiceCode="sagemaker",
-                    MaxResults=100, **token,
-                )  # fmt: skip
+                    "service-quotas",
+                    operation,
+                    absent=["NoSuchResourceException"],
+                    ServiceCode="sagemaker",
+                    MaxResults=100,
+                    **token,
+                )
             except Absent:
                 raise Unread("Service Quotas has no entry for sagemaker here") from None
             for row in page["Quotas"]:
@@ -103,20 +129,31 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
 
 
 def hosts(context: Context) -> Iterator[Finding]:
-    """Neuron's collectives go over EFA, which the smallest types lack (aws-neuron-sdk#742); NCCL has TCP."""
+    """Neuron's collectives go over EFA, which the smallest types lack (aws-neuron-sdk#742); NCCL
+    has TCP.
+    """
     compute = context.config.compute
     row = instance(compute.instance_type)
-    if "train" not in context.stages or not context.on_aws or compute.instance_count == 1 or row is None:
+    if (
+        "train" not in context.stages
+        or not context.on_aws
+        or compute.instance_count == 1
+        or row is None
+    ):
         return
     if not row["efa"] and is_gpu(compute.instance_type):
         yield Finding(
-            "hosts", "warning", f"{compute.instance_type} has no EFA: {compute.instance_count} hosts exchange "
+            "hosts",
+            "warning",
+            f"{compute.instance_type} has no EFA: {compute.instance_count} hosts exchange "
             f"gradients over TCP at {row['network_gbps']:g} Gb/s",
             "one larger host is faster if the model fits it; ml.p4d, ml.p5 and later have EFA",
-        )  # fmt: skip
+        )
     elif not row["efa"]:
         yield Finding(
-            "hosts", "fault", f"{compute.instance_type} has no EFA, which hosts need to talk to one another: "
+            "hosts",
+            "fault",
+            f"{compute.instance_type} has no EFA, which hosts need to talk to one another: "
             f"{compute.instance_count} of them cannot train together",
             "set compute.instance_count: 1, or choose ml.trn1.32xlarge or larger",
-        )  # fmt: skip
+        )

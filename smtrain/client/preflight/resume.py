@@ -1,4 +1,6 @@
-"""Find the checkpoint from which the run resumes: the newest complete one of its prefix, and faults of newer ones."""
+"""Find the checkpoint from which the run resumes: the newest complete one of its prefix, and faults
+of newer ones.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from smtrain.stages.base import checkpoint_uri
 
 
 def resume(context: Context) -> Iterator[Finding]:
-    """The checkpoints of the run. SageMaker copies all of them to every host before training begins."""
+    """The checkpoints of the run.
+
+    SageMaker copies all of them to every host before training begins.
+    """
     if "train" not in context.stages:
         return
     from botocore.exceptions import BotoCoreError, ClientError
@@ -40,32 +45,43 @@ def resume(context: Context) -> Iterator[Finding]:
     newest = steps[-1]
     if not context.config.checkpoint.resume:
         yield Finding(
-            "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
-            ("set it to true to resume, or " if whole else "") + "give the run another name to start over",
-        )  # fmt: skip
+            "resume",
+            "fault",
+            f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
+            ("set it to true to resume, or " if whole else "")
+            + "give the run another name to start over",
+        )
     elif not whole:
         yield Finding(
-            "resume", "fault", f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
+            "resume",
+            "fault",
+            f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
             f"{_names(newest.lacking)}",
             "restore the missing files, or give the run another name to start over",
-        )  # fmt: skip
+        )
     elif _of_another_model(context, whole[-1]):
         yield Finding(
-            "resume", "fault", f"{whole[-1].uri} holds another model than the config.json of model.path describes",
+            "resume",
+            "fault",
+            f"{whole[-1].uri} holds another model than the config.json of model.path describes",
             "name the model that it was trained from, or give the run another name to start over",
-        )  # fmt: skip
+        )
     elif newest.whole:
         yield Finding("resume", "ok", f"resumes from {newest.uri}")
     else:
         yield Finding(
-            "resume", "warning", f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): resumes from "
+            "resume",
+            "warning",
+            f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): resumes from "
             f"{whole[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
-        )  # fmt: skip
+        )
 
 
 def _of_another_model(context: Context, step: Step) -> bool:
-    """True if the trained model has other sizes than the config's; the worker refuses to resume from it."""
+    """True if the trained model has other sizes than the config's; the worker refuses to resume
+    from it.
+    """
     try:
         described = described_in(context, context.model_path)
         if described is None or step.model is None:

@@ -1,4 +1,6 @@
-"""Check rights: the execution role's trust and permissions, and the caller's permissions for its commands."""
+"""Check rights: the execution role's trust and permissions, and the caller's permissions for its
+commands.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,47 @@ def role(context: Context) -> Iterator[Finding]:
         known = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
     except Absent:
         yield Finding(
-            "role", "fault", f"there is no role {name}",
-            "create it with what `smtrain iam policy CONFIG --role` prints, or correct compute.role",
-        )  # fmt: skip
+            "role",
+            "fault",
+            f"there is no role {name}",
+            "create it with what `smtrain iam policy CONFIG --role` prints, or correct"
+            " compute.role",
+        )
         return
     if known["Arn"] != arn:
-        yield Finding("role", "fault", f"the role {name} is {known['Arn']}", f"compute.role says {arn}; correct it")
-    if context.on_aws and context.others.endpoint and not _trusted(known["AssumeRolePolicyDocument"], SCHEDULER):
         yield Finding(
-            "role", "warning", f"{name} does not trust {SCHEDULER}, so `smtrain deploy --for` could not delete by it",
-            "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy with --schedule-role",
-        )  # fmt: skip
+            "role",
+            "fault",
+            f"the role {name} is {known['Arn']}",
+            f"compute.role says {arn}; correct it",
+        )
+    if (
+        context.on_aws
+        and context.others.endpoint
+        and not _trusted(known["AssumeRolePolicyDocument"], SCHEDULER)
+    ):
+        yield Finding(
+            "role",
+            "warning",
+            f"{name} does not trust {SCHEDULER}, so `smtrain deploy --for` could not delete by it",
+            "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy"
+            " with --schedule-role",
+        )
     if _trusted(known["AssumeRolePolicyDocument"]):
         yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
     else:
         yield Finding(
-            "role", "fault", f"{name} does not trust {SERVICE}, so no job can assume it",
+            "role",
+            "fault",
+            f"{name} does not trust {SERVICE}, so no job can assume it",
             "give it the trust policy that `smtrain iam policy CONFIG --role` prints",
-        )  # fmt: skip
+        )
 
 
 def permissions(context: Context) -> Iterator[Finding]:
-    """IAM's simulator on the rights of the role's jobs; it ignores bucket and key policies of other accounts."""
+    """IAM's simulator on the rights of the role's jobs; it ignores bucket and key policies of other
+    accounts.
+    """
     if not context.on_aws:
         yield Finding("permissions", "ok", "the local control plane lets every role do everything")
         return
@@ -52,10 +73,12 @@ def permissions(context: Context) -> Iterator[Finding]:
         lacking += denied(context, arn, statement)
     if lacking:
         yield Finding(
-            "permissions", "fault", f"the role may not {', '.join(sorted(set(lacking)))}",
+            "permissions",
+            "fault",
+            f"the role may not {', '.join(sorted(set(lacking)))}",
             "give it the policy that `smtrain iam policy CONFIG --role` prints"
             + (" with the same options" if context.others.commands else ""),
-        )  # fmt: skip
+        )
     else:
         yield Finding("permissions", "ok", "the role may do all that its jobs need")
 
@@ -63,18 +86,30 @@ def permissions(context: Context) -> Iterator[Finding]:
 def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
     """The actions of a statement that this principal may not do."""
     # The simulator accepts no wildcards, so one object below the prefix stands for all of them.
-    resources = [resource.replace("*", "smtrain-check") if resource != "*" else "*" for resource in statement.resources]
+    resources = [
+        resource.replace("*", "smtrain-check") if resource != "*" else "*"
+        for resource in statement.resources
+    ]
     entries: list[dict[str, Any]] = [
-        {"ContextKeyName": key, "ContextKeyValues": [values[0].replace("*", "")], "ContextKeyType": "string"}
+        {
+            "ContextKeyName": key,
+            "ContextKeyValues": [values[0].replace("*", "")],
+            "ContextKeyType": "string",
+        }
         for tests in statement.condition.values()
         for key, values in tests.items()
     ]
     arguments: dict[str, Any] = {"ContextEntries": entries} if entries else {}
     try:
         answer = context.ask(
-            "iam", "simulate_principal_policy", absent=["NoSuchEntity"], PolicySourceArn=arn,
-            ActionNames=list(statement.actions), ResourceArns=resources, **arguments,
-        )  # fmt: skip
+            "iam",
+            "simulate_principal_policy",
+            absent=["NoSuchEntity"],
+            PolicySourceArn=arn,
+            ActionNames=list(statement.actions),
+            ResourceArns=resources,
+            **arguments,
+        )
     except Absent:
         raise Unread(f"there is no {arn.rpartition(':')[2]}") from None
     for result in answer["EvaluationResults"]:
@@ -88,8 +123,12 @@ def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
     statements = policy.get("Statement", [])
     for statement in [statements] if isinstance(statements, dict) else statements:
         actions, principal = _list(statement.get("Action")), statement.get("Principal")
-        services = _list(principal.get("Service")) if isinstance(principal, dict) else _list(principal)
-        allowed = statement.get("Effect") == "Allow" and {"sts:AssumeRole", "sts:*", "*"} & set(actions)
+        services = (
+            _list(principal.get("Service")) if isinstance(principal, dict) else _list(principal)
+        )
+        allowed = statement.get("Effect") == "Allow" and {"sts:AssumeRole", "sts:*", "*"} & set(
+            actions
+        )
         if allowed and {service, "*"} & set(services):
             return True
     return False
@@ -109,8 +148,13 @@ def caller(context: Context) -> Iterator[Finding]:
         return
     who = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
     if session := _SESSION.fullmatch(who):
-        try:  # a session does not contain the path of its role, and roles of the Identity Center have one
-            who = str(context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])["Role"]["Arn"])
+        # a session does not contain the path of its role, and roles of the Identity Center have one
+        try:
+            who = str(
+                context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])[
+                    "Role"
+                ]["Arn"]
+            )
         except Absent:
             raise Unread(f"IAM has no role {session[1]}, which you use") from None
     if who.endswith(":root"):
@@ -118,8 +162,10 @@ def caller(context: Context) -> Iterator[Finding]:
     wanted = list(command_statements(context.config, Arns.of(context.config), others))
     if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
         yield Finding(
-            "caller", "fault", f"you may not {', '.join(sorted(set(lacking)))}",
+            "caller",
+            "fault",
+            f"you may not {', '.join(sorted(set(lacking)))}",
             "get the rights that `smtrain iam policy CONFIG --caller` prints with the same options",
-        )  # fmt: skip
+        )
     else:
         yield Finding("caller", "ok", f"you may do what {' and '.join(others.commands)} need")

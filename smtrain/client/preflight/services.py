@@ -1,4 +1,6 @@
-"""Check services in the config: the hub token's secret (its value is not read), and SageMaker's managed MLflow."""
+"""Check services in the config: the hub token's secret (its value is not read), and SageMaker's
+managed MLflow.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def token(context: Context) -> Iterator[Finding]:
     region = context.chain.target.region_name()
     try:
         if named.secret:
-            context.ask("secretsmanager", "describe_secret", absent=["ResourceNotFoundException"], SecretId=name)
+            context.ask(
+                "secretsmanager",
+                "describe_secret",
+                absent=["ResourceNotFoundException"],
+                SecretId=name,
+            )
         else:
             plain = name.partition(":parameter")[2] or name
             only = [{"Key": "Name", "Option": "Equals", "Values": [plain]}]
@@ -33,9 +40,11 @@ def token(context: Context) -> Iterator[Finding]:
     except Absent:
         kind = "secret" if named.secret else "SSM parameter"
         yield Finding(
-            "token", "fault", f"there is no {kind} {name} in {region}",
-            "create it, or correct model.token", 
-        )  # fmt: skip
+            "token",
+            "fault",
+            f"there is no {kind} {name} in {region}",
+            "create it, or correct model.token",
+        )
     else:
         yield Finding("token", "ok", f"{name} is there")
 
@@ -55,19 +64,33 @@ def tracker(context: Context) -> Iterator[Finding]:
     kind = "MLflow app" if app else "MLflow tracking server"
     try:
         if app:
-            status = str(context.ask("sagemaker", "describe_mlflow_app", absent=_GONE, Arn=arn)["Status"])
+            status = str(
+                context.ask("sagemaker", "describe_mlflow_app", absent=_GONE, Arn=arn)["Status"]
+            )
             active = not status.endswith("Failed") and not status.startswith("Delet")
         else:
-            server = context.ask("sagemaker", "describe_mlflow_tracking_server", absent=_GONE, TrackingServerName=name)
+            server = context.ask(
+                "sagemaker",
+                "describe_mlflow_tracking_server",
+                absent=_GONE,
+                TrackingServerName=name,
+            )
             status, active = str(server["TrackingServerStatus"]), server.get("IsActive") == "Active"
     except Absent:
-        yield Finding("tracker", "fault", f"there is no {kind} {name} in {region}", "correct track.mlflow")
+        yield Finding(
+            "tracker", "fault", f"there is no {kind} {name} in {region}", "correct track.mlflow"
+        )
         return
     if active:
         yield Finding("tracker", "ok", f"the {kind} {name} is {status}")
     else:
-        start = f"aws sagemaker start-mlflow-tracking-server --tracking-server-name {name} --region {region}"
+        start = (
+            f"aws sagemaker start-mlflow-tracking-server --tracking-server-name {name} --region"
+            f" {region}"
+        )
         yield Finding(
-            "tracker", "warning", f"the {kind} {name} is {status}: what is sent to it waits for it",
+            "tracker",
+            "warning",
+            f"the {kind} {name} is {status}: what is sent to it waits for it",
             "see what became of it in SageMaker Studio" if app else f"start it: {start}",
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""The stages on CPU machines: whether the machine that each one gets holds it, on disk and in memory, and in time."""
+"""The stages on CPU machines: whether the machine that each one gets holds it, on disk and in
+memory, and in time.
+"""
 
 from __future__ import annotations
 
@@ -29,34 +31,46 @@ def stages(context: Context) -> Iterator[Finding]:
             free = memory_here()
             if free is not None and wanted.memory > free:
                 yield Finding(
-                    "stages", "fault", f"stage {stage} takes {wanted.memory / GIB:.1f} GiB of memory, and "
-                    f"{free / GIB:.1f} GiB are free here", "run the stage on AWS, or take a smaller model",
-                )  # fmt: skip
+                    "stages",
+                    "fault",
+                    f"stage {stage} takes {wanted.memory / GIB:.1f} GiB of memory, and "
+                    f"{free / GIB:.1f} GiB are free here",
+                    "run the stage on AWS, or take a smaller model",
+                )
             continue
         resources = context.requests[stage]["ResourceConfig"]
         (kind, _), *_ = groups_of(context.requests[stage])
         volume = resources["VolumeSizeInGB"]
         has = host_gib(kind)
         takes = wanted.seconds + (
-            reading_seconds(config, kind, text_bytes(context.chain.given) or 0) if stage == "prepare" else 0
+            reading_seconds(config, kind, text_bytes(context.chain.given) or 0)
+            if stage == "prepare"
+            else 0
         )
         room, wants = (has or 0) * USABLE, wanted.memory / GIB
         told = f"stage {stage} takes about {wants:.0f} GiB of memory"
         if has is not None and wants > room:
             types = table("instances")["cpu"]
-            fits = next((name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None)
+            fits = next(
+                (name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None
+            )
             lacking = "take a smaller model, as no type known to smtrain holds this one"
             remedy = f"set compute.cpu_instance_type: {fits}" if fits else lacking
             yield Finding("stages", "fault", f"{told}, and {kind} has {has:.0f} GiB", remedy)
         elif takes_volume(kind) and (disk := volume_needed(wanted)) > volume:
             yield Finding(
-                "stages", "fault", f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
+                "stages",
+                "fault",
+                f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
                 larger_volume(disk) or "prepare the text in several runs, or take a smaller model",
-            )  # fmt: skip
+            )
         elif takes > config.compute.max_run:
             yield Finding(
-                "stages", "warning", f"stage {stage} is expected to take {spell(takes)}, longer than "
-                f"compute.max_run of {spell(config.compute.max_run)}", "raise compute.max_run",
-            )  # fmt: skip
+                "stages",
+                "warning",
+                f"stage {stage} is expected to take {spell(takes)}, longer than "
+                f"compute.max_run of {spell(config.compute.max_run)}",
+                "raise compute.max_run",
+            )
         else:
             yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(takes)}")

@@ -1,4 +1,6 @@
-"""Check buckets and their content: reachable, in the job's region, not empty, and suitable for FastFile."""
+"""Check buckets and their content: reachable, in the job's region, not empty, and suitable for
+FastFile.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from smtrain.core.config.schema import inputs_of, other_inputs
 from smtrain.core.protocol.uris import objects_at, split_uri
 
 GIB = 2**30
-# FastFile lists a channel when the job starts and opens one stream per file; both cost per object, not per byte
-# (SageMaker guide, "best practices for choosing data source": fewer and larger files, read in sequence).
+# FastFile lists a channel when the job starts and opens one stream per file; both cost per object,
+# not per byte (SageMaker guide, "best practices for choosing data source": fewer and larger files,
+# read in sequence).
 MANY, SMALL = 100_000, 2**20
 LISTED = 200_000
 """Objects read per channel; a count above MANY is reported as "more than"."""
@@ -28,14 +31,19 @@ def buckets(context: Context) -> Iterator[Finding]:
         try:
             answer = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
         except Absent:
-            yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
+            yield Finding(
+                "buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI"
+            )
             continue
         actual = answer.get("BucketRegion") or region
         if actual != region:
             yield Finding(
-                "buckets", "fault", f"{bucket} is in {actual}, and the job runs in {region}",
-                "SageMaker reads buckets of its own region only: set compute.region, or copy the data",
-            )  # fmt: skip
+                "buckets",
+                "fault",
+                f"{bucket} is in {actual}, and the job runs in {region}",
+                "SageMaker reads buckets of its own region only: set compute.region, or copy the"
+                " data",
+            )
         else:
             yield Finding("buckets", "ok", f"{bucket} is there, in {region}")
 
@@ -44,8 +52,14 @@ def inputs(context: Context) -> Iterator[Finding]:
     """The config's own s3:// inputs: not empty, and not a very large number of tiny objects."""
     given = context.chain.given
     of_prepare = {given.data.text_key, *(key for key, *_ in other_inputs(given))}
-    read = {"evaluate.data": "evaluate" in context.stages, **dict.fromkeys(of_prepare, "prepare" in context.stages)}
-    resolved = {"model.path": context.model_path, "data.prepared": context.config.data.prepared or ""}
+    read = {
+        "evaluate.data": "evaluate" in context.stages,
+        **dict.fromkeys(of_prepare, "prepare" in context.stages),
+    }
+    resolved = {
+        "model.path": context.model_path,
+        "data.prepared": context.config.data.prepared or "",
+    }
     for key, path in inputs_of(given):
         uri = resolved.get(key, path)
         if not uri.startswith("s3://") or not read.get(key, True):
@@ -63,18 +77,25 @@ def inputs(context: Context) -> Iterator[Finding]:
         small = sum(size < SMALL for size in sizes)
         if not sizes or not total:
             yield Finding(
-                "inputs", "fault", f"{key}: {uri} is empty", "correct the URI, or upload what should be there"
+                "inputs",
+                "fault",
+                f"{key}: {uri} is empty",
+                "correct the URI, or upload what should be there",
             )
         elif len(sizes) > MANY:
             yield Finding(
-                "inputs", "warning", f"{key}: {about}; FastFile lists them all before the job begins",
+                "inputs",
+                "warning",
+                f"{key}: {about}; FastFile lists them all before the job begins",
                 "pack them into fewer files of 100 MiB or more",
-            )  # fmt: skip
+            )
         elif small > max(1000, len(sizes) // 2):
             yield Finding(
-                "inputs", "warning", f"{key}: {about}, {small:,} of them below 1 MiB; each costs a request to read",
+                "inputs",
+                "warning",
+                f"{key}: {about}, {small:,} of them below 1 MiB; each costs a request to read",
                 "pack them into fewer files of 100 MiB or more",
-            )  # fmt: skip
+            )
         else:
             yield Finding("inputs", "ok", f"{key}: {about}")
 
@@ -82,14 +103,18 @@ def inputs(context: Context) -> Iterator[Finding]:
 def _buckets(context: Context) -> set[str]:
     uris = [request["OutputDataConfig"]["S3OutputPath"] for request in context.requests.values()]
     for request in context.requests.values():
-        sources = [channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]]
+        sources = [
+            channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]
+        ]
         uris += [source["S3Uri"] for source in sources if source]
         uris += [request["CheckpointConfig"]["S3Uri"]] if "CheckpointConfig" in request else []
     return {split_uri(uri)[0] for uri in uris}
 
 
 def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
-    """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not exist."""
+    """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not
+    exist.
+    """
     listed = objects_at(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
     try:
         return {item["Key"]: item["Size"] for item in islice(listed, LISTED)}

@@ -24,22 +24,39 @@ def machine(context: Context) -> Iterator[Finding]:
     if context.on_aws:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
-    started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
+    started = (
+        f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size}"
+        " processes"
+    )
     own = config.own_machine if config.has_own_machine else None
     if own and own.kind == "gpu":
         yield from _gpus_of(config.compute.instance_type, own.devices)
-    need = memory_of(config) if not own or own.kind == "cpu" else None  # a GPU's memory is the plan's matter
+    need = (
+        memory_of(config) if not own or own.kind == "cpu" else None
+    )  # a GPU's memory is the plan's matter
     offer = what_fits(config, cores, free)
-    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    remedy = (
+        f"what fits: {offer}"
+        if offer
+        else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    )
     if need is not None and free is not None and need > free:
         text = (
-            f"training here takes about {need / GIB:.1f} GiB in {started}, and {free / GIB:.1f} GiB of memory are free"
+            f"training here takes about {need / GIB:.1f} GiB in {started}, and {free / GIB:.1f} GiB"
+            " of memory are free"
         )
         yield Finding("machine", "fault", text, remedy)
     elif config.world_size > CROWD * cores:
-        yield Finding("machine", "fault", f"training here starts {started} on {cores} cores", remedy)
+        yield Finding(
+            "machine", "fault", f"training here starts {started} on {cores} cores", remedy
+        )
     elif config.world_size > cores:
-        yield Finding("machine", "warning", f"training here starts {started} on {cores} cores, which slows it", remedy)
+        yield Finding(
+            "machine",
+            "warning",
+            f"training here starts {started} on {cores} cores, which slows it",
+            remedy,
+        )
     else:
         yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
 
@@ -49,17 +66,24 @@ def _gpus_of(name: str, devices: int) -> Iterator[Finding]:
     seen, counted = gpus_here(), f"machines.{name} has {devices} GPU{'s' * (devices > 1)}"
     if not seen:
         text = f"{counted}, and this machine shows none: training would run on its CPU"
-        yield Finding("machine", "fault", text, f"set machines.{name}.kind: cpu, or see `smtrain doctor`")
+        yield Finding(
+            "machine", "fault", text, f"set machines.{name}.kind: cpu, or see `smtrain doctor`"
+        )
     elif seen != devices:
         text = f"{counted}, and this machine shows {seen}"
-        yield Finding("machine", "warning", text, f"correct machines.{name}.devices, or see `smtrain doctor`")
+        yield Finding(
+            "machine", "warning", text, f"correct machines.{name}.devices, or see `smtrain doctor`"
+        )
 
 
 def _of_fp16(context: Context) -> Iterator[Finding]:
     """fp16 has no advantage over bf16 if the machine has both; training refuses fp16 on a CPU."""
     type_ = context.chain.given.compute.instance_type
     if context.on_aws and instance(type_):
-        text = f"train.precision is fp16, which may skip steps, and {type_} has bf16, which needs no loss scaling"
+        text = (
+            f"train.precision is fp16, which may skip steps, and {type_} has bf16, which needs no"
+            " loss scaling"
+        )
         yield Finding("machine", "warning", text, "set train.precision: bf16")
     elif not context.on_aws and not gpu_here():
         text = "train.precision: fp16 is for GPUs, and this machine has none"

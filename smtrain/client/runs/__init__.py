@@ -1,1 +1,3 @@
-"""Start runs: one launch, a series of settings, a SageMaker pipeline, and `run`, which waits for the end."""
+"""Start runs: one launch, a series of settings, a SageMaker pipeline, and `run`, which waits for
+the end.
+"""

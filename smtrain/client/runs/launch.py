@@ -39,16 +39,24 @@ AfterRun = Callable[[Chain, Say], None]
 
 @public
 def request(
-    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
-    set_: Sequence[str] = (), **sections: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing.
+    source: Source | None = None,
+    *,
+    stage: Stage = "train",
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
+    **sections: Any,
+) -> dict[str, Any]:
+    """The CreateTrainingJob request that `launch` would send for a first attempt.
+
+    Sends nothing, starts nothing.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
+            all of it.
         stage: The stage that it is for.
         target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
+            `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:
@@ -68,10 +76,19 @@ def request(
 
 
 def launch_stage(
-    config: JobConfig, stage: Stage, *, target: TargetName | None, wait: bool, again: bool, look_first: Looks | None,
-    say: Say, view: View | None,
-) -> Job:  # fmt: skip
-    """Start one stage of a config, as `smtrain.launch` does; look_first: the checks before it, None for none."""
+    config: JobConfig,
+    stage: Stage,
+    *,
+    target: TargetName | None,
+    wait: bool,
+    again: bool,
+    look_first: Looks | None,
+    say: Say,
+    view: View | None,
+) -> Job:
+    """Start one stage of a config, as `smtrain.launch` does; look_first: the checks before it, None
+    for none.
+    """
     chain = _chain(config, target, say)
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
@@ -91,26 +108,53 @@ def launch_stage(
 
 
 def run_list(
-    sources: Sequence[Any], sections: Mapping[str, Any], *, target: TargetName | None, again: bool,
-    look_first: Looks | None, after: AfterRun | None, set_: Sequence[str], say: Say,
-    on_line: Callable[[Line], None] | None, view: View | None,
-) -> list[Run]:  # fmt: skip
+    sources: Sequence[Any],
+    sections: Mapping[str, Any],
+    *,
+    target: TargetName | None,
+    again: bool,
+    look_first: Looks | None,
+    after: AfterRun | None,
+    set_: Sequence[str],
+    say: Say,
+    on_line: Callable[[Line], None] | None,
+    view: View | None,
+) -> list[Run]:
     """Take several configs through all their stages, one after the other."""
-    from smtrain.client.runs.series import load_series, overview, run_series  # brings the whole planner
+    from smtrain.client.runs.series import (
+        load_series,
+        overview,
+        run_series,
+    )  # brings the whole planner
 
     links = load_series(sources, set_=set_, target=target, **sections)
     say(overview(links))
     one = partial(
-        run_stages, target=target, again=again, look_first=look_first, after=after, say=say, on_line=on_line,
-        view=view, wait=True,
-    )  # fmt: skip
+        run_stages,
+        target=target,
+        again=again,
+        look_first=look_first,
+        after=after,
+        say=say,
+        on_line=on_line,
+        view=view,
+        wait=True,
+    )
     return run_series(links, one, say, look_first)
 
 
 def run_stages(
-    config: JobConfig, *, target: TargetName | None, again: bool, look_first: Looks | None, after: AfterRun | None,
-    say: Say, on_line: Callable[[Line], None] | None, view: View | None, wait: bool,
-) -> Run:  # fmt: skip
+    config: JobConfig,
+    *,
+    target: TargetName | None,
+    again: bool,
+    look_first: Looks | None,
+    after: AfterRun | None,
+    say: Say,
+    on_line: Callable[[Line], None] | None,
+    view: View | None,
+    wait: bool,
+) -> Run:
     """Take one config through all its stages, as `smtrain.run` does.
 
     look_first: the checks before it, None for none. after: called when all stages have ended well.
@@ -166,7 +210,9 @@ def _chain(config: JobConfig, target: TargetName | None, say: Say) -> Chain:
 
 
 def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
-    """Raise `ConfigError` or `JobError` if stages would start from a checkpoint that does not exist."""
+    """Raise `ConfigError` or `JobError` if stages would start from a checkpoint that does not
+    exist.
+    """
     step = chain.config.checkpoint.step
     first = next((stage for stage in stages if stage in ("train", "export")), None)
     if first is None or chain.begun(first) or (first == "train" and step is None):
@@ -181,24 +227,32 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
         return
     if first == "export" and not held:
         raise JobError(
-            f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none; launch stage train "
-            "first, or `smtrain run` the whole chain",
+            f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none;"
+            " launch stage train first, or `smtrain run` the whole chain",
             code="checkpoint.missing",
         )
     if first == "train" and step not in held:
         raise ConfigError(
             [
-                f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: "
-                f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to resume from the newest"
+                f"checkpoint.step: {step} is not a whole checkpoint of this run (those are:"
+                f" {', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to"
+                " resume from the newest"
             ],
             code="checkpoint.missing",
         )
 
 
 def _queue(
-    chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None,
-    view: View | None, *, again: bool, wait: bool,
-) -> None:  # fmt: skip
+    chain: Chain,
+    stages: Sequence[Stage],
+    done: Run,
+    say: Say,
+    on_line: Callable[[Line], None] | None,
+    view: View | None,
+    *,
+    again: bool,
+    wait: bool,
+) -> None:
     """Submit all stages at once; if `wait`, follow them one after the other."""
     for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
         started, skipped = time.monotonic(), job.known_done
@@ -228,7 +282,9 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
     if on_line is None:
         if not _shown(job, say, view, keep=False):
             say("the same call resumes with this stage")
-            raise Interrupted(f"interrupted: {job.name} keeps running; the same call joins it again")
+            raise Interrupted(
+                f"interrupted: {job.name} keeps running; the same call joins it again"
+            )
     else:
         for event in job.events():
             if isinstance(event, Line):
@@ -237,7 +293,9 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
 
 
 def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
-    """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if it has such a tag."""
+    """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if
+    it has such a tag.
+    """
     if TAG in config.tags or (commit := committed(folder)) is None:
         return config
     return with_tags(config, **{TAG: commit})

@@ -1,8 +1,10 @@
-"""`smtrain pipeline`: the stages of a config as a SageMaker pipeline, whose steps are the requests that `run` sends.
+"""`smtrain pipeline`: the stages of a config as a SageMaker pipeline, whose steps are the requests
+that `run` sends.
 
-A step reads what the step before it left through a reference that the service fills in, since jobs of a pipeline get
-names of the service's own. Checkpoints and parts have the same prefixes as those of `run`. Source of the form: the
-public JSON schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 writes.
+A step reads what the step before it left through a reference that the service fills in, since jobs
+of a pipeline get names of the service's own. Checkpoints and parts have the same prefixes as those
+of `run`. Source of the form: the public JSON schema of pipeline definitions (version 2020-12-01),
+and what SageMaker's SDK 2 writes.
 """
 
 from __future__ import annotations
@@ -36,19 +38,33 @@ _LARGEST = 1_048_576
 
 
 def make_pipeline(
-    config: JobConfig, *, name: str | None, upsert: bool, start: bool, look_first: Looks | None,
-    target: TargetName | None, say: Say,
-) -> dict[str, Any]:  # fmt: skip
-    """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; look_first: the checks before, if any."""
+    config: JobConfig,
+    *,
+    name: str | None,
+    upsert: bool,
+    start: bool,
+    look_first: Looks | None,
+    target: TargetName | None,
+    say: Say,
+) -> dict[str, Any]:
+    """The definition of `smtrain.pipeline`, sent with `upsert` or `start`; look_first: the checks
+    before, if any.
+    """
     place = backend_of(config, target)
     if place.record.queues:
         raise ConfigError(
-            [f"target: {place.name} has no SageMaker pipelines; `smtrain run` runs the whole chain"],
+            [
+                f"target: {place.name} has no SageMaker pipelines; `smtrain run` runs the whole"
+                " chain"
+            ],
             code="config.combination",
         )
     if start and place.record.here:
         raise ConfigError(
-            ["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"],
+            [
+                "start: the control plane keeps pipelines and runs none; `smtrain run` does the"
+                " stages"
+            ],
             code="config.combination",
         )
     name = config.name if name is None else name
@@ -70,17 +86,24 @@ def make_pipeline(
         upload_all(aws, travelling(plan.request, aws, say), say)
     say(_sent(aws, chain.config, name, definition))
     if start:
-        say(f"started {_start(aws, name)}; its jobs are named pipelines-..., `smtrain logs JOB --follow` follows one")
+        say(
+            f"started {_start(aws, name)}; its jobs are named pipelines-..., `smtrain logs JOB"
+            " --follow` follows one"
+        )
     return definition
 
 
 def definition_of(config: JobConfig, plans: Sequence[StagePlan]) -> dict[str, Any]:
-    """The definition with a step for each plan; a pure function of the plans, which are of first attempts."""
+    """The definition with a step for each plan; a pure function of the plans, which are of first
+    attempts.
+    """
     outputs = {output_uri(config, plan.base_name): plan.stage for plan in plans}
     steps: list[dict[str, Any]] = []
     for plan in plans:
         arguments = {key: value for key, value in plan.request.items() if key != "TrainingJobName"}
-        arguments["InputDataConfig"] = [_channel(channel, outputs) for channel in arguments["InputDataConfig"]]
+        arguments["InputDataConfig"] = [
+            _channel(channel, outputs) for channel in arguments["InputDataConfig"]
+        ]
         step: dict[str, Any] = {
             "Name": plan.stage,
             "Type": "Training",
@@ -122,19 +145,27 @@ def _channel(channel: dict[str, Any], outputs: dict[str, Stage]) -> dict[str, An
 
 
 def _sent(place: SageMakerBackend, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
-    """Create the pipeline, or update the one of this name if it is the run's; returns what was done."""
+    """Create the pipeline, or update the one of this name if it is the run's; returns what was
+    done.
+    """
     from botocore.exceptions import ClientError
 
     body = json.dumps(definition, sort_keys=True)
     if len(body) > _LARGEST:
         raise ConfigError(
-            [f"the pipeline's definition has {len(body)} characters, and SageMaker takes {_LARGEST}"],
+            [
+                f"the pipeline's definition has {len(body)} characters, and SageMaker takes"
+                f" {_LARGEST}"
+            ],
             code="config.wrong_value",
         )
     role = place.role(config.compute.role)
     asked = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
     client = place.sagemaker
-    tags = [{"Key": key, "Value": value} for key, value in {**config.tags, "smtrain:run": config.name}.items()]
+    tags = [
+        {"Key": key, "Value": value}
+        for key, value in {**config.tags, "smtrain:run": config.name}.items()
+    ]
     try:
         found = client.describe_pipeline(PipelineName=name)
     except ClientError as error:

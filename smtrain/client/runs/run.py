@@ -44,7 +44,9 @@ class Run:
         for result in self.results:
             if result.stage == stage:
                 return result.job
-        raise JobError(f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}")
+        raise JobError(
+            f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}"
+        )
 
     @property
     def loss(self) -> list[float]:
@@ -77,11 +79,17 @@ class Run:
         """
         name, run = self.config.name, [result for result in self.results if not result.skipped]
         took, before = spell(sum(result.seconds for result in run)), len(self.results) - len(run)
-        further = f"smtrain push {folder} YOU/{name}" if folder else f"smtrain download {name} FOLDER"
+        further = (
+            f"smtrain push {folder} YOU/{name}" if folder else f"smtrain download {name} FOLDER"
+        )
         lines = [
             *self._ends("loss", "loss"),
             *self._ends("validation", "val_loss"),
-            ("time", took + (f"; {before} of {len(self.results)} stages were done before" if before else "")),
+            (
+                "time",
+                took
+                + (f"; {before} of {len(self.results)} stages were done before" if before else ""),
+            ),
             ("model", str(folder or self.model)),
             ("next", f"smtrain chat {name}"),
             ("", f"smtrain report {name}"),
@@ -95,13 +103,23 @@ class Run:
         if not seen:
             return []
         first, last = seen[0], seen[-1]
-        return [(label, f"{first[key]:.4f} -> {last[key]:.4f} (steps {first['step']:.0f} to {last['step']:.0f})")]
+        return [
+            (
+                label,
+                (
+                    f"{first[key]:.4f} -> {last[key]:.4f} (steps {first['step']:.0f} to"
+                    f" {last['step']:.0f})"
+                ),
+            )
+        ]
 
-    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+    def download(
+        self, folder: str | Path, what: What = "model", *, overwrite: bool = False
+    ) -> Path:
         """Copy the exported Hugging Face model into `folder`; returns the folder.
 
-        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
-        folder of each. Other files are replaced only with `overwrite`.
+        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has
+        them; `all` makes a folder of each. Other files are replaced only with `overwrite`.
         """
         if what == "model":
             return self.job("export").download(folder, overwrite=overwrite)
@@ -119,5 +137,7 @@ class Run:
         try:
             texts: list[dict[str, str]] = parse_json(job.read("generation.json"))
         except ValueError as error:
-            raise JobError(f"generation.json of {job.name} is damaged ({first_line(error)}); generate again") from None
+            raise JobError(
+                f"generation.json of {job.name} is damaged ({first_line(error)}); generate again"
+            ) from None
         return texts

@@ -1,8 +1,9 @@
-"""Run several configs in order: each may start from the model of an earlier one (`model.path: run://NAME`).
+"""Run several configs in order: each may start from the model of an earlier one (`model.path:
+run://NAME`).
 
-All configs are loaded, planned and checked before the first job starts. Until an earlier run has exported its model,
-a config that starts from it is planned with the model that the earlier run itself starts from: shape and tokenizer are
-the same.
+All configs are loaded, planned and checked before the first job starts. Until an earlier run has
+exported its model, a config that starts from it is planned with the model that the earlier run
+itself starts from: shape and tokenizer are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from smtrain.client.backends.choose import backend_of
 from smtrain.client.config.load import Source, draft
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
-from smtrain.client.planner.resolve import Earlier, earlier_of, load_config, runs_in, with_models, with_rope
+from smtrain.client.planner.resolve import (
+    Earlier,
+    earlier_of,
+    load_config,
+    runs_in,
+    with_models,
+    with_rope,
+)
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.runs.run import Run
@@ -39,7 +47,9 @@ class Link:
     label: str
     """The config's file, or its place in the list."""
     config: JobConfig
-    """The config; if it starts from an earlier one of the series, with the model that one starts from."""
+    """The config; if it starts from an earlier one of the series, with the model that one starts
+    from.
+    """
     parents: Mapping[str, str] = field(default_factory=dict)
     """The runs of the series whose models it reads, by key."""
 
@@ -50,21 +60,30 @@ class Link:
         return f"{RUN}{parent}" if parent else self.config.model.path
 
     def reading(self, models: Mapping[str, str | None]) -> JobConfig:
-        """The config with the models of earlier runs, by their names; without those that have none yet."""
+        """The config with the models of earlier runs, by their names; without those that have none
+        yet.
+        """
         named = {key: models.get(parent) for key, parent in self.parents.items()}
         paths = {key: path for key, path in named.items() if path}
         return with_models(self.config, paths) if paths else self.config
 
 
 def load_series(
-    sources: Sequence[Source], *, set_: Sequence[str] = (), target: TargetName | None = None, **sections: Any
+    sources: Sequence[Source],
+    *,
+    set_: Sequence[str] = (),
+    target: TargetName | None = None,
+    **sections: Any,
 ) -> list[Link]:
-    """Load configs that will run in this order; the other arguments are those of `load_config`, for each of them.
+    """Load configs that will run in this order; the other arguments are those of `load_config`, for
+    each of them.
 
     Raises `ConfigError` with the faults of all configs, and for an order or names that cannot run.
     """
     if not sources:
-        raise ConfigError("the list of configs is empty; name at least one", code="config.missing_key")
+        raise ConfigError(
+            "the list of configs is empty; name at least one", code="config.missing_key"
+        )
     drafts = [draft(source, set_=set_, target=target, **sections).config for source in sources]
     parents = earlier_of(drafts)
     faults: list[str] = []
@@ -73,12 +92,19 @@ def load_series(
         label = str(source) if isinstance(source, str | Path) else f"config {number + 1}"
         earlier, after = parents[number], {one.name for one in drafts[number + 1 :] if one}
         named = runs_in(config) if config else {}
-        if late := [(key, run) for key, run in named.items() if key not in earlier and run in after]:
+        if late := [
+            (key, run) for key, run in named.items() if key not in earlier and run in after
+        ]:
             key, run = late[0]
-            faults.append(f"{label}: {key}: {RUN}{run} is a later config of the list; put that one before it")
+            faults.append(
+                f"{label}: {key}: {RUN}{run} is a later config of the list; put that one before it"
+            )
             continue
         if config and any(config.name == one.name for one in drafts[:number] if one):
-            faults.append(f"{label}: name: an earlier config of the list is also {config.name}; give each its own name")
+            faults.append(
+                f"{label}: name: an earlier config of the list is also {config.name}; give each its"
+                " own name"
+            )
             continue
         settings = [*set_, *(f"{key}={one.path}" for key, one in earlier.items())]
         rope = _inherited(earlier.get("model.path"), config)
@@ -90,7 +116,9 @@ def load_series(
             faults += [f"{label}: {fault}" for fault in error.faults]
         else:
             loaded = with_rope(loaded, None) if rope else loaded  # the export that it reads has it
-            links.append(Link(label, loaded, {key: one.config.name for key, one in earlier.items()}))
+            links.append(
+                Link(label, loaded, {key: one.config.name for key, one in earlier.items()})
+            )
         for key, one in earlier.items() if config else ():
             assert config is not None
             faults += [f"{label}: {key}: {fault}" for fault in _unfit(one.config, config)]
@@ -100,13 +128,15 @@ def load_series(
 
 
 def _inherited(parent: Earlier | None, config: JobConfig | None) -> RopeSection | None:
-    """The model.rope of the export that a config starts from, which its checks need until there is that export.
+    """The model.rope of the export that a config starts from, which its checks need until there is
+    that export.
 
     The path with which it is checked is that of the first model, with the positions from before.
     """
     if parent is None or config is None or config.model.rope is not None:
         return None
-    # An adapter that is not merged must not have a model.rope of its own, so its rows may not be longer here.
+    # An adapter that is not merged must not have a model.rope of its own, so its rows may not be
+    # longer here.
     return None if config.train.adapter and not config.export.merge else parent.rope
 
 
@@ -114,13 +144,21 @@ def _unfit(before: JobConfig, config: JobConfig) -> Iterator[str]:
     """Reasons why a config cannot read the model that an earlier run will export."""
     path = f"{RUN}{before.name}"
     if before.target != config.target:
-        yield f"{path} runs on target {before.target}, and this config on {config.target}; give both the same target"
+        yield (
+            f"{path} runs on target {before.target}, and this config on {config.target}; give both"
+            " the same target"
+        )
     elif before.train.adapter and not before.export.merge:
-        yield f"{path} will export an adapter, and training starts from a whole model; set export.merge: true there"
+        yield (
+            f"{path} will export an adapter, and training starts from a whole model; set"
+            " export.merge: true there"
+        )
 
 
 def expected(links: Sequence[Link]) -> list[JobConfig]:
-    """The configs with the prefixes that the first attempts of earlier runs will export to, for a dry run."""
+    """The configs with the prefixes that the first attempts of earlier runs will export to, for a
+    dry run.
+    """
     configs: list[JobConfig] = []
     exports: dict[str, str | None] = {}
     for link in links:
@@ -139,14 +177,19 @@ def overview(links: Sequence[Link]) -> str:
     for link, made in zip(links, plans, strict=True):
         train = link.config.train
         about = f"{train.objective}, {train.steps:,} steps"
-        lines.append(f"  {link.config.name:{width}}  from {link.start:{start}}  {about}{_costs([made])}")
+        lines.append(
+            f"  {link.config.name:{width}}  from {link.start:{start}}  {about}{_costs([made])}"
+        )
         lines += [f"    does not fit: {fault}" for fault in (made.faults if made else ())]
-    return "\n".join([*lines, f"in all{_costs(plans) or ': time and cost are not known before they run'}"])
+    return "\n".join(
+        [*lines, f"in all{_costs(plans) or ': time and cost are not known before they run'}"]
+    )
 
 
 def _planned(config: JobConfig) -> Plan | None:
-    """The plan of a run; None if it cannot be planned, or is a trial of instances on this machine, which costs nothing
-    and takes another time."""
+    """The plan of a run; None if it cannot be planned, or is a trial of instances on this machine,
+    which costs nothing and takes another time.
+    """
     if TARGETS[config.target].here and not is_here(config):
         return None
     try:
@@ -172,15 +215,18 @@ def run_series(
     say: Say,
     look_first: Callable[[Chain, Sequence[str], Say], None] | None = None,
 ) -> list[Run]:
-    """Run configs in order, each from the export of the run that it names; runs that are done are skipped.
+    """Run configs in order, each from the export of the run that it names; runs that are done are
+    skipped.
 
-    With `look_first`, every config is checked before the first one starts. Raises the error of the first run that
-    fails, and names those that were not started.
+    With `look_first`, every config is checked before the first one starts. Raises the error of the
+    first run that fails, and names those that were not started.
     """
     if look_first is not None:
         _look(links, look_first, say)
     done: list[Run] = []
-    exports: dict[str, str | None] = {}  # by job: the export of this list's run need not be the newest of that name
+    exports: dict[
+        str, str | None
+    ] = {}  # by job: the export of this list's run need not be the newest of that name
     for number, link in enumerate(links, 1):
         say(f"run {number} of {len(links)}: {link.config.name} ({link.label})")
         with _said(links, link):
@@ -189,13 +235,17 @@ def run_series(
     return done
 
 
-def _look(links: Sequence[Link], look_first: Callable[[Chain, Sequence[str], Say], None], say: Say) -> None:
+def _look(
+    links: Sequence[Link], look_first: Callable[[Chain, Sequence[str], Say], None], say: Say
+) -> None:
     """Check the stages that are left of every run."""
     exports: dict[str, str | None] = {}
     for link in links:
         chain = Chain(link.reading(exports), backend_of(link.config))
         exports[link.config.name] = chain.output("export")
-        stages = [stage for stage in stages_of(link.config, chain.target.name) if not chain.known(stage)]
+        stages = [
+            stage for stage in stages_of(link.config, chain.target.name) if not chain.known(stage)
+        ]
         with _said(links, link):
             look_first(chain, stages, say)
 
@@ -209,4 +259,6 @@ def _said(links: Sequence[Link], link: Link) -> Iterator[None]:
         left = [one.config.name for one in links[links.index(link) + 1 :]]
         rest = f"; not started: {', '.join(left)}" if left else ""
         again = "the same call skips what is done and resumes here"
-        raise JobError(f"{error}\nin run {link.config.name} ({link.label}){rest}; {again}", code=error.code) from error
+        raise JobError(
+            f"{error}\nin run {link.config.name} ({link.label}){rest}; {again}", code=error.code
+        ) from error

@@ -1,7 +1,9 @@
-"""The SageMaker Python SDKs: which one is installed and used, and our request as its own training-job object.
+"""The SageMaker Python SDKs: which one is installed and used, and our request as its own
+training-job object.
 
-The request is made once, in client/launch/request.py. v3.py and v2.py turn it into a `sagemaker.train.ModelTrainer` or
-a `sagemaker.pytorch.PyTorch` that sends exactly this request, and that a user can change and run.
+The request is made once, in client/launch/request.py. v3.py and v2.py turn it into a
+`sagemaker.train.ModelTrainer` or a `sagemaker.pytorch.PyTorch` that sends exactly this request, and
+that a user can change and run.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def installed() -> Generation | None:
 def chosen(target: SageMakerBackend, config: JobConfig) -> Generation | None:
     """The SDK that sends this config's requests to this target; None for boto3.
 
-    `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and a local job only
-    takes a few. Raises `ConfigError` if the config names an SDK that is not installed.
+    `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and
+    a local job only takes a few. Raises `ConfigError` if the config names an SDK that is not
+    installed.
     """
     wanted = config.compute.sdk
     if wanted == "boto3":
@@ -46,14 +49,18 @@ def chosen(target: SageMakerBackend, config: JobConfig) -> Generation | None:
     if (present := installed()) != wanted:
         extra = {"v3": "aws", "v2": "sdk-v2"}[wanted]
         raise ConfigError(
-            f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run `{install(extra)}`",
+            f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run"
+            f" `{install(extra)}`",
             code="package.missing",
         )
     return wanted
 
 
 def build(
-    generation: Generation, target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None = None
+    generation: Generation,
+    target: SageMakerBackend,
+    request: dict[str, Any],
+    prepare: Callable[[], None] | None = None,
 ) -> Any:
     """The SDK's object for a request: `ModelTrainer` under v3, `PyTorch` under v2.
 
@@ -68,7 +75,10 @@ def build(
 
 
 def submit(generation: Generation, target: SageMakerBackend, request: dict[str, Any]) -> None:
-    """Send a request through an SDK's object and do not wait. Raises botocore's errors as they are."""
+    """Send a request through an SDK's object and do not wait.
+
+    Raises botocore's errors as they are.
+    """
     job = build(generation, target, request)
     if generation == "v3":
         job.train(wait=False, logs=False)

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 # Replaces a session's defaults after it was made: the defaults file has been read
-# (client/backends/sagemaker/defaults.py), so the SDK has nothing to add, and its telemetry, which sends the text of
-# errors, is off. As an argument of the constructor it would be validated three times.
-CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+# (client/backends/sagemaker/defaults.py), so the SDK has nothing to add, and its telemetry, which
+# sends the text of errors, is off. As an argument of the constructor it would be validated three
+# times.
+CONFIG = {
+    "SchemaVersion": "1.0",
+    "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
+}
 
 
 class Later:
-    """A client that is made when it is first used: the SDKs make four that starting a job does not need."""
+    """A client that is made when it is first used: the SDKs make four that starting a job does not
+    need.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -49,19 +55,22 @@ def newer_fields(request: dict[str, Any]) -> dict[str, Any]:
 def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict[str, Any]:
     """Arguments of the SDK's `Session`.
 
-    The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
-    the SDKs would otherwise ask an STS endpoint of their own for it.
+    The boto3 session and the SageMaker client are the target's, never the process's default. The
+    bucket is named, as the SDKs would otherwise ask an STS endpoint of their own for it.
     """
 
     def later(service: str) -> Later:
         return Later(lambda: target.client(service))
 
-    # The same session, but its clients for S3 and IAM are made on first use: starting a job does not need them.
+    # The same session, but its clients for S3 and IAM are made on first use: starting a job does
+    # not need them.
     session: Any = copy.copy(target.session)
     session.resource = lambda *a, **k: Later(lambda: target.session.resource(*a, **k))
     make: Any = target.session.client
     session.client = lambda service, *a, **k: (
-        Later(lambda: make(service, *a, **k)) if service in ("s3", "iam") else make(service, *a, **k)
+        Later(lambda: make(service, *a, **k))
+        if service in ("s3", "iam")
+        else make(service, *a, **k)
     )
     return {
         "boto_session": session,
@@ -74,13 +83,17 @@ def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict
 
 
 def refuse_secrets(request: dict[str, Any]) -> None:
-    """Raise `ConfigError` if a changed object would show a secret to users who may describe its job."""
+    """Raise `ConfigError` if a changed object would show a secret to users who may describe its
+    job.
+    """
     faults = []
     for section in ("Environment", "HyperParameters"):
         for name, value in (request.get(section) or {}).items():
             if is_secret(name):
                 faults.append(f"{section} has a name that looks like a secret")
-            elif isinstance(value, str) and is_secret(value, name):  # not a string: a pipeline's variable
+            elif isinstance(value, str) and is_secret(
+                value, name
+            ):  # not a string: a pipeline's variable
                 faults.append(f"{section}[{name!r}] looks like a secret")
     faults += [
         f"tag {number} looks like a secret"
@@ -89,12 +102,17 @@ def refuse_secrets(request: dict[str, Any]) -> None:
         or (isinstance(value := tag.get("Value"), str) and is_secret(value, str(tag.get("Key"))))
     ]
     if faults:
-        remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"
+        remedy = (
+            "which anyone who may describe the job could read; keep it in Secrets Manager"
+            " (model.token)"
+        )
         raise ConfigError([f"{fault}, {remedy}" for fault in faults], code="config.secret")
 
 
 def send(target: SageMakerBackend, name: str, call: Callable[[], Any]) -> None:
-    """Send one CreateTrainingJob; it also succeeds if a retry finds the job that the first call has created."""
+    """Send one CreateTrainingJob; it also succeeds if a retry finds the job that the first call has
+    created.
+    """
     from botocore.exceptions import ClientError
 
     try:
@@ -107,10 +125,13 @@ def send(target: SageMakerBackend, name: str, call: Callable[[], Any]) -> None:
 
 
 def watch(target: SageMakerBackend, name: str, *, lines: bool) -> None:
-    """Wait for a job on behalf of `train()` and `fit()`. Raises `JobError` with the cause if the job does not complete.
+    """Wait for a job on behalf of `train()` and `fit()`.
 
-    The SDKs' own waits stop at the first call that is throttled beyond botocore's retries, while the job runs on; they
-    lose lines that come late or out of order, and v2's never reads a second page of log streams (hosts beyond 50).
+    Raises `JobError` with the cause if the job does not complete.
+
+    The SDKs' own waits stop at the first call that is throttled beyond botocore's retries, while
+    the job runs on; they lose lines that come late or out of order, and v2's never reads a second
+    page of log streams (hosts beyond 50).
     """
     job = Job(name, target).follow(lines=lines)
     if not job.known_running:  # still running: the user has left it with Ctrl-C
@@ -122,18 +143,26 @@ OURS = 300.0
 
 
 def answer_was_lost(error: ClientError, description: dict[str, Any]) -> bool:
-    """True if a name is refused because a first call, whose answer was lost, has created this very job.
+    """True if a name is refused because a first call, whose answer was lost, has created this very
+    job.
 
-    `description` is DescribeTrainingJob's answer. This can only happen to a call that botocore has repeated.
+    `description` is DescribeTrainingJob's answer. This can only happen to a call that botocore has
+    repeated.
     """
     response = error.response
     refused = response.get("Error", {}).get("Code") == "ResourceInUse"
     repeated = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
-    return refused and repeated and bool(description["CreationTime"].timestamp() > _aws_time(dict(response)) - OURS)
+    return (
+        refused
+        and repeated
+        and bool(description["CreationTime"].timestamp() > _aws_time(dict(response)) - OURS)
+    )
 
 
 def _aws_time(response: dict[str, Any]) -> float:
-    """The time of AWS's answer by AWS's clock, as the local one may be wrong; seconds since 1970."""
+    """The time of AWS's answer by AWS's clock, as the local one may be wrong; seconds since
+    1970.
+    """
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return parsedate_to_datetime(date).timestamp()

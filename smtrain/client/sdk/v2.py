@@ -13,21 +13,34 @@ from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
+from smtrain.client.sdk.session import (
+    CONFIG,
+    newer_fields,
+    refuse_secrets,
+    send,
+    session_arguments,
+    watch,
+)
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
-    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them unchanged.
+    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them
+    unchanged.
 
-    `fit()` sends the current attributes. A second `fit()` needs another `job_name`: SageMaker refuses a name that
-    exists.
+    `fit()` sends the current attributes. A second `fit()` needs another `job_name`: SageMaker
+    refuses a name that exists.
     """
 
     def __init__(
-        self, target: SageMakerBackend, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
+        self,
+        target: SageMakerBackend,
+        job_name: str,
+        channels: dict[str, Any],
+        prepare: Callable[[], None] | None,
         **arguments: Any,
-    ) -> None:  # fmt: skip
-        # PyTorch requires a script, and would upload it again for every job; here the code is a channel.
+    ) -> None:
+        # PyTorch requires a script, and would upload it again for every job; here the code is a
+        # channel.
         super().__init__(entry_point="launch.py", **arguments)
         self.entry_point = None
         self._target = target
@@ -41,25 +54,41 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         job_name: str | None = None,
         experiment_config: dict[str, str] | None = None,
     ) -> Any:
-        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
+        """Upload what is missing and create the job; with `wait` follow it to its end as
+        `smtrain.Job.follow` does.
 
-        This is the SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None
-        while the job runs on). `logs` "None" or False waits without lines. Raises `JobError` with the cause if a job
-        that is waited for does not complete.
+        This is the SDK's method without its telemetry, which reports each call and swallows Ctrl-C
+        (it returns None while the job runs on). `logs` "None" or False waits without lines. Raises
+        `JobError` with the cause if a job that is waited for does not complete.
         """
-        refuse_secrets({"Environment": self.environment, "HyperParameters": self.hyperparameters(), "Tags": self.tags})
+        refuse_secrets(
+            {
+                "Environment": self.environment,
+                "HyperParameters": self.hyperparameters(),
+                "Tags": self.tags,
+            }
+        )
         if self._prepare:
             self._prepare()
-        name, fit = job_name or self.job_name, getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
+        name, fit = (
+            job_name or self.job_name,
+            getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit),
+        )
         with _without_config(self.sagemaker_session):
-            send(self._target, name, lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config))
+            send(
+                self._target,
+                name,
+                lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config),
+            )
         # Also needed if a first call's answer was lost, as the SDK knows no job then.
         self.latest_training_job = _TrainingJob(self.sagemaker_session, name)
         if wait:
             watch(self._target, name, lines=logs not in (False, None, "None"))
 
     def hyperparameters(self) -> dict[str, str]:
-        """Plain text; the framework would quote its own as JSON, for a toolkit that does not run here."""
+        """Plain text; the framework would quote its own as JSON, for a toolkit that does not run
+        here.
+        """
         return {str(key): str(value) for key, value in self._hyperparameters.items()}
 
     def set_hyperparameters(self, **values: Any) -> None:
@@ -67,7 +96,9 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         self._hyperparameters.update(values)
 
 
-def pytorch(target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
+def pytorch(
+    target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None
+) -> Estimator:
     """The PyTorch estimator that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
@@ -79,7 +110,10 @@ def pytorch(target: SageMakerBackend, request: dict[str, Any], prepare: Callable
 
 
 def _estimator(
-    target: SageMakerBackend, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
+    target: SageMakerBackend,
+    session: Session,
+    request: dict[str, Any],
+    prepare: Callable[[], None] | None,
 ) -> Estimator:
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     limits = request["StoppingCondition"]
@@ -121,7 +155,9 @@ def _estimator(
         training_plan=resources.get("TrainingPlanArn"),
         enable_infra_check=request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),
         max_retry_attempts=request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
-        enable_session_tag_chaining=request.get("SessionChainingConfig", {}).get("EnableSessionTagChaining"),
+        enable_session_tag_chaining=request.get("SessionChainingConfig", {}).get(
+            "EnableSessionTagChaining"
+        ),
         tags=[dict(tag) for tag in request["Tags"]],
         # Both default hooks have broken Neuron jobs.
         disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
@@ -138,7 +174,9 @@ def _curves(curves: dict[str, str] | None) -> Any:
 
 @contextmanager
 def _without_config(session: Session) -> Iterator[None]:
-    """Empty the SDK's defaults: it would validate even a one-line file for each of twenty settings, 0.1 s each time."""
+    """Empty the SDK's defaults: it would validate even a one-line file for each of twenty settings,
+    0.1 s each time.
+    """
     config, session.sagemaker_config = session.sagemaker_config, {}
     try:
         yield
@@ -163,4 +201,6 @@ def _input(channel: dict[str, Any]) -> Any:
 
 def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
     groups = resources.get("InstanceGroups", ())
-    return [InstanceGroup(g["InstanceGroupName"], g["InstanceType"], g["InstanceCount"]) for g in groups] or None
+    return [
+        InstanceGroup(g["InstanceGroupName"], g["InstanceType"], g["InstanceCount"]) for g in groups
+    ] or None

@@ -17,21 +17,32 @@ from sagemaker.train import ModelTrainer
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.sdk.session import CONFIG, newer_fields, refuse_secrets, send, session_arguments, watch
+from smtrain.client.sdk.session import (
+    CONFIG,
+    newer_fields,
+    refuse_secrets,
+    send,
+    session_arguments,
+    watch,
+)
 
 
 class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
     """A ModelTrainer with the fields of a request that ModelTrainer lacks.
 
-    `train()` sends the current attributes. A second `train()` needs another `job_name`: SageMaker refuses a name that
-    exists.
+    `train()` sends the current attributes. A second `train()` needs another `job_name`: SageMaker
+    refuses a name that exists.
     """
 
     job_name: str
-    """The training job's full name; ModelTrainer's own names are stamped to the second, so two of them can collide."""
+    """The training job's full name; ModelTrainer's own names are stamped to the second, so two of
+    them can collide.
+    """
     container_entrypoint: list[str] | None = None
     container_arguments: list[str] | None = None
-    """Used unless `source_code` is set: PID 1 must be our launcher, so that SIGTERM reaches the training processes."""
+    """Used unless `source_code` is set: PID 1 must be our launcher, so that SIGTERM reaches the
+    training processes.
+    """
     profiler_config: dict[str, Any] | None = None
     newer: dict[str, Any] = Field(default_factory=dict)
     """Fields of CreateTrainingJob that ModelTrainer does not know yet (`NEWER`)."""
@@ -40,13 +51,19 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
     _target: SageMakerBackend = PrivateAttr()
 
     def train(
-        self, input_data_config: Any = None, wait: bool | None = True, logs: bool | None = True, dry_run: bool = False
+        self,
+        input_data_config: Any = None,
+        wait: bool | None = True,
+        logs: bool | None = True,
+        dry_run: bool = False,
     ) -> Any:
-        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
+        """Upload what is missing and create the job; with `wait` follow it to its end as
+        `smtrain.Job.follow` does.
 
-        ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None while the job runs
-        on), sends through clients of its own, and describes the job at once: a throttled description then looks like a
-        failed creation. Raises `JobError` with the cause if a job that is waited for does not complete.
+        ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None
+        while the job runs on), sends through clients of its own, and describes the job at once: a
+        throttled description then looks like a failed creation. Raises `JobError` with the cause if
+        a job that is waited for does not complete.
         """
         if isinstance(self.sagemaker_session, PipelineSession):
             return super().train(input_data_config, wait, logs, dry_run)
@@ -56,7 +73,11 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
         if self._prepare:
             self._prepare()
         name = request["TrainingJobName"]
-        send(self._target, name, lambda: self.sagemaker_session.sagemaker_client.create_training_job(**request))
+        send(
+            self._target,
+            name,
+            lambda: self.sagemaker_session.sagemaker_client.create_training_job(**request),
+        )
         job = TrainingJob(training_job_name=name)
         job._set_client_context(session=self.sagemaker_session.boto_session)
         self._latest_training_job = job
@@ -65,7 +86,9 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
             Patience(self._target.pace.limit).call(_refresh, job=job)
         return None
 
-    def _create_training_job_args(self, input_data_config: Any = None, boto3: bool = False) -> dict[str, Any]:
+    def _create_training_job_args(
+        self, input_data_config: Any = None, boto3: bool = False
+    ) -> dict[str, Any]:
         made: dict[str, Any] = super()._create_training_job_args(input_data_config, boto3=True)
         if "TrainingJobName" in made:  # a pipeline names its jobs itself
             made["TrainingJobName"] = self.job_name
@@ -84,13 +107,17 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
         """Do nothing: client/backends/sagemaker/defaults.py has read the defaults file already."""
 
 
-def trainer(target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None) -> RequestTrainer:
+def trainer(
+    target: SageMakerBackend, request: dict[str, Any], prepare: Callable[[], None] | None
+) -> RequestTrainer:
     """The ModelTrainer that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     limits = request["StoppingCondition"]
-    wait = {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
+    wait = (
+        {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
+    )
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
     with _role_unchecked():
         made = RequestTrainer(
@@ -124,9 +151,13 @@ def trainer(target: SageMakerBackend, request: dict[str, Any], prepare: Callable
                 subnets=vpc.get("Subnets"),
                 security_group_ids=vpc.get("SecurityGroupIds"),
                 enable_network_isolation=request.get("EnableNetworkIsolation"),
-                enable_inter_container_traffic_encryption=request.get("EnableInterContainerTrafficEncryption"),
+                enable_inter_container_traffic_encryption=request.get(
+                    "EnableInterContainerTrafficEncryption"
+                ),
             ),
-            stopping_condition=configs.StoppingCondition(max_runtime_in_seconds=limits["MaxRuntimeInSeconds"], **wait),
+            stopping_condition=configs.StoppingCondition(
+                max_runtime_in_seconds=limits["MaxRuntimeInSeconds"], **wait
+            ),
             tags=[configs.Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
             profiler_config=request["ProfilerConfig"],
             newer=newer_fields(request),
@@ -136,18 +167,26 @@ def trainer(target: SageMakerBackend, request: dict[str, Any], prepare: Callable
             s3_uri=checkpoints["S3Uri"], local_path=checkpoints["LocalPath"]
         )
     if metrics := algorithm.get("MetricDefinitions"):
-        made.with_metric_definitions([configs.MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
+        made.with_metric_definitions(
+            [configs.MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics]
+        )
     if retries := request.get("RetryStrategy"):
-        made.with_retry_strategy(configs.RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
+        made.with_retry_strategy(
+            configs.RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"])
+        )
     if curves := request.get("TensorBoardOutputConfig"):
         made.with_tensorboard_output_config(
-            configs.TensorBoardOutputConfig(s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"])
+            configs.TensorBoardOutputConfig(
+                s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"]
+            )
         )
     if "InfraCheckConfig" in request:
         made.with_infra_check_config(configs.InfraCheckConfig(enable_infra_check=True))
     if chaining := request.get("SessionChainingConfig"):
         made.with_session_chaining_config(
-            configs.SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
+            configs.SessionChainingConfig(
+                enable_session_tag_chaining=chaining["EnableSessionTagChaining"]
+            )
         )
     made._prepare, made._target = prepare, target
     return made
@@ -170,7 +209,9 @@ def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
 
 
 def _channel(channel: dict[str, Any]) -> configs.Channel:
-    """A complete `Channel`: from an s3:// string, ModelTrainer would make a File channel instead of FastFile."""
+    """A complete `Channel`: from an s3:// string, ModelTrainer would make a File channel instead of
+    FastFile.
+    """
     if mounted := channel["DataSource"].get("FileSystemDataSource"):
         folder = configs.FileSystemDataSource(
             file_system_id=mounted["FileSystemId"],
@@ -199,7 +240,9 @@ def _channel(channel: dict[str, Any]) -> configs.Channel:
 
 @contextmanager
 def _role_unchecked() -> Iterator[None]:
-    """Keep ModelTrainer from simulating the role's policies: it would refuse roles that it may not read."""
+    """Keep ModelTrainer from simulating the role's policies: it would refuse roles that it may not
+    read.
+    """
     name = "SAGEMAKER_VALIDATE_ROLE"
     if name in os.environ:
         yield

@@ -12,11 +12,17 @@ from pydantic import BaseModel
 @cache
 def is_section(annotation: Any) -> bool:
     """Whether a field's type is a section. (In Python 3.10 dict[str, str] counts as a class.)"""
-    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
+    return (
+        isinstance(annotation, type)
+        and get_origin(annotation) is None
+        and issubclass(annotation, BaseModel)
+    )
 
 
 def section_in(annotation: Any) -> Any:
-    """The section that a field holds, possibly as an optional one; None if it holds another value."""
+    """The section that a field holds, possibly as an optional one; None if it holds another
+    value.
+    """
     inner = [one for one in get_args(annotation) if one is not NoneType]
     annotation = inner[0] if len(inner) == 1 and NoneType in get_args(annotation) else annotation
     return annotation if is_section(annotation) else None

@@ -1,4 +1,6 @@
-"""Recognise a compressed file whose first bytes differ from its name, or that cannot be decompressed here."""
+"""Recognise a compressed file whose first bytes differ from its name, or that cannot be
+decompressed here.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,28 @@ from pathlib import PurePosixPath
 from smtrain.core.config.textfiles import COMPRESSIONS, compression
 
 HEAD = 18
-"""Bytes from the beginning of a file that `compressed_fault` reads: the longest header of a frame of zstd."""
+"""Bytes from the beginning of a file that `compressed_fault` reads: the longest header of a frame
+of zstd.
+"""
 MAGIC = {
-    "gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ", "zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18",
-}  # fmt: skip
+    "gzip": b"\x1f\x8b",
+    "bz2": b"BZh",
+    "xz": b"\xfd7zXZ",
+    "zstd": b"\x28\xb5\x2f\xfd",
+    "lz4": b"\x04\x22\x4d\x18",
+}
 LARGEST_WINDOW = 128 << 20
-"""Bytes. ZSTD_WINDOWLOG_LIMIT_DEFAULT of zstd.h: a decoder refuses a larger window unless it is told to take it, and
-Arrow has no option for that."""
-_SKIPPED = b"\x2a\x4d\x18"  # after a byte of 0x50 to 0x5f: a frame of zstd or lz4 that is skipped, as pzstd writes
+"""Bytes. ZSTD_WINDOWLOG_LIMIT_DEFAULT of zstd.h: a decoder refuses a larger window unless it is
+told to take it, and Arrow has no option for that.
+"""
+# after a byte of 0x50 to 0x5f: a frame of zstd or lz4 that is skipped, as pzstd writes
+_SKIPPED = b"\x2a\x4d\x18"
 
 
 def compressed_fault(name: str, head: bytes) -> str | None:
-    """The fault of a file whose ending names a compression, with the remedy; None if its first `HEAD` bytes fit."""
+    """The fault of a file whose ending names a compression, with the remedy; None if its first
+    `HEAD` bytes fit.
+    """
     packed = compression(name)
     if packed not in MAGIC or not head or head[1:4] == _SKIPPED:
         return None
@@ -29,18 +41,26 @@ def compressed_fault(name: str, head: bytes) -> str | None:
             ending = next(ending for ending, kind in COMPRESSIONS.items() if kind == other)
             return f"is compressed by {other}, not by {packed}; name it {bare}{ending}"
         if not head.strip(b"\0"):
-            return "begins with zero bytes: its download or copy did not end; copy the original again"
-        return f"is not compressed by {packed}, by its first bytes; if it is plain, name it {bare}, else write it again"
+            return (
+                "begins with zero bytes: its download or copy did not end; copy the original again"
+            )
+        return (
+            f"is not compressed by {packed}, by its first bytes; if it is plain, name it {bare},"
+            " else write it again"
+        )
     if packed == "zstd" and (window := window_of(head)) > LARGEST_WINDOW:
         return (
-            f"is compressed with a window of {window >> 20:,} MiB, and at most {LARGEST_WINDOW >> 20} MiB are read; "
-            "write it again without --long: `zstd -dc --long=31 FILE | zstd -o NEW`"
+            f"is compressed with a window of {window >> 20:,} MiB, and at most"
+            f" {LARGEST_WINDOW >> 20} MiB are read; write it again without --long: `zstd -dc"
+            " --long=31 FILE | zstd -o NEW`"
         )
     return None
 
 
 def window_of(head: bytes) -> int:
-    """Bytes of the window that the first frame of zstd needs (RFC 8878, section 3.1.1.1); 0 if it is not known."""
+    """Bytes of the window that the first frame of zstd needs (RFC 8878, section 3.1.1.1); 0 if it
+    is not known.
+    """
     about, rest = head[4:5], head[5:]
     if not about or not rest:
         return 0
@@ -50,4 +70,6 @@ def window_of(head: bytes) -> int:
         base = 1 << (10 + exponent)
         return base + base // 8 * mantissa
     count = (1, 2, 4, 8)[size]  # the window is the content
-    return int.from_bytes(rest[dictionary : dictionary + count], "little") + (256 if count == 2 else 0)
+    return int.from_bytes(rest[dictionary : dictionary + count], "little") + (
+        256 if count == 2 else 0
+    )

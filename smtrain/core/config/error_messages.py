@@ -36,20 +36,35 @@ _PATTERNS = {
     "pai.vpc.cidrs": "give address ranges, such as [192.168.0.0/16]",
     "pai.endpoint": _ENDPOINT.format("pai-dlc-vpc.cn-beijing.aliyuncs.com"),
     "pai.oss_endpoint": _ENDPOINT.format("oss-cn-beijing-internal.aliyuncs.com"),
-    **{f"pai.{of}.{name}": _QUANTITY for of in ("resources", "cpu_resources") for name in ("memory", "shared_memory")},
+    **{
+        f"pai.{of}.{name}": _QUANTITY
+        for of in ("resources", "cpu_resources")
+        for name in ("memory", "shared_memory")
+    },
     "name": "use letters, digits and single hyphens, at most 36 in all",
-    "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    "training_plan": (
+        "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME"
+    ),
     "region": "give the name of an AWS region, such as us-west-2",
-    "model_package_group": "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package-group/NAME",
-    "source_model_package": "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package/NAME/VERSION",
+    "model_package_group": (
+        "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package-group/NAME"
+    ),
+    "source_model_package": (
+        "give its ARN, arn:aws:sagemaker:REGION:ACCOUNT:model-package/NAME/VERSION"
+    ),
     "s3_uri": "give an s3://bucket/prefix URI",
-    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`",
-    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only, or is a new "
-    "type of AWS's, such as ml.p7.48xlarge",
+    "instance_type": (
+        "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`"
+    ),
+    "[key]": (
+        "a machine's name begins with a small letter, and has small letters, digits and hyphens"
+        " only, or is a new type of AWS's, such as ml.p7.48xlarge"
+    ),
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
 
-# Our words for pydantic's messages ("Input should be ..."), by the type of error; names are those of its context.
+# Our words for pydantic's messages ("Input should be ..."), by the type of error; names are those
+# of its context.
 _WORDS = {
     "string_type": "text is needed; write it in quotes",
     "int_type": "a whole number is needed",
@@ -83,7 +98,9 @@ def key_of(detail: Any) -> tuple[list[str], str]:
 
 
 def sentence_of(root: type[BaseModel], key: str, detail: Any) -> Sentence:
-    """A fault that pydantic found in `root`, a whole config or one section: the key, the value, the remedy."""
+    """A fault that pydantic found in `root`, a whole config or one section: the key, the value, the
+    remedy.
+    """
     code: Code = "config.wrong_value"
     if detail["type"] == "missing" and not isinstance(detail["loc"][-1], int):
         code = "config.missing_key"
@@ -96,7 +113,8 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     kind, value = detail["type"], detail.get("input")
     if kind == "missing" and isinstance(detail["loc"][-1], int):
         return (
-            f"{key}: got {shown(repr(value))}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+            f"{key}: got {shown(repr(value))}; it has too few numbers, as many as in"
+            f" {_default(root, key)!r} are needed"
         )
     if kind == "missing":
         key = "model.path" if key == "model" else key
@@ -104,7 +122,10 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     if kind == "extra_forbidden":
         return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: got {shown(repr(value))}; it is a section with keys of its own{_keys_of(root, key, value)}"
+        return (
+            f"{key}: got {shown(repr(value))}; it is a section with keys of its"
+            f" own{_keys_of(root, key, value)}"
+        )
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
         guess = "" if key in _PATTERNS else _pattern_meant(last, str(value))
@@ -113,7 +134,9 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
 
 
 def _keys_of(root: type[BaseModel], key: str, value: Any) -> str:
-    """The keys of a section that was given as one value; for `model` and `data` the key that was probably meant."""
+    """The keys of a section that was given as one value; for `model` and `data` the key that was
+    probably meant.
+    """
     if key == "parallel":
         return ", or the word auto"
     names = _siblings(root, f"{key}.x")
@@ -138,7 +161,9 @@ def _pattern_meant(last: str, text: str) -> str:
     elif last == "region":
         near = region_meant(text)
     elif last == "s3_uri":
-        near = meant(text) or (f"s3://{text}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", text) else None)
+        near = meant(text) or (
+            f"s3://{text}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", text) else None
+        )
         near = near if near and near.startswith("s3://") else None
     else:
         near = None
@@ -147,7 +172,11 @@ def _pattern_meant(last: str, text: str) -> str:
 
 def unknown_key(meant: str | None, known: Iterable[str]) -> str:
     """Say that a key is unknown, with the one that was meant, else with all known keys."""
-    return f"unknown key; did you mean {meant}?" if meant else f"unknown key; known: {', '.join(known)}"
+    return (
+        f"unknown key; did you mean {meant}?"
+        if meant
+        else f"unknown key; known: {', '.join(known)}"
+    )
 
 
 def in_words(detail: Any) -> str:
@@ -166,25 +195,32 @@ def _default(root: type[BaseModel], key: str) -> Any:
 
 
 def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | None:
-    """The key that was probably meant: one of another section, another tool's name for it, or a similar one.
+    """The key that was probably meant: one of another section, another tool's name for it, or a
+    similar one.
 
     Keys of the named section come first. close: also accept a key that is only somewhat similar.
     """
     head, _, last = key.rpartition(".")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
-    whole = "train" in root.model_fields  # aliases and other sections make sense only for a whole config
+    whole = (
+        "train" in root.model_fields
+    )  # aliases and other sections make sense only for a whole config
     keys = [known for known in every_key(root) if "." in known] if whole else []
     siblings = _siblings(root, key)
     names = table("key_names")
     if not whole:
         names = {
-            known.rpartition(".")[2]: words for known, words in names.items() if known.rpartition(".")[2] in siblings
+            known.rpartition(".")[2]: words
+            for known, words in names.items()
+            if known.rpartition(".")[2] in siblings
         }
     aliases = [known for known in names if word in names[known] or key.lower() in names[known]]
     if here := next((known for known in aliases if head and known.startswith(f"{head}.")), None):
         return here
     near = nearest(last, siblings, cutoff=0.85)
-    if near and (head or not aliases):  # recompute is another tool's name, not a slip of section compute
+    if near and (
+        head or not aliases
+    ):  # recompute is another tool's name, not a slip of section compute
         return f"{head}.{near}" if head else near
     others = [known for known in keys if known.rpartition(".")[2] == word]
     if len(others) == 1:
@@ -216,7 +252,9 @@ def _siblings(root: type[BaseModel], key: str) -> list[str]:
     for part in parts:
         field = model.model_fields.get(part)
         model = section_in(field.annotation) if field else None
-        if model is None and field and get_origin(field.annotation) is dict:  # sections under names of the user's
+        if (
+            model is None and field and get_origin(field.annotation) is dict
+        ):  # sections under names of the user's
             model = section_in(get_args(field.annotation)[1])
             next(parts, None)
         if model is None:

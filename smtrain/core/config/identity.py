@@ -13,7 +13,9 @@ from smtrain.core.config.section import Section
 
 @dataclass(frozen=True)
 class AddedLater:
-    """Mark of a key that was added after jobs had names: its default is no part of a name, so jobs keep theirs."""
+    """Mark of a key that was added after jobs had names: its default is no part of a name, so jobs
+    keep theirs.
+    """
 
     same: tuple[Any, ...] = ()
     """Other values that mean the default."""
@@ -30,7 +32,9 @@ def identity_of(section: Section) -> dict[str, Any]:
 
 
 def _drop_defaults(value: Any, plain: Any) -> None:
-    """Delete from `plain`, the plain form of `value`, the keys of its sections that are no part of a name."""
+    """Delete from `plain`, the plain form of `value`, the keys of its sections that are no part of
+    a name.
+    """
     if isinstance(value, Section):
         unnamed = _unnamed_values(type(value))
         for key, inner in value:

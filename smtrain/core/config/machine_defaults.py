@@ -1,6 +1,8 @@
-"""Defaults of section train that the kind of machine decides: compilation and deterministic kernels.
+"""Defaults of section train that the kind of machine decides: compilation and deterministic
+kernels.
 
-Measured on H200s with torch 2.11 on 2026-11-26 and 27; docs/decisions/0015-compile-and-bits.md has the figures.
+Measured on H200s with torch 2.11 on 2026-11-26 and 27; docs/decisions/0015-compile-and-bits.md has
+the figures.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ Kind = Literal["gpu", "neuron", "cpu"]
 COMPILE_SECONDS = 10.0
 """Seconds that the first step takes longer with compilation (7 to 14 measured)."""
 COMPILE_GAIN = 1.16
-"""Time of a step without compilation divided by that with it: the least of the measured 1.16 to 1.25."""
-_STEP_SECONDS = 0.5  # of a step whose time no plan knows: micro-batches of 4 x 4,096 tokens of a 1B model took 0.4
+"""Time of a step without compilation divided by that with it: the least of the measured 1.16 to
+1.25.
+"""
+# of a step whose time no plan knows: micro-batches of 4 x 4,096 tokens of a 1B model took 0.4
+_STEP_SECONDS = 0.5
 
 
 def kind_of(config: JobConfig) -> Kind:
@@ -32,10 +37,14 @@ def kind_of(config: JobConfig) -> Kind:
     return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
 
 
-def compiles(train: Train, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN) -> bool:
-    """Whether layers and loss are compiled: `train.compile`, else whether the run earns the seconds that it takes.
+def compiles(
+    train: Train, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN
+) -> bool:
+    """Whether layers and loss are compiled: `train.compile`, else whether the run earns the seconds
+    that it takes.
 
-    `step_s` is the time of a step without compilation, None: not known. With compilation it is divided by `gain`.
+    `step_s` is the time of a step without compilation, None: not known. With compilation it is
+    divided by `gain`.
     """
     if train.compile is not None:
         return train.compile
@@ -46,12 +55,19 @@ def compiles(train: Train, kind: Kind, step_s: float | None = None, *, gain: flo
 
 
 def is_deterministic(train: Train, kind: Kind) -> bool:
-    """Whether kernels give the same bits each time: `train.deterministic`, else on devices that do so for free."""
+    """Whether kernels give the same bits each time: `train.deterministic`, else on devices that do
+    so for free.
+    """
     return kind != "gpu" if train.deterministic is None else train.deterministic
 
 
-def settled(config: JobConfig, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN) -> JobConfig:
-    """The config with both keys decided. On CPUs and Neuron cores a key that was left out stays None."""
+def settled(
+    config: JobConfig, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN
+) -> JobConfig:
+    """The config with both keys decided.
+
+    On CPUs and Neuron cores a key that was left out stays None.
+    """
     if kind != "gpu":
         return config
     values = {

@@ -15,9 +15,13 @@ _FOLDER = r"^/[^\s'\"\\$`%]*[^\s'\"\\$`%/]$"
 _QUANTITY = r"^[1-9][0-9]*(Gi|Mi)$"
 OSS = "oss://"
 INPUTS = "/mnt/oss"
-"""The pods' folder for buckets of inputs without a mount of their own: each under its name, for reading."""
+"""The pods' folder for buckets of inputs without a mount of their own: each under its name, for
+reading.
+"""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-"""A bucket of OSS: 3 to 63 lower-case letters, digits and hyphens (Object Storage Service, "Bucket naming")."""
+"""A bucket of OSS: 3 to 63 lower-case letters, digits and hyphens (Object Storage Service, "Bucket
+naming").
+"""
 
 
 def is_bucket(name: str) -> bool:
@@ -33,7 +37,8 @@ class PaiResources(Section):
     memory: str = Field(pattern=_QUANTITY)
     """Memory, such as 512Gi."""
     gpu: int | None = Field(None, ge=0, le=64)
-    """GPUs; default: one for each training process, none for the stages that need no accelerator."""
+    """GPUs; default: one for each training process, none for the stages that need no accelerator.
+    """
     gpu_type: str | None = Field(None, pattern=_WORD)
     """Type of the GPUs, if the quota has several."""
     shared_memory: str | None = Field(None, pattern=_QUANTITY)
@@ -44,7 +49,9 @@ class PaiMount(Section):
     """A data set or a file system that every pod mounts."""
 
     uri: str | None = Field(None, pattern=r"^(oss|nas|cpfs|bmcpfs)://[^\s'\"]+$")
-    """The place to mount, such as nas://ID.cn-beijing.nas.aliyuncs.com/text, cpfs://... or oss://bucket/text."""
+    """The place to mount, such as nas://ID.cn-beijing.nas.aliyuncs.com/text, cpfs://... or
+    oss://bucket/text.
+    """
     dataset: str | None = Field(None, pattern=_WORD)
     """ID of a data set of PAI, instead of uri."""
     path: str = Field(pattern=_FOLDER)
@@ -84,14 +91,18 @@ class PaiVpc(Section):
 
 
 class Pai(Section):
-    """Alibaba Cloud PAI-DLC: the region of its jobs, the mounts of their pods, and the resources of each."""
+    """Alibaba Cloud PAI-DLC: the region of its jobs, the mounts of their pods, and the resources of
+    each.
+    """
 
     region: str | None = Field(None, pattern=r"^[a-z]{2}-[a-z]+(-[a-z0-9]+)*$")
     """Region, such as cn-beijing."""
     workspace: str | None = Field(None, pattern=r"^[0-9]+$")
     """ID of the workspace; default: your default one in the region."""
     storage: str | None = Field(None, pattern=r"^oss://[^/\s'\"\\$`%?*]+(/[^\s'\"\\$`%?*]*)?$")
-    """The place of code, inputs, checkpoints and results, such as oss://my-bucket/smtrain; every pod mounts it."""
+    """The place of code, inputs, checkpoints and results, such as oss://my-bucket/smtrain; every
+    pod mounts it.
+    """
     mount: str = Field("/mnt/smtrain", pattern=_FOLDER)
     """The path of `storage` in the pods."""
     data: tuple[PaiMount, ...] = ()
@@ -103,7 +114,9 @@ class Pai(Section):
     ecs_spec: str | None = Field(None, pattern=r"^ecs\.[a-z0-9.-]+$")
     """Public resources: type of the pods of stage train, such as ecs.gn7e-c16g1.16xlarge."""
     cpu_ecs_spec: str | None = Field(None, pattern=r"^ecs\.[a-z0-9.-]+$")
-    """Public resources: type of the pod of all other stages, such as ecs.g7.8xlarge; default: ecs_spec."""
+    """Public resources: type of the pod of all other stages, such as ecs.g7.8xlarge; default:
+    ecs_spec.
+    """
     resources: PaiResources | None = None
     """With a quota: what each pod of stage train gets."""
     cpu_resources: PaiResources | None = None
@@ -125,12 +138,17 @@ class Pai(Section):
     code: PaiCode | None = None
     """A code source to mount, for a command of your own."""
     command: str | None = Field(None, min_length=1)
-    """Shell text that every pod runs instead of smtrain's training, such as Megatron-LM under torchrun; the run has no
-    other stage then."""
+    """Shell text that every pod runs instead of smtrain's training, such as Megatron-LM under
+    torchrun; the run has no other stage then.
+    """
     endpoint: str | None = Field(None, pattern=r"^(https?://)?[A-Za-z0-9.:-]+$")
-    """Endpoint of the API, such as pai-dlc-vpc.cn-beijing.aliyuncs.com; default: the public one of the region."""
+    """Endpoint of the API, such as pai-dlc-vpc.cn-beijing.aliyuncs.com; default: the public one of
+    the region.
+    """
     oss_endpoint: str | None = Field(None, pattern=r"^(https?://)?[A-Za-z0-9.:-]+$")
-    """Endpoint of OSS for this machine, such as oss-cn-beijing-internal.aliyuncs.com; default: the public one."""
+    """Endpoint of OSS for this machine, such as oss-cn-beijing-internal.aliyuncs.com; default: the
+    public one.
+    """
 
     @property
     def bucket(self) -> str:
@@ -145,7 +163,10 @@ class Pai(Section):
     def path_of(self, uri: str) -> str:
         """The path in the pods of an oss:// or file:// URI; anything else is returned as it is."""
         uri = uri.removeprefix("file://")
-        here = [(self.base, self.mount), *((mount.uri.rstrip("/"), mount.path) for mount in self.data if mount.uri)]
+        here = [
+            (self.base, self.mount),
+            *((mount.uri.rstrip("/"), mount.path) for mount in self.data if mount.uri),
+        ]
         for base, path in here:
             if uri == base or uri.startswith(f"{base}/"):
                 return path + uri[len(base) :]

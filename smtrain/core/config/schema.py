@@ -29,8 +29,9 @@ TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compi
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
-    """Allow the word auto for `parallel` in a file, which is the default on AWS; loading replaces it by the planner's
-    mesh."""
+    """Allow the word auto for `parallel` in a file, which is the default on AWS; loading replaces
+    it by the planner's mesh.
+    """
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
 
 
@@ -45,14 +46,17 @@ class JobConfig(Section):
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
     target: TargetName = "local"
-    """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster, `pai-dlc`
-    Alibaba Cloud; `--target` overrides it."""
+    """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section
+    cluster, `pai-dlc` Alibaba Cloud; `--target` overrides it.
+    """
     model: Model
     """The model that training starts from."""
     data: Data = Data()
     """The text and how to read it."""
     parallel: Parallel = Field(Parallel(), json_schema_extra=_or_auto)
-    """Division of the model over processes; the word `auto` lets the planner choose the fastest that fits."""
+    """Division of the model over processes; the word `auto` lets the planner choose the fastest
+    that fits.
+    """
     train: Train = Train()
     """The training itself: how long, how large, how fast it learns."""
     compute: Compute = Compute()
@@ -78,8 +82,9 @@ class JobConfig(Section):
     network: Network = Network()
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
-    """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT`, and new types of AWS's by
-    theirs, such as ml.p7.48xlarge, to run on (docs/gpus.md)."""
+    """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT`, and new
+    types of AWS's by theirs, such as ml.p7.48xlarge, to run on (docs/gpus.md).
+    """
     local: Local = Local()
     """The hosts of jobs on this machine."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -99,7 +104,9 @@ class JobConfig(Section):
 
     @property
     def own_machine(self) -> MachineEntry | None:
-        """The entry of `machines` that `compute.instance_type` names; None if it is one of SageMaker's types."""
+        """The entry of `machines` that `compute.instance_type` names; None if it is one of
+        SageMaker's types.
+        """
         return self.machines.get(self.compute.instance_type)
 
     @property
@@ -134,7 +141,10 @@ class JobConfig(Section):
         return self.train.objective != "pretrain" or self.data.document_mask
 
     def extended(self, described: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's config.json with model.rope, as the run trains it. Raises `ConfigError` if that cannot be."""
+        """The model's config.json with model.rope, as the run trains it.
+
+        Raises `ConfigError` if that cannot be.
+        """
         if self.model.rope is None:
             return dict(described)
         return extended(described, self.model.rope.settings, self.train.seq_len)
@@ -142,7 +152,9 @@ class JobConfig(Section):
     @property
     def dp(self) -> int:
         """Data-parallel degree."""
-        return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp * self.parallel.cp))
+        return self.parallel.dp or max(
+            1, self.world_size // (self.parallel.tp * self.parallel.pp * self.parallel.cp)
+        )
 
     @property
     def shards(self) -> int:
@@ -151,21 +163,33 @@ class JobConfig(Section):
 
     @property
     def mesh_words(self) -> str:
-        """The mesh for people: tp 8 x pp 2 x dp 4, with cp, ep and stages if they are not the usual ones."""
+        """The mesh for people: tp 8 x pp 2 x dp 4, with cp, ep and stages if they are not the usual
+        ones.
+        """
         long = f" x cp {self.parallel.cp}" if self.parallel.cp > 1 else ""
         experts = f", ep {self.parallel.ep}" if self.parallel.ep > 1 else ""
         layers = self.parallel.layers_per_stage
         stages = f", stages of {' + '.join(map(str, layers))} layers" if layers else ""
-        return f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}{experts}{stages}"
+        return (
+            f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}{experts}{stages}"
+        )
 
 
 VALIDATION_CHANNEL, TESTS_CHANNEL, LANGUAGE_CHANNEL = "validation", "tests", "language"
-"""The prepare stage's input channels of `train.validation.path`, `data.decontaminate.path`, `data.language.model`."""
+"""The prepare stage's input channels of `train.validation.path`, `data.decontaminate.path`,
+`data.language.model`.
+"""
 
 
 def other_inputs(config: JobConfig) -> list[tuple[str, str, str]]:
-    """(key, channel, path) of each input of stage prepare other than the model and the text to train on."""
-    held_out, tests, language = config.train.validation, config.data.decontaminate, config.data.language
+    """(key, channel, path) of each input of stage prepare other than the model and the text to
+    train on.
+    """
+    held_out, tests, language = (
+        config.train.validation,
+        config.data.decontaminate,
+        config.data.language,
+    )
     named = [
         ("train.validation.path", VALIDATION_CHANNEL, held_out and held_out.path),
         ("data.decontaminate.path", TESTS_CHANNEL, tests and tests.path),
@@ -189,7 +213,9 @@ def _with_value(section: Any, keys: list[str], value: str) -> Any:
 
 
 def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
-    """(key, path) of everything that the stages of a run read: models, text, tests, prepared data, tasks."""
+    """(key, path) of everything that the stages of a run read: models, text, tests, prepared data,
+    tasks.
+    """
     reference = config.train.preference.folder if config.train.preference else None
     named = [
         ("model.path", config.model.path),
@@ -205,7 +231,9 @@ def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
 
 
 def text_channels(config: JobConfig) -> list[str]:
-    """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of several."""
+    """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of
+    several.
+    """
     return [f"text_{i}" for i in range(len(config.data.sources))] or ["text"]
 
 
@@ -215,5 +243,8 @@ FILE = Path(__file__).with_name("smtrain.schema.json")
 
 def schema_text() -> str:
     """The JSON Schema of a config, as `FILE` holds it."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **JobConfig.model_json_schema(),
+    }
     return json.dumps(schema, indent=2) + "\n"

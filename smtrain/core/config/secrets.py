@@ -1,7 +1,8 @@
-"""Recognise secrets in clear text by their issuer's pattern, by the name of their key, or by their randomness.
+"""Recognise secrets in clear text by their issuer's pattern, by the name of their key, or by their
+randomness.
 
-Our own rules apply everywhere. On machines with detect-secrets, which every client has, its patterns of issuers' tokens
-are added; a container has only our rules. Rates: docs/secrets.md.
+Our own rules apply everywhere. On machines with detect-secrets, which every client has, its
+patterns of issuers' tokens are added; a container has only our rules. Rates: docs/secrets.md.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, Literal
 from smtrain.core.extras import collector_paused
 
 HIDDEN = "<hidden: looks like a secret>"
-# Prefixes that issuers give their tokens so that they can be found: Hugging Face, AWS, GitHub, GitLab, OpenAI and
-# Anthropic, Slack, npm, PyPI, Google, Stripe, SendGrid, Twilio, Telegram, Docker, Databricks, Square, Mailchimp; JSON
-# web tokens; private keys.
+# Prefixes that issuers give their tokens so that they can be found: Hugging Face, AWS, GitHub,
+# GitLab, OpenAI and Anthropic, Slack, npm, PyPI, Google, Stripe, SendGrid, Twilio, Telegram,
+# Docker, Databricks, Square, Mailchimp; JSON web tokens; private keys.
 _ISSUED = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
@@ -27,8 +28,9 @@ _ISSUED = re.compile(
     r"|eyJ[\w-]{8,1000}\.eyJ[\w-]{8,}\.[\w-]{8,}"
     r")(?![A-Za-z0-9])|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
 )
-# Secrets inside longer texts, each in the group `secret`: a password in a URL; the signature of a URL; the path of a
-# web hook; the token of an Authorization header; a password in settings, options or JSON.
+# Secrets inside longer texts, each in the group `secret`: a password in a URL; the signature of a
+# URL; the path of a web hook; the token of an Authorization header; a password in settings, options
+# or JSON.
 _PARTS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -46,22 +48,35 @@ _SETTING = re.compile(
     r"[\"']?(?:\s*[=:]\s*|(?<=key)\s+)[\"']?(?P<secret>[^\s\"',;<>]{3,})"
 )
 _PLAIN = re.compile(
-    r"-?[\d.,:]+|true|false|yes|no|on|off|none|null|auto|\W.{0,3}|<.*>|\$\{[\w.]+\}|\$[A-Z_]{3,}|\*+", re.IGNORECASE
+    r"-?[\d.,:]+|true|false|yes|no|on|off|none|null|auto|\W.{0,3}|<.*>|\$\{[\w.]+\}|\$[A-Z_]{3,}|\*+",
+    re.IGNORECASE,
 )
 # A reference to something elsewhere is not a secret, even if it looks random.
 _POINTER = re.compile(r"[a-z][a-z0-9+.-]*://|arn:aws|\d{12}\.dkr\.ecr\.|[~.]{0,2}/[\w.-]+(/|$)")
 _WORD = re.compile(r"[a-z]+([-_ ][a-z]+)*")
 _RUN = re.compile(r"[A-Za-z0-9+/]{20,}")
-# Detectors of the library for an issuer's pattern. Keywords and entropies are judged by our rules, and Artifactory's
-# pattern matches ordinary words (AP, a letter, eight more).
+# Detectors of the library for an issuer's pattern. Keywords and entropies are judged by our rules,
+# and Artifactory's pattern matches ordinary words (AP, a letter, eight more).
 _DETECTORS = {
-    "aws": "AWSKeyDetector", "azure_storage_key": "AzureStorageKeyDetector", "basic_auth": "BasicAuthDetector",
-    "discord": "DiscordBotTokenDetector", "github_token": "GitHubTokenDetector", "gitlab_token": "GitLabTokenDetector",
-    "jwt": "JwtTokenDetector", "mailchimp": "MailchimpDetector", "npm": "NpmDetector", "openai": "OpenAIDetector",
-    "private_key": "PrivateKeyDetector", "pypi_token": "PypiTokenDetector", "sendgrid": "SendGridDetector",
-    "slack": "SlackDetector", "square_oauth": "SquareOAuthDetector", "stripe": "StripeDetector",
-    "telegram_token": "TelegramBotTokenDetector", "twilio": "TwilioKeyDetector",
-}  # fmt: skip
+    "aws": "AWSKeyDetector",
+    "azure_storage_key": "AzureStorageKeyDetector",
+    "basic_auth": "BasicAuthDetector",
+    "discord": "DiscordBotTokenDetector",
+    "github_token": "GitHubTokenDetector",
+    "gitlab_token": "GitLabTokenDetector",
+    "jwt": "JwtTokenDetector",
+    "mailchimp": "MailchimpDetector",
+    "npm": "NpmDetector",
+    "openai": "OpenAIDetector",
+    "private_key": "PrivateKeyDetector",
+    "pypi_token": "PypiTokenDetector",
+    "sendgrid": "SendGridDetector",
+    "slack": "SlackDetector",
+    "square_oauth": "SquareOAuthDetector",
+    "stripe": "StripeDetector",
+    "telegram_token": "TelegramBotTokenDetector",
+    "twilio": "TwilioKeyDetector",
+}
 
 
 def is_secret(value: str, name: str = "") -> bool:
@@ -103,7 +118,9 @@ def _hidden_runs(word: str) -> str:
     """Replace the random runs in a word, except in addresses."""
     if re.search(r"\w://", word):
         return word
-    return _RUN.sub(lambda run: HIDDEN if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))), word)
+    return _RUN.sub(
+        lambda run: HIDDEN if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))), word
+    )
 
 
 def _piece(part: str) -> str:
@@ -127,10 +144,14 @@ def _settings(text: str) -> Iterator[re.Match[str]]:
 
 
 def _shown(match: re.Match[str]) -> bool:
-    """Whether a setting has a value in clear text: not a number, switch, address or token of a tokenizer."""
+    """Whether a setting has a value in clear text: not a number, switch, address or token of a
+    tokenizer.
+    """
     value = match["secret"]
     named = match.re is _HEADER or telling(match["name"])
-    return bool(named) and not (_PLAIN.fullmatch(value) or _POINTER.match(value) or is_special_token(value))
+    return bool(named) and not (
+        _PLAIN.fullmatch(value) or _POINTER.match(value) or is_special_token(value)
+    )
 
 
 def _real(match: re.Match[str]) -> bool:
@@ -150,7 +171,9 @@ _with_library = True
 
 
 def use_library(wanted: bool) -> None:
-    """Switch the library on or off, for scripts/bench leaks: without it the rules are those of a container."""
+    """Switch the library on or off, for scripts/bench leaks: without it the rules are those of a
+    container.
+    """
     global _with_library
     _with_library = wanted
 
@@ -161,17 +184,26 @@ def has_library() -> bool:
 
 
 def _library(text: str) -> list[str]:
-    """The secrets that the library recognises; it is loaded only for text that our rules cannot judge."""
+    """The secrets that the library recognises; it is loaded only for text that our rules cannot
+    judge.
+    """
     if not _with_library or not _unknown(text):
         return []
     lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
-    secrets = (secret for line in lines for detector in _detectors() for secret in detector.analyze_string(line))
+    secrets = (
+        secret
+        for line in lines
+        for detector in _detectors()
+        for secret in detector.analyze_string(line)
+    )
     return [str(part) for part in secrets if len(str(part)) > 3]
 
 
 @lru_cache(4096)
 def _unknown(text: str) -> bool:
-    """Whether a pattern of the library can match: each needs a run that is not only words, or a login in a URL."""
+    """Whether a pattern of the library can match: each needs a run that is not only words, or a
+    login in a URL.
+    """
     if "_authToken" in text or re.search(r"://\S*@", text):
         return True
     return any(not _WORD.fullmatch(run) for run in re.findall(r"[\w-]{16,}", text))
@@ -196,19 +228,28 @@ _CERTAIN = re.compile(
     r".*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|(API|SECRET|ACCESS|PRIVATE|AUTH)KEY|CREDENTIALS?|CREDS?)"
     r"|(DB|PG|SQL|MYSQL|USER|ROOT|ADMIN|SMTP|REDIS|MAIL|KEY|LOGIN)?(PASS|PWD)|AUTHORIZATION|AUTH|BEARER|COOKIE"
 )
-_KEYS = re.compile(r"API|ACCESS|SECRET|PRIVATE|AUTH|ENCRYPTION|SIGNING|MASTER|SERVICE|ACCOUNT|CLIENT|SSH|DEPLOY|HMAC")
-_OTHER_KEYS = re.compile(r"KMS|PUBLIC|PARTITION|SORT|PRIMARY|FOREIGN|CACHE|OBJECT|ROUTING|GROUP|HOT")
+_KEYS = re.compile(
+    r"API|ACCESS|SECRET|PRIVATE|AUTH|ENCRYPTION|SIGNING|MASTER|SERVICE|ACCOUNT|CLIENT|SSH|DEPLOY|HMAC"
+)
+_OTHER_KEYS = re.compile(
+    r"KMS|PUBLIC|PARTITION|SORT|PRIMARY|FOREIGN|CACHE|OBJECT|ROUTING|GROUP|HOT"
+)
 # If a name ends so, its value is about the secret and not the secret itself.
 _ABOUT = re.compile(
     r"FILE|PATH|DIR|FOLDER|NAME|ID|ARN|URI|URL|HOST|ENDPOINT|REGION|TYPE|MODE|TTL|EXPIRY|LENGTH|COUNT|LIMIT|SIZE|PREFIX"
     r"|VERSION|PROVIDER|MANAGER|STORE|ENABLED|USER|METHOD|CLASS"
 )
 _SPECIAL = re.compile(r"EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|END|START|EOT|EOD|IMAGE|SPECIAL")
-_WAYS = re.compile(r"basic|iam|ldap|kerberos|oauth2?|oidc|sso|jwt|tls|ssl|mtls|digest|required|optional", re.IGNORECASE)
+_WAYS = re.compile(
+    r"basic|iam|ldap|kerberos|oauth2?|oidc|sso|jwt|tls|ssl|mtls|digest|required|optional",
+    re.IGNORECASE,
+)
 
 
 def telling(name: str) -> Literal["certain", "likely"] | None:
-    """Whether a name marks its value as a secret (certain), as one if it looks random (likely), or not at all."""
+    """Whether a name marks its value as a secret (certain), as one if it looks random (likely), or
+    not at all.
+    """
     parts = [part.upper() for part in _NAME_PARTS.findall(name)]
     if not parts or _ABOUT.fullmatch(parts[-1]):
         return None
@@ -225,11 +266,13 @@ def telling(name: str) -> Literal["certain", "likely"] | None:
 
 def is_special_token(value: str) -> bool:
     """Whether a value under such a name is harmless: a token of a tokenizer, a method to log in."""
-    return bool(_WAYS.fullmatch(value)) or (value.startswith(("<", "[")) and value.endswith((">", "]")))
+    return bool(_WAYS.fullmatch(value)) or (
+        value.startswith(("<", "[")) and value.endswith((">", "]"))
+    )
 
 
-# The most common pairs of letters in English and in names of code (this repository, the standard library). They are
-# nine of ten pairs in words, and one of four in random strings.
+# The most common pairs of letters in English and in names of code (this repository, the standard
+# library). They are nine of ten pairs in words, and one of four in random strings.
 _PAIRS = (
     "erinreteonatesenlesttiorntcodesearedaletralimengrotaanritritecionenddimaexpelaloasgeacctisnsceeltovecapaprfiea"
     "siicunchilssllthnatsamolmprsouadheomncurrtimodpoemplutnooprrhaocabmoidckotaposmiepkeniigdascfospsublshefptsocl"
@@ -239,18 +282,24 @@ _PAIRS = (
 _COMMON = frozenset(_PAIRS[i : i + 2] for i in range(0, len(_PAIRS), 2))
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _RANDOM = 0.68
-"""40 characters of random base64 have a score of 1.1 +- 0.13, 20 of them +- 0.18; names of words and numbers 0.3."""
+"""40 characters of random base64 have a score of 1.1 +- 0.13, 20 of them +- 0.18; names of words
+and numbers 0.3.
+"""
 
 
 def is_random(run: str) -> bool:
-    """Whether a run of characters looks random; hexadecimal digests and runs in one case do not count."""
+    """Whether a run of characters looks random; hexadecimal digests and runs in one case do not
+    count.
+    """
     if _HEX.fullmatch(run) or not {"a", "A"} <= {_kind(char) for char in run}:
         return False
     return score(run) >= _RANDOM
 
 
 def drawn(value: str) -> bool:
-    """Whether a whole value looks random: as `is_random`, but digests and values in one case count."""
+    """Whether a whole value looks random: as `is_random`, but digests and values in one case
+    count.
+    """
     value = value.rstrip("=")
     if len(value) < 16 or not re.fullmatch(r"[A-Za-z0-9+/._~-]+", value):
         return False
@@ -258,13 +307,19 @@ def drawn(value: str) -> bool:
 
 
 def score(run: str) -> float:
-    """Randomness: changes of character class per character (not at signs or at the beginning of words), plus the share
-    of rare pairs of letters."""
+    """Randomness: changes of character class per character (not at signs or at the beginning of
+    words), plus the share of rare pairs of letters.
+    """
     kinds = [_kind(char) for char in run]
     pairs = list(itertools.pairwise(kinds))
-    changes = sum(one != other and "+" not in (one, other) and (one, other) != ("A", "a") for one, other in pairs)
+    changes = sum(
+        one != other and "+" not in (one, other) and (one, other) != ("A", "a")
+        for one, other in pairs
+    )
     lower = run.lower()
-    letters = [lower[i : i + 2] for i, (one, other) in enumerate(pairs) if one in "aA" and other in "aA"]
+    letters = [
+        lower[i : i + 2] for i, (one, other) in enumerate(pairs) if one in "aA" and other in "aA"
+    ]
     rare = sum(pair not in _COMMON for pair in letters) / len(letters) if letters else 0.5
     return changes / len(run) + rare * min(1.0, len(letters) / 8)
 

@@ -11,7 +11,14 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from smtrain.core.config.error_messages import key_of, sentence_of
 from smtrain.core.errors import ConfigError
@@ -26,7 +33,8 @@ _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 class _Called(ModelMetaclass):
-    """Makes a section that is built by hand raise the sentences of `load_config` instead of pydantic's report.
+    """Makes a section that is built by hand raise the sentences of `load_config` instead of
+    pydantic's report.
 
     `model_validate`, which loading uses, does not pass through here.
     """
@@ -34,13 +42,17 @@ class _Called(ModelMetaclass):
     def __call__(self, *args: Any, **values: Any) -> Any:
         section = cast("type[BaseModel]", self)
         if args:
-            words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
+            words = (
+                "takes its keys by name, as in"
+                f" {section.__name__}({next(iter(section.model_fields))}=...)"
+            )
             raise ConfigError(
-                f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping", code="call.invalid"
+                f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping",
+                code="call.invalid",
             )
         if not values and not any(field.is_required() for field in section.model_fields.values()):
-            # Defaults need no validation. Else the default sections of JobConfig would build the validator of every
-            # section at import.
+            # Defaults need no validation. Else the default sections of JobConfig would build the
+            # validator of every section at import.
             return section.model_construct()
         try:
             return super().__call__(**values)
@@ -56,13 +68,17 @@ class Section(BaseModel, metaclass=_Called):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(
-            f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another",
+            f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...])"
+            " makes another",
             code="call.invalid",
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        # pydantic 2.9 serializes a default section with its own serializer, which defer_build has not built yet.
+    def __get_pydantic_json_schema__(
+        cls, core: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # pydantic 2.9 serializes a default section with its own serializer, which defer_build has
+        # not built yet.
         for field in cls.model_fields.values():
             if isinstance(field.default, BaseModel):
                 type(field.default).model_rebuild()
@@ -77,12 +93,23 @@ class Section(BaseModel, metaclass=_Called):
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
         wanted = kinds(cls, info.field_name or "")
         items = value if isinstance(value, (list, tuple)) else (value,)
-        if wanted & {int, float} and bool not in wanted and any(isinstance(item, bool) for item in items):
+        if (
+            wanted & {int, float}
+            and bool not in wanted
+            and any(isinstance(item, bool) for item in items)
+        ):
             raise ValueError("a number is needed here, not true or false")
-        if wanted & {int, float} and any(isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items):
+        if wanted & {int, float} and any(
+            isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items
+        ):
             raise ValueError("the number is too large to mean anything")
         # YAML 1.1 reads `1e4` as text; for a key that takes a whole number it means 10000.
-        if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
+        if (
+            int in wanted
+            and str not in wanted
+            and isinstance(value, str)
+            and _POWER.fullmatch(value)
+        ):
             return float(value)
         return value
 
@@ -91,7 +118,8 @@ class Section(BaseModel, metaclass=_Called):
 def descriptions(section: type[BaseModel]) -> dict[str, str]:
     """The description of each key: the docstring below it.
 
-    pydantic's `use_attribute_docstrings` would read the source of all sections whenever a config is loaded.
+    pydantic's `use_attribute_docstrings` would read the source of all sections whenever a config is
+    loaded.
     """
     by_name: dict[str, str] = {}
     for base in reversed(section.__mro__):
@@ -99,7 +127,11 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
             continue
         (whole,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for one, after in pairwise(cast("ast.ClassDef", whole).body):
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+            if (
+                isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and isinstance(after, ast.Expr)
+            ):
                 by_name[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
     return by_name
 
@@ -115,7 +147,9 @@ def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
 
 
 class Secret(Section):
-    """A secret by its name; the container reads it with the job's role, and its value is in no request, log or file."""
+    """A secret by its name; the container reads it with the job's role, and its value is in no
+    request, log or file.
+    """
 
     secret: str | None = None
     """Name or ARN in Secrets Manager."""

@@ -14,7 +14,8 @@ from smtrain.core.files import parse_json, read_object
 from smtrain.core.protocol.container import Container
 
 TUNED = "smtrain_tuned"
-"""The hyperparameter that lists, with commas, the keys that a tuning job sets by hyperparameters."""
+"""The hyperparameter that lists, with commas, the keys that a tuning job sets by hyperparameters.
+"""
 
 
 def stage_config(container: Container) -> JobConfig:
@@ -40,7 +41,8 @@ def stage_config(container: Container) -> JobConfig:
             raise _damaged(container.channel("config") / "config.json", first_line(error)) from None
         faults = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
     raise ConfigError(
-        [f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults], code="config.wrong_value"
+        [f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults],
+        code="config.wrong_value",
     )
 
 
@@ -63,7 +65,9 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{path} is damaged ({reason}); launch the stage again", code="config.unreadable")
+    return ConfigError(
+        f"{path} is damaged ({reason}); launch the stage again", code="config.unreadable"
+    )
 
 
 def _plain(value: Any) -> str:

@@ -35,7 +35,14 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "warc": (".warc", ".wet"),
     "tar": (".tar",),
 }
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4"}
+COMPRESSIONS = {
+    ".gz": "gzip",
+    ".bz2": "bz2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".lz4": "lz4",
+}
 """Compressions of a whole file, for the kinds in STREAMS."""
 STREAMS = ("jsonl", "text", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar")
 """Kinds that are read from beginning to end, so that they may be compressed."""
@@ -44,8 +51,14 @@ _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
 _HEAD = 1 << 16
 DEEPEST = 100
-"""Most nested folders below a source. More are made by mistake, such as a folder that is copied into itself."""
-_TOO_DEEP = f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder that is nearer to it"
+"""Most nested folders below a source.
+
+More are made by mistake, such as a folder that is copied into itself.
+"""
+_TOO_DEEP = (
+    f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder that is nearer"
+    " to it"
+)
 _MASK = re.compile(r"(.+)_mask((?:-\d{5,})?\.idx)")
 _HELD_OUT = re.compile(r"(.+)_validation((?:-\d{5,})?\.idx)")
 _VALIDATION = re.compile(r"validation(-\d{5,})?\.idx")
@@ -61,7 +74,9 @@ class LeftOut:
 
 @dataclass
 class TextFiles:
-    """The files to read, in order, each with its kind (a key of ENDINGS), and the files that are left out."""
+    """The files to read, in order, each with its kind (a key of ENDINGS), and the files that are
+    left out.
+    """
 
     read: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -72,7 +87,8 @@ class TextFiles:
         for file in self.left_out:
             by_reason.setdefault(file.reason, []).append(file.name)
         return [
-            f"{_some(names)} {'is' if len(names) == 1 else 'are'} left out: {why}" for why, names in by_reason.items()
+            f"{_some(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
+            for why, names in by_reason.items()
         ]
 
 
@@ -82,8 +98,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def encoding_like(data: bytes) -> str:
-    """Guess the encoding of bytes that are not UTF-8, by a name that iconv and Python know; empty if not text."""
-    for mark, name in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
+    """Guess the encoding of bytes that are not UTF-8, by a name that iconv and Python know; empty
+    if not text.
+    """
+    for mark, name in (
+        (b"\xff\xfe\0\0", "UTF-32"),
+        (b"\xff\xfe", "UTF-16"),
+        (b"\xfe\xff", "UTF-16"),
+    ):
         if data.startswith(mark):
             return name
     if b"\0" in data:
@@ -99,7 +121,9 @@ def encoding_like(data: bytes) -> str:
 
 
 def encoding_remedy(data: bytes, file: object = "FILE") -> str:
-    """End of a sentence about bytes that are not UTF-8: their probable encoding, and how to read or convert them."""
+    """End of a sentence about bytes that are not UTF-8: their probable encoding, and how to read or
+    convert them.
+    """
     name = encoding_like(data)
     if not name:
         return "it looks like no text at all, so leave this file out, or save it as text"
@@ -129,7 +153,8 @@ def _bare(name: str) -> str:
 
 
 def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
-    """All files below a folder that are not hidden, sorted, and what is left out; `skip` is not entered.
+    """All files below a folder that are not hidden, sorted, and what is left out; `skip` is not
+    entered.
 
     Loops instead of recursing: before Python 3.12 `os.walk` fails at a thousand nested folders.
     """
@@ -142,7 +167,12 @@ def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], li
             with os.scandir(here) as scanned:
                 entries = [(entry.name, _is_folder(entry)) for entry in scanned]
         except OSError as error:
-            left.append(LeftOut(f"{here.relative_to(folder).as_posix()}/", f"it cannot be opened ({error.strerror})"))
+            left.append(
+                LeftOut(
+                    f"{here.relative_to(folder).as_posix()}/",
+                    f"it cannot be opened ({error.strerror})",
+                )
+            )
             continue
         for name, is_folder in entries:
             path = here / name
@@ -159,12 +189,20 @@ def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], li
 
 
 def matches(pattern: Path | str) -> list[Path]:
-    """Files and folders that a pattern matches, sorted. Raises DataError if its folders are nested too deeply."""
+    """Files and folders that a pattern matches, sorted.
+
+    Raises DataError if its folders are nested too deeply.
+    """
     parts = Path(pattern).parts
     if "**" in parts:
         before = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
-        if deep := next((file.name for file in folder_files(Path(*before))[1] if file.reason == _TOO_DEEP), None):
-            raise DataError(f"{pattern}: a folder is too deep ({deep[:40]}...): {_TOO_DEEP}", code="data.not_found")
+        if deep := next(
+            (file.name for file in folder_files(Path(*before))[1] if file.reason == _TOO_DEEP), None
+        ):
+            raise DataError(
+                f"{pattern}: a folder is too deep ({deep[:40]}...): {_TOO_DEEP}",
+                code="data.not_found",
+            )
     return sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))
 
 
@@ -178,7 +216,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _no_file(path: Path, is_folder: bool) -> str:
     if is_folder:
-        return "it is a link to a folder, which is not followed; name that folder itself" if path.is_symlink() else ""
+        return (
+            "it is a link to a folder, which is not followed; name that folder itself"
+            if path.is_symlink()
+            else ""
+        )
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -187,11 +229,15 @@ def _no_file(path: Path, is_folder: bool) -> str:
 
 
 def choose(
-    files: Iterable[tuple[str, int]], form: str, open_file: Callable[[str], IO[bytes]], left_out: Iterable[LeftOut] = ()
+    files: Iterable[tuple[str, int]],
+    form: str,
+    open_file: Callable[[str], IO[bytes]],
+    left_out: Iterable[LeftOut] = (),
 ) -> TextFiles:
     """Choose which of `files` (name, bytes) a source of format `form` reads.
 
-    `open_file` opens one by its name, to read small descriptions and the first bytes of .json files.
+    `open_file` opens one by its name, to read small descriptions and the first bytes of .json
+    files.
     """
     made = TextFiles()
     sizes = dict(files)
@@ -200,7 +246,9 @@ def choose(
     for name, size in sizes.items():
         known = kind_of(name, open_file) if size else kind(name)
         path = PurePosixPath(name)
-        if splits and (split := next((splits[one] for one in (path, *path.parents) if one in splits), "")):
+        if splits and (
+            split := next((splits[one] for one in (path, *path.parents) if one in splits), "")
+        ):
             why = split
         elif not size:
             why = "it is empty"
@@ -209,7 +257,9 @@ def choose(
         elif path.name in _DESCRIPTIONS:
             why = "it describes a data set and holds no text"
         elif (
-            path.suffix in (".bin", ".sums") and f"{path.with_suffix('')}.idx" in sizes and form in ("auto", "megatron")
+            path.suffix in (".bin", ".sums")
+            and f"{path.with_suffix('')}.idx" in sizes
+            and form in ("auto", "megatron")
         ):
             continue  # read with its .idx
         elif path.suffix == ".bin" and form in ("auto", "megatron"):
@@ -218,13 +268,25 @@ def choose(
             why = "nothing here reads files of that ending; set data.format, or give it another"
         elif form not in ("auto", known):
             why = f"data.format is {form}"
-        elif known == "arrow" and path.parent in described and path.name not in described[path.parent]:
+        elif (
+            known == "arrow"
+            and path.parent in described
+            and path.name not in described[path.parent]
+        ):
             why = "it is not of the data set that the state.json next to it describes"
         elif known == "megatron" and (companion := _companion(path, sizes)):
             why = companion
         else:
-            why = _no_lines(name, open_file) if _bare(name).endswith(".json") and known == "jsonl" else ""
-            if known == "mediawiki" and form == "auto" and b"<mediawiki" not in _head(name, open_file):
+            why = (
+                _no_lines(name, open_file)
+                if _bare(name).endswith(".json") and known == "jsonl"
+                else ""
+            )
+            if (
+                known == "mediawiki"
+                and form == "auto"
+                and b"<mediawiki" not in _head(name, open_file)
+            ):
                 why = "it is XML and no MediaWiki dump; give text of it"
         if why:
             made.left_out.append(LeftOut(name, why))
@@ -235,9 +297,16 @@ def choose(
 
 
 def _companion(index: PurePosixPath, sizes: dict[str, int]) -> str:
-    """The reason why an index in a folder is not text to train on: a mask of another pair, or held out of one."""
-    if (match := _MASK.fullmatch(index.name)) and str(index.with_name(match[1] + match[2])) in sizes:
-        return f"it marks the answers in {match[1]}{match[2]}, which are read as text; data.prepared keeps the marks"
+    """The reason why an index in a folder is not text to train on: a mask of another pair, or held
+    out of one.
+    """
+    if (match := _MASK.fullmatch(index.name)) and str(
+        index.with_name(match[1] + match[2])
+    ) in sizes:
+        return (
+            f"it marks the answers in {match[1]}{match[2]}, which are read as text; data.prepared"
+            " keeps the marks"
+        )
     match = _HELD_OUT.fullmatch(index.name)
     source = index.with_name(match[1] + match[2]) if match else None
     if _VALIDATION.fullmatch(index.name):  # of a prepared folder
@@ -252,9 +321,12 @@ def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:
     return choose(sizes.items(), form, lambda name: (folder / name).open("rb"), others), sizes
 
 
-def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, str]:
-    """Folders and files of splits other than train, with the reason: those of a DatasetDict, and those with the hub's
-    names (test-00000-of-00001.parquet next to train-...)."""
+def _other_splits(
+    sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]
+) -> dict[PurePosixPath, str]:
+    """Folders and files of splits other than train, with the reason: those of a DatasetDict, and
+    those with the hub's names (test-00000-of-00001.parquet next to train-...).
+    """
     reasons: dict[PurePosixPath, str] = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -276,7 +348,9 @@ def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) 
     return reasons
 
 
-def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, set[str]]:
+def _described(
+    sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]
+) -> dict[PurePosixPath, set[str]]:
     """The data files of each folder that was saved by `datasets`."""
     splits = {}
     for name in sizes:
@@ -284,7 +358,9 @@ def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> 
         if path.name == "state.json":
             files = _json(name, open_file).get("_data_files")
             if isinstance(files, list) and files:
-                splits[path.parent] = {str(row.get("filename")) for row in files if isinstance(row, dict)}
+                splits[path.parent] = {
+                    str(row.get("filename")) for row in files if isinstance(row, dict)
+                }
     return splits
 
 
@@ -308,7 +384,12 @@ def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:
 
 def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
     """The decompressed beginning of a file; empty if it cannot be decompressed."""
-    openers: dict[str | None, Any] = {None: lambda raw: raw, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+    openers: dict[str | None, Any] = {
+        None: lambda raw: raw,
+        "gzip": gzip.open,
+        "bz2": bz2.open,
+        "xz": lzma.open,
+    }
     unpack = openers.get(compression(name))
     if unpack is None:
         return b""  # zstd and lz4 are not in the standard library
@@ -321,7 +402,9 @@ def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
 
 
 def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
-    """The reason why a .json file is not JSON lines; empty if it is, or if only reading can tell."""
+    """The reason why a .json file is not JSON lines; empty if it is, or if only reading can
+    tell.
+    """
     head = _head(name, open_file)
     if not head:
         return ""

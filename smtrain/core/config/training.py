@@ -36,18 +36,22 @@ _SPELLINGS = {"rope_type": "type", "rope_theta": "theta"}
 
 def _spelled(schema: dict[str, Any]) -> None:
     """Allow transformers' own names too."""
-    schema["properties"] |= {theirs: schema["properties"][ours] for theirs, ours in _SPELLINGS.items()}
+    schema["properties"] |= {
+        theirs: schema["properties"][ours] for theirs, ours in _SPELLINGS.items()
+    }
 
 
 class RopeSection(Section):
-    """Other rotary embeddings than config.json has, for longer texts; the export's config.json has them
-    (docs/data.md)."""
+    """Other rotary embeddings than config.json has, for longer texts; the export's config.json has
+    them (docs/data.md).
+    """
 
     model_config = ConfigDict(json_schema_extra=_spelled)
 
     type: Literal["default", "linear", "yarn", "llama3"] | None = None
-    """Scaling of the positions, by transformers' names (rope_type): `yarn` needs the fewest steps, `default` is none;
-    default: the one that the model has."""
+    """Scaling of the positions, by transformers' names (rope_type): `yarn` needs the fewest steps,
+    `default` is none; default: the one that the model has.
+    """
     factor: float | None = Field(None, ge=1, le=10_000)
     """The new longest sequence divided by the original one."""
     theta: float | None = Field(None, gt=0, le=1e15)
@@ -55,7 +59,9 @@ class RopeSection(Section):
     original_max_position_embeddings: int | None = Field(None, ge=2, le=10**9)
     """The longest sequence before the scaling; default: the model's max_position_embeddings."""
     beta_fast: float | None = Field(None, gt=0)
-    """yarn: from so many turns within the original length, a pair of dimensions stays as it is; default: 32."""
+    """yarn: from so many turns within the original length, a pair of dimensions stays as it is;
+    default: 32.
+    """
     beta_slow: float | None = Field(None, gt=0)
     """yarn: up to so many turns, a pair is interpolated fully; default: 1."""
     attention_factor: float | None = Field(None, gt=0)
@@ -63,7 +69,8 @@ class RopeSection(Section):
     truncate: bool | None = None
     """yarn: round the two borders to whole dimensions; default: true."""
     low_freq_factor: float | None = Field(None, gt=0)
-    """llama3: pairs with fewer turns within the original length are interpolated fully; default: 1."""
+    """llama3: pairs with fewer turns within the original length are interpolated fully; default: 1.
+    """
     high_freq_factor: float | None = Field(None, gt=0)
     """llama3: pairs with more turns stay as they are; default: 4."""
 
@@ -74,14 +81,20 @@ class RopeSection(Section):
             return value
         for theirs, ours in _SPELLINGS.items():
             if theirs in value and value.get(ours, value[theirs]) != value[theirs]:
-                raise ValueError(f"{ours} and {theirs} are one key with two values; give one of them")
+                raise ValueError(
+                    f"{ours} and {theirs} are one key with two values; give one of them"
+                )
         return {_SPELLINGS.get(key, key): each for key, each in value.items()}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings by transformers' names, without those that were left out."""
         theirs = {ours: name for name, ours in _SPELLINGS.items()}
-        return {theirs.get(key, key): value for key, value in self.model_dump().items() if value is not None}
+        return {
+            theirs.get(key, key): value
+            for key, value in self.model_dump().items()
+            if value is not None
+        }
 
 
 class Model(Section):
@@ -89,20 +102,28 @@ class Model(Section):
 
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://...,
-    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2, demo://tiny-llama,
-    or run://NAME for the model that the run NAME exported."""
+    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2,
+    demo://tiny-llama, or run://NAME for the model that the run NAME exported.
+    """
     weights: Annotated[str | None, ADDED_LATER] = None
-    """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
-    Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
+    """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert`
+    reads, such as Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from
+    `path`.
+    """
     token: Secret | None = None
     """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
     rope: RopeSection | None = None
-    """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as in config.json."""
+    """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as
+    in config.json.
+    """
     init: Literal["weights", "scratch"] = "weights"
-    """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
+    """`weights` continues from the folder's weights; `scratch` takes only its config and starts at
+    random.
+    """
     chat_template_kwargs: Annotated[dict[str, Any], ADDED_LATER] = Field(default_factory=dict)
-    """Options of the model's chat template for all conversations that are learned, answered or evaluated, such as
-    {enable_thinking: false}; those of a record win."""
+    """Options of the model's chat template for all conversations that are learned, answered or
+    evaluated, such as {enable_thinking: false}; those of a record win.
+    """
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -125,33 +146,49 @@ class Parallel(Section):
     pp: int = Field(1, ge=1)
     """Pipeline-parallel degree: into how many stages the layers are cut."""
     dp: int | None = Field(None, ge=1)
-    """Data-parallel degree: how many copies of the model train, each on different data; default: processes / (tp x
-    pp x cp)."""
+    """Data-parallel degree: how many copies of the model train, each on different data; default:
+    processes / (tp x pp x cp).
+    """
     cp: Annotated[int, ADDED_LATER] = Field(1, ge=1)
-    """Context-parallel degree: into how many parts every sequence is cut, each on another process, which divides the
-    activations of long sequences. Attention stays exact. Engine native only."""
+    """Context-parallel degree: into how many parts every sequence is cut, each on another process,
+    which divides the activations of long sequences. Attention stays exact. Engine native only.
+    """
     ep: Annotated[int, ADDED_LATER] = Field(1, ge=1)
-    """Expert-parallel degree: how many neighbouring data-parallel processes (dp x cp) divide the experts of each layer
-    of a mixture of experts. Tokens travel to their experts and back. Engine native only."""
+    """Expert-parallel degree: how many neighbouring data-parallel processes (dp x cp) divide the
+    experts of each layer of a mixture of experts. Tokens travel to their experts and back. Engine
+    native only.
+    """
     expert_capacity: Annotated[float | None, ADDED_LATER] = Field(None, ge=1, le=1024)
-    """Most tokens that one process sends to an expert, as a multiple of an even share: tokens beyond it pass by the
-    expert. Shapes are then the same in every step, and memory is bounded; default: no limit, and nothing is dropped."""
+    """Most tokens that one process sends to an expert, as a multiple of an even share: tokens
+    beyond it pass by the expert. Shapes are then the same in every step, and memory is bounded;
+    default: no limit, and nothing is dropped.
+    """
     micro_batch_size: int = Field(1, ge=1)
-    """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
+    """Sequences that one copy of the model takes at a time.
+
+    More is faster and needs more memory.
+    """
     sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
-    """Also divide the activations between tensor-parallel layers, along the sequence: less memory; needs tp > 1.
-    Default: true if engine nxd needs it (bf16)."""
+    """Also divide the activations between tensor-parallel layers, along the sequence: less memory;
+    needs tp > 1. Default: true if engine nxd needs it (bf16).
+    """
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` recomputes only
-    attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
+    """`full` keeps only each layer's input and recomputes the rest in the backward pass;
+    `selective` recomputes only attention: engine nxd its softmax, engine native, whose kernels keep
+    no scores, the attention module.
+    """
     zero1: bool = True
-    """Split the optimizer's state over the copies of the model; only engine nxd can train without."""
+    """Split the optimizer's state over the copies of the model; only engine nxd can train without.
+    """
     layers_per_stage: Annotated[tuple[int, ...], ADDED_LATER] = ()
-    """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the remainder last. The
-    last stage also has the output matrix, which can take as long as a few layers (docs/planner.md)."""
+    """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the
+    remainder last. The last stage also has the output matrix, which can take as long as a few
+    layers (docs/planner.md).
+    """
     pipeline_cuts: tuple[int, ...] = ()
-    """Engine nxd: the same as layers_per_stage in neuronx-distributed's words, the last layer of every pipeline stage
-    but the last."""
+    """Engine nxd: the same as layers_per_stage in neuronx-distributed's words, the last layer of
+    every pipeline stage but the last.
+    """
     virtual_stages: int = Field(1, ge=1)
     """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
 
@@ -162,7 +199,9 @@ class Parallel(Section):
 
 
 class AdapterSection(Section):
-    """LoRA: the model's weights stay as they are, and two small matrices next to each linear layer are trained."""
+    """LoRA: the model's weights stay as they are, and two small matrices next to each linear layer
+    are trained.
+    """
 
     type: Literal["lora"] = "lora"
     """The kind of adapter: lora."""
@@ -171,16 +210,22 @@ class AdapterSection(Section):
     alpha: float = Field(32.0, gt=0)
     """The adapters' output is multiplied by alpha / rank (peft's lora_alpha)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd takes 0 only."""
+    """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd
+    takes 0 only.
+    """
     targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
-    """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`: all in the decoder
-    layers (peft's target_modules), without experts. Experts: experts.gate_up_proj and experts.down_proj (peft's
-    target_parameters), or the linears of each by name (docs/lora.md)."""
+    """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`:
+    all in the decoder layers (peft's target_modules), without experts. Experts:
+    experts.gate_up_proj and experts.down_proj (peft's target_parameters), or the linears of each by
+    name (docs/lora.md).
+    """
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
     quantize: Annotated[Literal["nf4"] | None, ADDED_LATER] = None
-    """QLoRA: keep the frozen linears in 4 bits (bitsandbytes' NF4 with double quantisation), a quarter of their memory
-    in bf16; needs the extra qlora. Embedding, output matrix, norms, routers and experts stay as they are."""
+    """QLoRA: keep the frozen linears in 4 bits (bitsandbytes' NF4 with double quantisation), a
+    quarter of their memory in bf16; needs the extra qlora. Embedding, output matrix, norms, routers
+    and experts stay as they are.
+    """
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -189,24 +234,32 @@ class AdapterSection(Section):
 
 
 class DpoSection(Section):
-    """Preference training (DPO): chosen answers become likelier than rejected ones, measured against a reference."""
+    """Preference training (DPO): chosen answers become likelier than rejected ones, measured
+    against a reference.
+    """
 
     beta: float = Field(0.1, gt=0)
     """Strength of the tie to the reference: a smaller value lets the model move further away."""
     loss: Literal["sigmoid", "robust", "ipo", "hinge", "sigmoid_norm"] = "sigmoid"
-    """The loss of a pair, by TRL's names: `sigmoid` is DPO, `robust` expects wrong preferences (label_smoothing), `ipo`
-    and `sigmoid_norm` divide log-probabilities by the answers' lengths, `hinge` is SLiC's."""
+    """The loss of a pair, by TRL's names: `sigmoid` is DPO, `robust` expects wrong preferences
+    (label_smoothing), `ipo` and `sigmoid_norm` divide log-probabilities by the answers' lengths,
+    `hinge` is SLiC's.
+    """
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """Loss robust: the share of pairs whose preference is assumed to be wrong."""
     sft_weight: float = Field(0.0, ge=0)
-    """Weight of the mean loss of the chosen answers' tokens, which is added (RPO); keeps their likelihood from
-    falling."""
+    """Weight of the mean loss of the chosen answers' tokens, which is added (RPO); keeps their
+    likelihood from falling.
+    """
     reference: str = Field("start", min_length=1)
-    """The model whose log-probabilities count as 0 reward: `start` is the model that this run starts from, `none` no
-    model, else a Hugging Face folder of the same shape: local, s3:// or run://NAME."""
+    """The model whose log-probabilities count as 0 reward: `start` is the model that this run
+    starts from, `none` no model, else a Hugging Face folder of the same shape: local, s3:// or
+    run://NAME.
+    """
     packing: bool = True
-    """Put several pairs into a row of seq_len tokens; `false`: one pair a row, so that global_batch_size counts
-    pairs."""
+    """Put several pairs into a row of seq_len tokens; `false`: one pair a row, so that
+    global_batch_size counts pairs.
+    """
 
     @field_validator("reference")
     @classmethod
@@ -225,14 +278,21 @@ class Validation(Section):
     interval: int = Field(100, ge=1)
     """Steps between validations; there is also one before the first step and one after the last."""
     batches: int | None = Field(None, ge=1)
-    """Number of global batches of the held-out text in each validation, always the same ones; default: all."""
+    """Number of global batches of the held-out text in each validation, always the same ones;
+    default: all.
+    """
     fraction: float | None = Field(None, gt=0, lt=1)
-    """Share of the documents (sft: conversations, dpo: pairs) that is held out, chosen by a hash of their text."""
+    """Share of the documents (sft: conversations, dpo: pairs) that is held out, chosen by a hash of
+    their text.
+    """
     path: str | None = None
-    """Instead of `fraction`: other text to validate on, in every form that data.path takes but hf://."""
+    """Instead of `fraction`: other text to validate on, in every form that data.path takes but
+    hf://.
+    """
     split: str | None = None
-    """Instead of `fraction`, for data.format megatron: parts for training, validation and test, as Megatron's
-    `--split 980,10,10`, in the order of the documents."""
+    """Instead of `fraction`, for data.format megatron: parts for training, validation and test, as
+    Megatron's `--split 980,10,10`, in the order of the documents.
+    """
     keep_best: bool = False
     """Also keep the checkpoint with the lowest validation loss, whatever its age."""
     samples: int = Field(0, ge=0, le=64)
@@ -262,12 +322,16 @@ def parts(split: str) -> tuple[float, float, float]:
     try:
         numbers = [float(part) for part in split.replace("/", ",").split(",") if part.strip()]
     except ValueError:
-        raise ValueError("it is two or three numbers with commas between, such as 980,10,10") from None
+        raise ValueError(
+            "it is two or three numbers with commas between, such as 980,10,10"
+        ) from None
     numbers += [0.0] * (3 - len(numbers))
     if len(numbers) != 3 or not all(0 <= n < 1e15 for n in numbers):
         raise ValueError("it is two or three numbers with commas between, such as 980,10,10")
     if not numbers[0] or not numbers[1]:
-        raise ValueError("it leaves nothing for training or validation; give both a part, such as 980,10,10")
+        raise ValueError(
+            "it leaves nothing for training or validation; give both a part, such as 980,10,10"
+        )
     whole = sum(numbers)
     return numbers[0] / whole, numbers[1] / whole, numbers[2] / whole
 
@@ -296,32 +360,43 @@ class Train(Section):
     """The training run itself."""
 
     engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
-    """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one for the machines,
-    nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine."""
+    """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one
+    for the machines, nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine.
+    """
     objective: Literal["pretrain", "sft", "dpo"] = "pretrain"
-    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data; `dpo` learns
-    from pairs of a chosen and a rejected answer (docs/dpo.md)."""
+    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in
+    instruction data; `dpo` learns from pairs of a chosen and a rejected answer (docs/dpo.md).
+    """
     dpo: Annotated[DpoSection | None, ADDED_LATER] = None
     """Options of objective dpo; default: those of TRL."""
     adapter: Annotated[AdapterSection | None, ADDED_LATER] = None
-    """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
+    """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are
+    trained.
+    """
     steps: int = Field(1000, ge=0, le=MOST_STEPS)
     """Optimizer steps of the whole run; one that resumes continues up to this number."""
     tokens: Count | None = Field(None, ge=1, le=10**17)
-    """Train on at least so many tokens (300000000, 2e9, `2B`), instead of steps: as many steps as they take."""
+    """Train on at least so many tokens (300000000, 2e9, `2B`), instead of steps: as many steps as
+    they take.
+    """
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
-    """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
-    from 8 on, or, on AWS if `parallel` is also left out, the least that keeps the machines busy."""
+    """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size;
+    default: the least from 8 on, or, on AWS if `parallel` is also left out, the least that keeps
+    the machines busy.
+    """
     batch_ramp: Annotated[BatchRamp | None, ADDED_LATER] = None
-    """Begin with smaller batches (engine native); schedules count steps, of which the first are smaller then. Default:
-    train.global_batch_size from the first step on."""
+    """Begin with smaller batches (engine native); schedules count steps, of which the first are
+    smaller then. Default: train.global_batch_size from the first step on.
+    """
     max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
-    """Choose the global batch up to this one at which the machines train most tokens a second, instead of
-    global_batch_size; with a given mesh, the largest multiple that it takes."""
+    """Choose the global batch up to this one at which the machines train most tokens a second,
+    instead of global_batch_size; with a given mesh, the largest multiple that it takes.
+    """
     seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
-    """Tokens per sequence, at most what the model has positions for (dpo: of a row, which holds both answers of a pair,
-    each with its prompt, so that one takes at most half); default: 4096, or as many as a model in a local
-    folder has."""
+    """Tokens per sequence, at most what the model has positions for (dpo: of a row, which holds
+    both answers of a pair, each with its prompt, so that one takes at most half); default: 4096, or
+    as many as a model in a local folder has.
+    """
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0)
@@ -335,36 +410,50 @@ class Train(Section):
     eps: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.1, ge=0, json_schema_extra=_chosen)
-    """Decoupled weight decay; norms and biases are exempt. Default: 0.1, or 0 with train.adapter."""
+    """Decoupled weight decay; norms and biases are exempt.
+
+    Default: 0.1, or 0 with train.adapter.
+    """
     grad_clip: float = Field(1.0, gt=0)
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
     aux_loss: Annotated[float | None, ADDED_LATER] = Field(None, ge=0)
-    """Factor of the auxiliary loss that evens out the loads of experts; default: router_aux_loss_coef of config.json,
-    and 0 with adapters that leave experts out. It is the mean over micro-batches, so it depends on
-    parallel.micro_batch_size and dp a little."""
+    """Factor of the auxiliary loss that evens out the loads of experts; default:
+    router_aux_loss_coef of config.json, and 0 with adapters that leave experts out. It is the mean
+    over micro-batches, so it depends on parallel.micro_batch_size and dp a little.
+    """
     aux_by_layer: Annotated[bool, ADDED_LATER] = False
-    """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all layers, as in
-    transformers."""
+    """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all
+    layers, as in transformers.
+    """
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
     precision: Precision = "bf16"
-    """Number format of weights and activations; optimizer state and master weights are always fp32. `fp16`, for GPUs
-    without bf16 and engine native, scales the loss and skips steps whose gradients overflow (docs/gpus.md)."""
+    """Number format of weights and activations; optimizer state and master weights are always fp32.
+    `fp16`, for GPUs without bf16 and engine native, scales the loss and skips steps whose gradients
+    overflow (docs/gpus.md).
+    """
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
     compile: Annotated[bool | None, AddedLater((False,))] = None
-    """Engine native: compile the layers and the loss (torch.compile). The first step takes some 10 seconds longer on a
-    GPU, the others less; numbers differ in the last digits. Default: on GPUs if the run is long enough, else no."""
+    """Engine native: compile the layers and the loss (torch.compile). The first step takes some 10
+    seconds longer on a GPU, the others less; numbers differ in the last digits. Default: on GPUs if
+    the run is long enough, else no.
+    """
     deterministic: Annotated[bool | None, AddedLater((True,))] = None
-    """Engine native: only kernels that give the same bits each time, so that a resumed run has the losses of an
-    unbroken one to the last digit. Slower on GPUs. Default: no on GPUs; yes on other machines, as it is free there."""
+    """Engine native: only kernels that give the same bits each time, so that a resumed run has the
+    losses of an unbroken one to the last digit. Slower on GPUs. Default: no on GPUs; yes on other
+    machines, as it is free there.
+    """
     stall_minutes: float = Field(30, ge=0, le=100_000)
-    """Minutes without a finished step after which the job ends, with the position of each rank in the log; 0: never."""
+    """Minutes without a finished step after which the job ends, with the position of each rank in
+    the log; 0: never.
+    """
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
     param_norm: Annotated[Literal["none", "all", "layers"], ADDED_LATER] = "none"
-    """Log the norm of the trained parameters after each step (engine native), each number once over all processes: of
-    `all` together, or also by `layers` in TensorBoard."""
+    """Log the norm of the trained parameters after each step (engine native), each number once over
+    all processes: of `all` together, or also by `layers` in TensorBoard.
+    """
     save_interval: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     profile: Profile | None = None
@@ -398,7 +487,9 @@ class Train(Section):
         return ramp.start + samples * increments // ramp.samples * ramp.increment
 
     def batches(self, steps: int | None = None, samples: int = 0) -> list[tuple[int, int]]:
-        """(steps, samples of each) of the run's first `steps` after `samples`, for every stretch with one batch."""
+        """(steps, samples of each) of the run's first `steps` after `samples`, for every stretch
+        with one batch.
+        """
         left, out = self.steps if steps is None else steps, []
         while left > 0:
             size, ramp = self.batch_at(samples), self.batch_ramp
@@ -406,7 +497,9 @@ class Train(Section):
             if ramp is not None and samples < ramp.samples:
                 increments = (self.global_batch_size - ramp.start) // ramp.increment
                 done = (size - ramp.start) // ramp.increment
-                until = -(-(done + 1) * ramp.samples // max(1, increments))  # the first sample of the next size
+                until = -(
+                    -(done + 1) * ramp.samples // max(1, increments)
+                )  # the first sample of the next size
                 count = min(left, max(1, -(-(min(until, ramp.samples) - samples) // size)))
             out.append((count, size))
             left, samples = left - count, samples + count * size
@@ -429,4 +522,8 @@ class Train(Section):
     @property
     def warmup(self) -> int:
         """Steps of the warm-up, also if given as a share of `steps`."""
-        return int(self.warmup_steps) if self.warmup_steps >= 1 else round(self.warmup_steps * self.steps)
+        return (
+            int(self.warmup_steps)
+            if self.warmup_steps >= 1
+            else round(self.warmup_steps * self.steps)
+        )

@@ -1,4 +1,6 @@
-"""Parse and format durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) and counts of tokens (`2e9`, `"1.5B"`)."""
+"""Parse and format durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) and counts of tokens
+(`2e9`, `"1.5B"`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbt]?)")
 
 
 def count(value: Any) -> Any:
-    """Parse a count (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`); raises `ValueError` for other text."""
+    """Parse a count (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`); raises `ValueError` for other
+    text.
+    """
     if not isinstance(value, str):
         return value
     match = _COUNT.fullmatch(value.strip().lower())

@@ -1,4 +1,6 @@
-"""Questions and answers from the documentation of Python's functions, classes and methods on this machine."""
+"""Questions and answers from the documentation of Python's functions, classes and methods on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,96 @@ from typing import Any
 
 # Modules whose import has no side effects; those that this Python lacks are skipped.
 MODULES = (
-    "builtins", "argparse", "ast", "base64", "bisect", "calendar", "codecs", "collections", "configparser",
-    "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fileinput", "fnmatch",
-    "fractions", "functools", "getpass", "glob", "gzip", "hashlib", "heapq", "hmac", "html", "http.client", "inspect",
-    "io", "ipaddress", "itertools", "json", "linecache", "locale", "logging", "math", "mimetypes", "operator", "os",
-    "os.path", "pathlib", "pickle", "platform", "pprint", "queue", "random", "re", "secrets", "shelve", "shlex",
-    "shutil", "signal", "socket", "sqlite3", "stat", "statistics", "string", "struct", "subprocess", "sys", "tarfile",
-    "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "traceback", "types", "typing", "unicodedata",
-    "unittest", "urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile",
+    "builtins",
+    "argparse",
+    "ast",
+    "base64",
+    "bisect",
+    "calendar",
+    "codecs",
+    "collections",
+    "configparser",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "enum",
+    "fileinput",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "getpass",
+    "glob",
+    "gzip",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "html",
+    "http.client",
+    "inspect",
+    "io",
+    "ipaddress",
+    "itertools",
+    "json",
+    "linecache",
+    "locale",
+    "logging",
+    "math",
+    "mimetypes",
+    "operator",
+    "os",
+    "os.path",
+    "pathlib",
+    "pickle",
+    "platform",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "shelve",
+    "shlex",
+    "shutil",
+    "signal",
+    "socket",
+    "sqlite3",
+    "stat",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "sys",
+    "tarfile",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "timeit",
+    "tokenize",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "unittest",
+    "urllib.parse",
+    "urllib.request",
+    "uuid",
+    "warnings",
+    "weakref",
+    "xml.etree.ElementTree",
+    "zipfile",
     "zlib",
-)  # fmt: skip
+)
 LONGEST_TEXT, LONGEST_SIGNATURE = 300, 120
 
 
 def documentation() -> Iterator[dict[str, str]]:
-    """Records in Alpaca's format: what is NAME in Python, and its signature with the first paragraph of its
-    docstring."""
+    """Records in Alpaca's format: what is NAME in Python, and its signature with the first
+    paragraph of its docstring.
+    """
     seen: set[int] = set()
     for module in MODULES:
         try:
@@ -34,7 +110,10 @@ def documentation() -> Iterator[dict[str, str]]:
             continue
         for name, value in public:
             path = name if module == "builtins" else f"{module}.{name}"
-            for called, one in ((path, value), *((f"{path}.{method}", one) for method, one in _methods(value))):
+            for called, one in (
+                (path, value),
+                *((f"{path}.{method}", one) for method, one in _methods(value)),
+            ):
                 answer = described(called.rpartition(".")[2], one)
                 if answer is not None and id(one) not in seen:
                     seen.add(id(one))
@@ -56,7 +135,9 @@ def described(name: str, value: Any) -> str | None:
 
 
 def _public(module: ModuleType) -> list[tuple[str, Any]]:
-    """Functions and classes of a module by name; attributes that a module makes on demand may warn, and are skipped."""
+    """Functions and classes of a module by name; attributes that a module makes on demand may warn,
+    and are skipped.
+    """
     held = vars(module)
     names = held.get("__all__") or [name for name in held if not name.startswith("_")]
     return [
@@ -73,5 +154,7 @@ def _methods(value: Any) -> list[tuple[str, Any]]:
     return [
         (name, one)
         for name, one in sorted(vars(value).items())
-        if not name.startswith("_") and inspect.isroutine(one) and not isinstance(one, (staticmethod, classmethod))
+        if not name.startswith("_")
+        and inspect.isroutine(one)
+        and not isinstance(one, (staticmethod, classmethod))
     ]

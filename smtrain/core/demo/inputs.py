@@ -1,5 +1,6 @@
-"""`demo://` inputs: the source of Python's standard library as text, questions that its documentation answers, a small
-Llama with a tokenizer and a chat template, and SmolLM2-135M."""
+"""`demo://` inputs: the source of Python's standard library as text, questions that its
+documentation answers, a small Llama with a tokenizer and a chat template, and SmolLM2-135M.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ CHAT_TEMPLATE = (
     "{% else %}{{ m.content }}\n\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}### Response:\n{% endif %}"
 )
-# 9.4 M parameters: 8 layers of 8 query and 4 key-value heads. The usual initializer_range of 0.02 stays at the
-# frequencies of single tokens for the 100 steps that the demo has; 1/sqrt(hidden_size) gets beyond them.
+# 9.4 M parameters: 8 layers of 8 query and 4 key-value heads. The usual initializer_range of 0.02
+# stays at the frequencies of single tokens for the 100 steps that the demo has; 1/sqrt(hidden_size)
+# gets beyond them.
 LLAMA: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 320,
@@ -61,7 +63,9 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
         SMOLLM2: lambda folder: smollm2.write(folder, say),
     }
     if uri not in makers:
-        raise ConfigError(f"{uri}: no such demo input; there are {', '.join(makers)}", code="config.wrong_value")
+        raise ConfigError(
+            f"{uri}: no such demo input; there are {', '.join(makers)}", code="config.wrong_value"
+        )
     folder = home() / "demo" / uri.removeprefix("demo://")
     if not folder.is_dir():
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -72,7 +76,9 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
                 makers[uri](part)
             part.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process made it meanwhile; its content is the same
+            if (
+                not folder.is_dir()
+            ):  # else another process made it meanwhile; its content is the same
                 raise
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -87,12 +93,22 @@ def described(uri: str = MODEL) -> dict[str, Any] | None:
 def _write_text(folder: Path) -> None:
     """One JSON line per source file of the standard library, without its tests."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+    skipped = {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "lib2to3",
+        "__pycache__",
+    }
     with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
         for path in sorted(library.rglob("*.py")):
             if skipped.isdisjoint(path.relative_to(library).parts):
                 text = path.read_text("utf-8", errors="replace")
-                out.write(json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n")
+                out.write(
+                    json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n"
+                )
 
 
 def _write_questions(folder: Path) -> None:
@@ -105,10 +121,15 @@ def _write_questions(folder: Path) -> None:
             except SyntaxError:
                 continue
             for node in tree.body:
-                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (said := ast.get_docstring(node)):
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (
+                    said := ast.get_docstring(node)
+                ):
                     what = "class" if isinstance(node, ast.ClassDef) else "function"
                     question = f"What is the {what} {path.stem}.{node.name} for?"
-                    out.write(json.dumps({"instruction": question, "output": said.split("\n\n")[0]}) + "\n")
+                    out.write(
+                        json.dumps({"instruction": question, "output": said.split("\n\n")[0]})
+                        + "\n"
+                    )
 
 
 def _write_help(folder: Path) -> None:
@@ -124,7 +145,9 @@ def _write_model(folder: Path) -> None:
     from transformers.utils import logging
 
     with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
-        save_tokenizer((json.loads(line)["text"] for line in lines), folder, vocabulary=VOCABULARY, end=END)
+        save_tokenizer(
+            (json.loads(line)["text"] for line in lines), folder, vocabulary=VOCABULARY, end=END
+        )
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
     quiet: Any = logging.disable_progress_bar
     quiet()
@@ -133,7 +156,9 @@ def _write_model(folder: Path) -> None:
 
 
 def save_tokenizer(documents: Iterable[str], folder: Path, *, vocabulary: int, end: str) -> None:
-    """Train a byte-level BPE on `documents` and save it as transformers does; `end` (id 0) ends a document."""
+    """Train a byte-level BPE on `documents` and save it as transformers does; `end` (id 0) ends a
+    document.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

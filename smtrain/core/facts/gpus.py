@@ -1,4 +1,6 @@
-"""The needs of an instance type's GPUs: torch, CUDA and precision (`chips` in core/facts/instances.toml)."""
+"""The needs of an instance type's GPUs: torch, CUDA and precision (`chips` in
+core/facts/instances.toml).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def has_bf16(instance_type: str) -> bool:
 
 def no_bf16(instance_type: str) -> str:
     """The fault of bf16 on GPUs without it."""
-    return f"train.precision: {chip_of(instance_type)} GPUs ({instance_type}) have no bf16; set fp16 or fp32"
+    return (
+        f"train.precision: {chip_of(instance_type)} GPUs ({instance_type}) have no bf16; set fp16"
+        " or fp32"
+    )
 
 
 def without_kernels(instance_type: str) -> str | None:
@@ -32,8 +37,8 @@ def without_kernels(instance_type: str) -> str | None:
     if _needs(instance_type).get("torch", True):
         return None
     return (
-        f"compute.instance_type: {instance_type} has {chip_of(instance_type)} GPUs, for which no torch from 2.9 on has "
-        "kernels; take ml.g5.xlarge"
+        f"compute.instance_type: {instance_type} has {chip_of(instance_type)} GPUs, for which no"
+        " torch from 2.9 on has kernels; take ml.g5.xlarge"
     )
 
 

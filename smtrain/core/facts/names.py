@@ -18,11 +18,22 @@ def instance_meant(word: str) -> str | None:
         if one in known:
             return str(one)
     chips: dict[str, str] = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
-    chips |= {"trainium": "ml.trn1.32xlarge", "trainium1": "ml.trn1.32xlarge", "trainium2": "ml.trn2.48xlarge"}
-    if plain.removeprefix("ml.").startswith(("trn3", "trainium3")):  # named by UltraServer, as EC2 has no name for it
+    chips |= {
+        "trainium": "ml.trn1.32xlarge",
+        "trainium1": "ml.trn1.32xlarge",
+        "trainium2": "ml.trn2.48xlarge",
+    }
+    if plain.removeprefix("ml.").startswith(
+        ("trn3", "trainium3")
+    ):  # named by UltraServer, as EC2 has no name for it
         return "trn3-gen2" if "gen2" in plain else "trn3-gen1"
     if chip := next(
-        (one for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", "")) if one in chips), ""
+        (
+            one
+            for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", ""))
+            if one in chips
+        ),
+        "",
     ):
         return chips[chip]
     if family := [kind for kind in rows if kind.startswith((f"{plain}.", f"ml.{plain}."))]:
@@ -44,8 +55,9 @@ def region_meant(word: str) -> str | None:
 
 
 def positions(uri: str) -> int | None:
-    """The longest sequence of a model on the hub (`hf://organization/model[@revision]`) as published; None if
-    unknown."""
+    """The longest sequence of a model on the hub (`hf://organization/model[@revision]`) as
+    published; None if unknown.
+    """
     source = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
     for row in table("models")["models"].values():
         if uri.startswith("hf://") and row["source"].lower() == source:
@@ -59,4 +71,6 @@ def is_gated(uri: str, *, data: bool = False) -> bool:
     if not uri.startswith("hf://"):
         return False
     name = re.split("[@#:]", uri.removeprefix("hf://"), maxsplit=1)[0].lower()
-    return any(fnmatchcase(name, pattern) for pattern in table("gated")["data" if data else "models"])
+    return any(
+        fnmatchcase(name, pattern) for pattern in table("gated")["data" if data else "models"]
+    )

@@ -1,10 +1,12 @@
-"""Limits of Trainium2: the groups of processes that a host's chips can form, and the inputs of its attention kernel.
+"""Limits of Trainium2: the groups of processes that a host's chips can form, and the inputs of its
+attention kernel.
 
-On trn2.48xlarge and trn2u.48xlarge a collective finds a path only if the chips of its group on each host are one chip,
-two neighbours (the last of a row or column is the first one's neighbour), a whole row or column of the 4 x 4 torus, or
-a rectangle of these, and if every chip gives the same cores. Any other group ends with "failed to init a collective
-algorithm ... no_hier no_mesh" at its first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3
-has a switch, so the rule does not apply to it, and it does not apply to Trainium1. docs/trainium.md explains the rule.
+On trn2.48xlarge and trn2u.48xlarge a collective finds a path only if the chips of its group on each
+host are one chip, two neighbours (the last of a row or column is the first one's neighbour), a
+whole row or column of the 4 x 4 torus, or a rectangle of these, and if every chip gives the same
+cores. Any other group ends with "failed to init a collective algorithm ... no_hier no_mesh" at its
+first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3 has a switch, so the
+rule does not apply to it, and it does not apply to Trainium1. docs/trainium.md explains the rule.
 """
 
 from __future__ import annotations
@@ -37,15 +39,22 @@ class Group(NamedTuple):
 
 
 def torus_chip(instance_type: str, lnc: int) -> int | None:
-    """Processes on a chip of a type whose groups must tile the torus, with `lnc` physical cores each; None for other
-    types."""
+    """Processes on a chip of a type whose groups must tile the torus, with `lnc` physical cores
+    each; None for other types.
+    """
     row = instance(instance_type)
-    return row["cores"] * row["logical_cores"] // lnc // row["chips"] if row and row.get("torus") else None
+    return (
+        row["cores"] * row["logical_cores"] // lnc // row["chips"]
+        if row and row.get("torus")
+        else None
+    )
 
 
 @cache
 def tiles(members: tuple[int, ...], per_chip: int) -> bool:
-    """Whether processes of one host (local ranks, `per_chip` on a chip, chips row by row) can be a group."""
+    """Whether processes of one host (local ranks, `per_chip` on a chip, chips row by row) can be a
+    group.
+    """
     cores: dict[int, set[int]] = {}
     for member in members:
         cores.setdefault(member // per_chip, set()).add(member % per_chip)
@@ -57,7 +66,9 @@ def tiles(members: tuple[int, ...], per_chip: int) -> bool:
 
 def _in_line(places: set[int]) -> bool:
     """One place of a ring, two neighbours, or all."""
-    return len(places) in (1, SIDE) or (len(places) == 2 and max(places) - min(places) in (1, SIDE - 1))
+    return len(places) in (1, SIDE) or (
+        len(places) == 2 and max(places) - min(places) in (1, SIDE - 1)
+    )
 
 
 @cache
@@ -73,17 +84,18 @@ def untiled(
 ) -> Group | None:
     """The first group of a mesh that does not tile the torus; None if all do.
 
-    Ranks are in the order of the engine: pp outermost, then dp, cp, tp innermost; `host` of them are on each host, and
-    ep is the innermost part of dp x cp. A
-    group over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs
-    within a tensor-parallel group (copies of key/value heads) tile if the group does.
+    Ranks are in the order of the engine: pp outermost, then dp, cp, tp innermost; `host` of them
+    are on each host, and ep is the innermost part of dp x cp. A group over several hosts is judged
+    by its part on each, which is an inference: the rule was read for one host. Runs within a
+    tensor-parallel group (copies of key/value heads) tile if the group does.
 
     pairs: pipeline stages whose ranks exchange in twos (`pairs_of`).
     """
     if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
         return None
     if tp * cp * dp > host and not (tp * cp * dp % host or host % (tp * lcm(cp, ep))):
-        # Every host has one and the same part of a stage, so any number of hosts is divided like one of them.
+        # Every host has one and the same part of a stage, so any number of hosts is divided like
+        # one of them.
         return untiled(tp, 1, host // (tp * cp), host, per_chip, (), cp, ep)
     for local in _hosts(tp, cp, pp, dp, ep, host):
         for group in local:
@@ -93,7 +105,11 @@ def untiled(
     for low, high in pairs if stage < host else ():
         for rank in range(stage):
             first, last = low * stage + rank, high * stage + rank
-            kind = "pair of neighbouring stages" if high == low + 1 < pp - 1 or low else "pair of first and last stage"
+            kind = (
+                "pair of neighbouring stages"
+                if high == low + 1 < pp - 1 or low
+                else "pair of first and last stage"
+            )
             pair = Group(kind, (first % host, last % host))
             if first // host == last // host and not tiles(pair.members, per_chip):
                 return pair
@@ -114,10 +130,14 @@ def _hosts(tp: int, cp: int, pp: int, dp: int, ep: int, host: int) -> Iterator[l
             rank = start + local
             found.setdefault(("tensor-parallel group", rank // tp, 0), []).append(local)
             if cp > 1:
-                found.setdefault(("context-parallel group", rank // (tp * cp), rank % tp), []).append(local)
+                found.setdefault(
+                    ("context-parallel group", rank // (tp * cp), rank % tp), []
+                ).append(local)
             found.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
             if ep > 1:
-                found.setdefault(("expert-parallel group", rank // (tp * ep), rank % tp), []).append(local)
+                found.setdefault(
+                    ("expert-parallel group", rank // (tp * ep), rank % tp), []
+                ).append(local)
                 same = rank % (tp * ep)  # ranks with the same experts reduce their gradients
                 found.setdefault(("group of equal experts", rank // stage, same), []).append(local)
             found.setdefault(("pipeline group", rank % stage, 0), []).append(local)
@@ -127,8 +147,8 @@ def _hosts(tp: int, cp: int, pp: int, dp: int, ep: int, host: int) -> Iterator[l
 def pairs_of(pp: int, *, tied: bool, neighbours: bool = False) -> tuple[tuple[int, int], ...]:
     """The pipeline stages that exchange in twos: the first and the last, if embeddings are tied.
 
-    neighbours: also each stage and the next. Their messages are point to point and not collectives, unless TorchNeuron
-    turns out to have no send and receive: the engine then broadcasts in pairs.
+    neighbours: also each stage and the next. Their messages are point to point and not collectives,
+    unless TorchNeuron turns out to have no send and receive: the engine then broadcasts in pairs.
     """
     last = ((0, pp - 1),) if tied and pp > 1 else ()
     return last + (tuple((p, p + 1) for p in range(pp - 1)) if neighbours else ())
@@ -140,33 +160,45 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     shown = ", ".join(map(str, chips[:6])) + (", ..." if len(chips) > 6 else "")
     of_chips = f"chips {shown}" if len(chips) > 1 else f"a part of chip {shown}"
     return (
-        f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE} torus connects one "
-        "chip, two neighbours, whole rows and columns, and rectangles of these (docs/trainium.md)"
+        f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE}"
+        " torus connects one chip, two neighbours, whole rows and columns, and rectangles of these"
+        " (docs/trainium.md)"
     )
 
 
 def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int, int] | None:
-    """The (tp, pp) most like the given ones whose groups and pairs all tile; tp divides the given one.
+    """The (tp, pp) most like the given ones whose groups and pairs all tile; tp divides the given
+    one.
 
-    A division into at least as many parts is preferred, as each part of the model is then no larger.
+    A division into at least as many parts is preferred, as each part of the model is then no
+    larger.
     """
     found = [
         (low, high)
-        for low in range(1, tp + 1) if tp % low == 0
-        for high in range(1, world // low + 1) if world % (low * high) == 0
-        and untiled(low, high, world // (low * high), host, per_chip, pairs_of(high, tied=True, neighbours=True))
+        for low in range(1, tp + 1)
+        if tp % low == 0
+        for high in range(1, world // low + 1)
+        if world % (low * high) == 0
+        and untiled(
+            low,
+            high,
+            world // (low * high),
+            host,
+            per_chip,
+            pairs_of(high, tied=True, neighbours=True),
+        )
         is None
-    ]  # fmt: skip
+    ]
     apart = {way: log2(way[0] * way[1] / (tp * pp)) for way in found}
     return min(found, key=lambda way: (apart[way] < 0, abs(apart[way]), -way[0]), default=None)
 
 
 def flash_lack(seq_len: int, head_dim: int, *, masked: bool, compiled: bool) -> str | None:
-    """The reason why TorchNeuron computes attention without its flash kernel, which then keeps every score; None if it
-    takes the kernel.
+    """The reason why TorchNeuron computes attention without its flash kernel, which then keeps
+    every score; None if it takes the kernel.
 
-    Read in a pre-release of torch-neuronx (2026-04), and not in 2.33's code: no mask, head size of at most 128, and
-    queries of a multiple of 512, or of 2048 in compiled graphs.
+    Read in a pre-release of torch-neuronx (2026-04), and not in 2.33's code: no mask, head size of
+    at most 128, and queries of a multiple of 512, or of 2048 in compiled graphs.
     """
     if masked:
         return "the kernel takes no mask"
@@ -175,5 +207,8 @@ def flash_lack(seq_len: int, head_dim: int, *, masked: bool, compiled: bool) -> 
     multiple = FLASH_LENGTHS["compiled" if compiled else "eager"]
     if seq_len % multiple:
         how = " with train.compile" if compiled else ""
-        return f"the kernel takes lengths of a multiple of {multiple}{how}, and train.seq_len is {seq_len}"
+        return (
+            f"the kernel takes lengths of a multiple of {multiple}{how}, and train.seq_len is"
+            f" {seq_len}"
+        )
     return None

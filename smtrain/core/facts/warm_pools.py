@@ -7,8 +7,9 @@ from typing import Any
 
 WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
 """Files in this folder stay on the machines (SageMaker developer guide, "Persistent cache")."""
-# Fields that must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in
-# the order in which a difference is reported. May differ: image, environment, hyperparameters, channels, output.
+# Fields that must be equal for a pool to be reused (SageMaker developer guide, "Train using managed
+# warm pools"), in the order in which a difference is reported. May differ: image, environment,
+# hyperparameters, channels, output.
 FIELDS = (
     ("ResourceConfig", "InstanceType"),
     ("ResourceConfig", "InstanceCount"),
@@ -30,7 +31,8 @@ def agreement(request: Mapping[str, Any], other: Mapping[str, Any]) -> int:
 
 
 def first_difference(request: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """The reason why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512"; None if it would.
+    """The reason why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512";
+    None if it would.
 
     Both are requests, or descriptions of jobs.
     """

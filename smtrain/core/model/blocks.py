@@ -31,7 +31,9 @@ class Role(Enum):
     HEAD_NORM = "whole on every rank, which sees its own heads only"
     Q_NORM = "numbers by query head"
     K_NORM = "numbers by key/value head"
-    DELTA_QKV = "rows by head in each block: q, k, then v, each by the heads of a gated delta net (Qwen3.5)"
+    DELTA_QKV = (
+        "rows by head in each block: q, k, then v, each by the heads of a gated delta net (Qwen3.5)"
+    )
     DELTA_ROWS = "rows by value head of a gated delta net"
     DELTA_HEADS = "one row or number for each value head of a gated delta net"
     DELTA_COLUMNS = "columns by value head of a gated delta net"
@@ -39,12 +41,22 @@ class Role(Enum):
     SINK = "one number for each query head (gpt-oss)"
     EXPERT_COLUMN = "rows by intermediate unit of an expert"
     EXPERT_ROW = "columns by intermediate unit of an expert"
-    EXPERTS_PAIRS = "third dimension by intermediate unit, gate and up of each side by side, for all experts (gpt-oss)"
-    EXPERTS_PAIRS_BIAS = "second dimension by intermediate unit, gate and up of each side by side (gpt-oss)"
+    EXPERTS_PAIRS = (
+        "third dimension by intermediate unit, gate and up of each side by side, for all experts"
+        " (gpt-oss)"
+    )
+    EXPERTS_PAIRS_BIAS = (
+        "second dimension by intermediate unit, gate and up of each side by side (gpt-oss)"
+    )
     EXPERTS_ROW = "second dimension by intermediate unit, for all experts (gpt-oss)"
     EXPERTS_COLUMNS = "third dimension by intermediate unit, for all experts (LoRA)"
-    EXPERTS_GATE_UP = "second dimension by intermediate unit in each half, gate, then up, for all experts (LoRA)"
-    EXPERTS_SUM = "whole on every rank, which sees its own part of the experts only: routers, biases of their sums"
+    EXPERTS_GATE_UP = (
+        "second dimension by intermediate unit in each half, gate, then up, for all experts (LoRA)"
+    )
+    EXPERTS_SUM = (
+        "whole on every rank, which sees its own part of the experts only: routers, biases of their"
+        " sums"
+    )
     WHOLE = "whole on every rank"
     CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"
 
@@ -59,7 +71,8 @@ class Spec:
     turned: bool = False
     """Stored with its inputs first (GPT-2's Conv1D): rows in the role are columns here."""
     expert: int | None = None
-    """The one expert of the layer that has this parameter; only its expert-parallel rank holds it."""
+    """The one expert of the layer that has this parameter; only its expert-parallel rank holds it.
+    """
     stacked: bool = False
     """The first dimension counts the experts of the layer; expert parallelism cuts it (gpt-oss)."""
 
@@ -69,7 +82,9 @@ class Spec:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it multiplies, and has weight decay: vectors of all experts in one table are no matrix."""
+        """Whether it multiplies, and has weight decay: vectors of all experts in one table are no
+        matrix.
+        """
         return len(self.shape) - self.stacked > 1
 
     @property
@@ -80,7 +95,9 @@ class Spec:
 
 def block(shape: ModelShape) -> Iterator[Spec]:
     """The parameters of a layer, by their names within it, in the order of the forward pass."""
-    return {"gpt_neox": _neox_block, "gpt2": _gpt2_block, "llama": _llama_block}[shape.rules.form](shape)
+    return {"gpt_neox": _neox_block, "gpt2": _gpt2_block, "llama": _llama_block}[shape.rules.form](
+        shape
+    )
 
 
 def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
@@ -92,7 +109,8 @@ def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
 def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
     yield Spec(f"{name}.weight", role, (out, into))
     if bias:
-        # The bias of a row-parallel linear is added once, after the all-reduce, so every rank holds all of it.
+        # The bias of a row-parallel linear is added once, after the all-reduce, so every rank holds
+        # all of it.
         yield Spec(f"{name}.bias", Role.WHOLE if role in (Role.O, Role.ROW) else role, (out,))
 
 
@@ -107,7 +125,9 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     if s.experts is not None and s.rules.experts is not None:
         yield from _experts(s, s.experts, s.rules.experts)
     elif s.rules.fused:
-        yield from _linear("mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias)
+        yield from _linear(
+            "mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias
+        )
     else:
         yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
         yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
@@ -140,12 +160,17 @@ def _attention(s: ModelShape) -> Iterator[Spec]:
 
 
 def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[Spec]:
-    """A router and its experts. Gate and up of expert after expert, then all down: transformers 5 has two tensors with
-    this content, which views of a flat buffer in this order can be."""
+    """A router and its experts. Gate and up of expert after expert, then all down: transformers 5
+    has two tensors with this content, which views of a flat buffer in this order can be.
+    """
     yield Spec(f"{names.router}.weight", Role.EXPERTS_SUM, (sizes.count, s.hidden))
     if names.stacked:
         yield Spec(f"{names.router}.bias", Role.EXPERTS_SUM, (sizes.count,))
-        up, down, f = f"{names.path}.{names.parts[1]}", f"{names.path}.{names.parts[2]}", sizes.width
+        up, down, f = (
+            f"{names.path}.{names.parts[1]}",
+            f"{names.path}.{names.parts[2]}",
+            sizes.width,
+        )
         yield Spec(up, Role.EXPERTS_PAIRS, (sizes.count, s.hidden, 2 * f), stacked=True)
         yield Spec(f"{up}_bias", Role.EXPERTS_PAIRS_BIAS, (sizes.count, 2 * f), stacked=True)
         yield Spec(down, Role.EXPERTS_ROW, (sizes.count, f, s.hidden), stacked=True)
@@ -154,9 +179,16 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
     gate, up, down = names.parts
     for j in range(sizes.count):
         for part in (gate, up):
-            yield Spec(f"{names.path}.{j}.{part}.weight", Role.EXPERT_COLUMN, (sizes.width, s.hidden), expert=j)
+            yield Spec(
+                f"{names.path}.{j}.{part}.weight",
+                Role.EXPERT_COLUMN,
+                (sizes.width, s.hidden),
+                expert=j,
+            )
     for j in range(sizes.count):
-        yield Spec(f"{names.path}.{j}.{down}.weight", Role.EXPERT_ROW, (s.hidden, sizes.width), expert=j)
+        yield Spec(
+            f"{names.path}.{j}.{down}.weight", Role.EXPERT_ROW, (s.hidden, sizes.width), expert=j
+        )
 
 
 def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:
@@ -174,7 +206,9 @@ def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:
 
 def _neox_block(s: ModelShape) -> Iterator[Spec]:
     yield from norm("input_layernorm", s.hidden, bias=True)
-    yield from _linear("attention.query_key_value", Role.QKV, 3 * s.heads * s.head_dim, s.hidden, s.qkv_bias)
+    yield from _linear(
+        "attention.query_key_value", Role.QKV, 3 * s.heads * s.head_dim, s.hidden, s.qkv_bias
+    )
     yield from _linear("attention.dense", Role.O, s.hidden, s.heads * s.head_dim, s.o_bias)
     yield from norm("post_attention_layernorm", s.hidden, bias=True)
     yield from _linear("mlp.dense_h_to_4h", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)

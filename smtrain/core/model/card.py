@@ -33,17 +33,21 @@ def hub_name(path: str | None) -> str | None:
     return match[1] if match and not (path or "").startswith(("/", ".")) else None
 
 
-def metadata(base: str | None, readme: str, *, adapter: bool, legal: Iterable[str] = ()) -> dict[str, Any]:
+def metadata(
+    base: str | None, readme: str, *, adapter: bool, legal: Iterable[str] = ()
+) -> dict[str, Any]:
     """The front matter of a model that was trained from `base` (a name of the hub, or None).
 
-    The licence and languages come from `readme`, the base model's. If it names no licence, the hub is pointed to one of
-    `legal`, the licence files next to the weights.
+    The licence and languages come from `readme`, the base model's. If it names no licence, the hub
+    is pointed to one of `legal`, the licence files next to the weights.
     """
     base_front = front_matter(readme)
     front: dict[str, Any] = {key: base_front[key] for key in _CARRIED if base_front.get(key)}
     files = sorted(legal)
     if "license" not in front and files:
-        chosen = next((name for name in files if name.upper().startswith(("LICEN", "COPYING"))), files[0])
+        chosen = next(
+            (name for name in files if name.upper().startswith(("LICEN", "COPYING"))), files[0]
+        )
         front |= {"license": "other", "license_name": "see-file", "license_link": chosen}
     if base:
         front |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
@@ -54,23 +58,33 @@ def metadata(base: str | None, readme: str, *, adapter: bool, legal: Iterable[st
 
 
 def card(title: str, about: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
-    """A whole README.md: front matter (JSON values are YAML's too), a title and paragraphs of Markdown."""
-    head = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in about.items())
+    """A whole README.md: front matter (JSON values are YAML's too), a title and paragraphs of
+    Markdown.
+    """
+    head = "".join(
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in about.items()
+    )
     return f"---\n{head}---\n\n# {title}\n\n" + "\n\n".join(paragraphs) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows as a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 def usage(name: str, *, adapter: bool) -> str:
     """The section that shows how to load the model."""
     load = (
-        f'from peft import AutoPeftModelForCausalLM\n\nmodel = AutoPeftModelForCausalLM.from_pretrained("{name}")'
+        "from peft import AutoPeftModelForCausalLM\n\nmodel ="
+        f' AutoPeftModelForCausalLM.from_pretrained("{name}")'
         if adapter
-        else f'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("{name}")'
+        else (
+            "from transformers import AutoModelForCausalLM\n\nmodel ="
+            f' AutoModelForCausalLM.from_pretrained("{name}")'
+        )
     )
     return (
         f"## Use\n\n```python\nfrom transformers import AutoTokenizer\n{load}\n"

@@ -8,11 +8,24 @@ from typing import Any
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import parse_json
 
-RESERVED = frozenset({
-    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
-    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-    "return_assistant_tokens_mask", "tokenizer_kwargs",
-})  # fmt: skip
+RESERVED = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    }
+)
 """Arguments of `apply_chat_template` that are no options of a template."""
 
 
@@ -22,12 +35,16 @@ def reserved_fault(names: Collection[str]) -> str | None:
     if not wrong:
         return None
     return (
-        f"{', '.join(wrong)}: not an option of a chat template; name variables that it reads, such as enable_thinking"
+        f"{', '.join(wrong)}: not an option of a chat template; name variables that it reads, such"
+        " as enable_thinking"
     )
 
 
 def read_options(option: str, text: str | None) -> dict[str, Any]:
-    """The options in a JSON object that was typed for `option`; {} for None. Raises `ConfigError`."""
+    """The options in a JSON object that was typed for `option`; {} for None.
+
+    Raises `ConfigError`.
+    """
     if text is None:
         return {}
     try:

@@ -1,4 +1,6 @@
-"""Extend a model to longer texts: other rotary embeddings in its config.json than it was trained with. Pure Python."""
+"""Extend a model to longer texts: other rotary embeddings in its config.json than it was trained
+with. Pure Python.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,21 @@ from smtrain.core.model.hf_config import HFConfig, normalise, remarks, with_rope
 from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, Rope, kinds_of, read_rope
 from smtrain.core.text import with_article
 
-_USUAL = {"llama3": {"low_freq_factor": 1.0, "high_freq_factor": float(BORDERS["high_freq_factor"])}}
+_USUAL = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": float(BORDERS["high_freq_factor"])}
+}
 """Settings that a type needs and that a user may leave out: those of Llama 3.1."""
 _NO_SETTINGS = ("rope_type", "rope_theta", ORIGINAL)
 
 
-def extended(config: Mapping[str, Any], settings: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
-    """A config.json with the rotary embeddings and the positions that `settings` (model.rope) ask for.
+def extended(
+    config: Mapping[str, Any], settings: Mapping[str, Any], seq_len: int
+) -> dict[str, Any]:
+    """A config.json with the rotary embeddings and the positions that `settings` (model.rope) ask
+    for.
 
-    `settings` have transformers' names. The same config.json if it has them already. Raises `ConfigError` if the model
-    cannot take them.
+    `settings` have transformers' names. The same config.json if it has them already. Raises
+    `ConfigError` if the model cannot take them.
     """
     normal = normalise(config)
     if fault := lack(normal, settings):
@@ -33,13 +40,21 @@ def extended(config: Mapping[str, Any], settings: Mapping[str, Any], seq_len: in
     kind = settings.get("rope_type", rope.kind)
     own = {key: rope.settings[key] for key in rules.rope_keys if key in rope.settings}
     if "rope_type" in settings:
-        own |= _USUAL.get(kind, {}) | {key: value for key, value in settings.items() if key not in _NO_SETTINGS}
+        own |= _USUAL.get(kind, {}) | {
+            key: value for key, value in settings.items() if key not in _NO_SETTINGS
+        }
         if ORIGINAL in KINDS[kind][0]:
             own[ORIGINAL] = settings.get(ORIGINAL, normal.positions)
     else:
         own |= rope.settings
     share = {"partial_rotary_factor": rope.share} if rope.share != rules.rotary_share else {}
-    written = {"rope_type": kind, "rope_theta": settings.get("rope_theta", rope.theta), **own, **share, **rope.notes}
+    written = {
+        "rope_type": kind,
+        "rope_theta": settings.get("rope_theta", rope.theta),
+        **own,
+        **share,
+        **rope.notes,
+    }
     positions = positions_after(normal.positions, settings, seq_len)
     head_dim = normal.shape.full_head_dim or normal.shape.head_dim
     made = read_rope({"rope_parameters": written}, rules, head_dim, positions, None)
@@ -49,7 +64,8 @@ def extended(config: Mapping[str, Any], settings: Mapping[str, Any], seq_len: in
 def positions_after(positions: int, settings: Mapping[str, Any], seq_len: int) -> int:
     """The longest sequence of a model that had `positions`, with `settings`.
 
-    A type with a factor decides it; another base alone fits any length, so that it is that of the training.
+    A type with a factor decides it; another base alone fits any length, so that it is that of the
+    training.
     """
     if (factor := settings.get("factor")) is not None:
         longest: int = round(factor * settings.get(ORIGINAL, positions))
@@ -63,26 +79,28 @@ def lack(normal: HFConfig, settings: Mapping[str, Any]) -> str:
     a_model = f"{with_article(rules.model_type)} model"
     if rope is None:
         return (
-            f"{a_model} has learned its {normal.positions} positions one by one and turns nothing, so it cannot be "
-            "extended; leave it out"
+            f"{a_model} has learned its {normal.positions} positions one by one and turns nothing,"
+            " so it cannot be extended; leave it out"
         )
     if kind is None or _has_already(rope, settings):
         return ""
     if kind not in kinds_of(rules) or rope.kind == "proportional":
         return (
-            f"{a_model} takes no rotary embeddings of type {kind}; give theta only, or write what a search of its own "
-            "found into its config.json and leave model.rope out"
+            f"{a_model} takes no rotary embeddings of type {kind}; give theta only, or write what a"
+            " search of its own found into its config.json and leave model.rope out"
         )
     if rope.kind != "default" and ORIGINAL not in settings and "factor" in settings:
         return (
-            f"the model's rotary embeddings are of type {rope.kind} already, so it is not clear which length factor "
-            f"multiplies; add model.rope.{ORIGINAL}, or leave it out to train the model as it is"
+            f"the model's rotary embeddings are of type {rope.kind} already, so it is not clear"
+            f" which length factor multiplies; add model.rope.{ORIGINAL}, or leave it out to train"
+            " the model as it is"
         )
     longest = settings.get("factor", 1) * settings.get(ORIGINAL, normal.positions)
     if not math.isclose(longest, round(longest), rel_tol=1e-9):
         return (
-            f"factor {settings['factor']:g} times {settings.get(ORIGINAL, normal.positions)} positions is no whole "
-            f"number of positions; set model.rope.factor: {math.ceil(settings['factor'])}"
+            f"factor {settings['factor']:g} times {settings.get(ORIGINAL, normal.positions)}"
+            " positions is no whole number of positions; set model.rope.factor:"
+            f" {math.ceil(settings['factor'])}"
         )
     return ""
 
@@ -90,8 +108,14 @@ def lack(normal: HFConfig, settings: Mapping[str, Any]) -> str:
 def longer(normal: HFConfig, length: int) -> str:
     """The value of model.rope with which a model reads `length` tokens; empty if it has none."""
     rope = normal.rope
-    kind = "yarn" if rope is not None and rope.kind == "default" else "" if rope is None else rope.kind
-    if rope is None or kind not in ("linear", "yarn", "llama3") or kind not in kinds_of(normal.shape.rules):
+    kind = (
+        "yarn" if rope is not None and rope.kind == "default" else "" if rope is None else rope.kind
+    )
+    if (
+        rope is None
+        or kind not in ("linear", "yarn", "llama3")
+        or kind not in kinds_of(normal.shape.rules)
+    ):
         return ""
     original = int(rope.settings.get(ORIGINAL, normal.positions / rope.settings.get("factor", 1)))
     scaled = f", {ORIGINAL}: {original}" if rope.kind != "default" else ""
@@ -104,8 +128,13 @@ def remarks_of(config: Mapping[str, Any], extension: Mapping[str, Any], seq_len:
     before, after = described_rope(config), described_rope(extension)
     if before != after:
         longest, now = (one["max_position_embeddings"] for one in (before, after))
-        changed = ", ".join(f"{key} {value}" for key, value in after.items() if before.get(key) != value)
-        out.append(f"model.rope extends the model from {longest} to {now} positions ({changed}), in the export too")
+        changed = ", ".join(
+            f"{key} {value}" for key, value in after.items() if before.get(key) != value
+        )
+        out.append(
+            f"model.rope extends the model from {longest} to {now} positions ({changed}), in the"
+            " export too"
+        )
     return out
 
 
@@ -115,9 +144,11 @@ def described_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = normal.rope
     if rope is None:
         return {}
-    return {"max_position_embeddings": normal.positions, "rope_type": rope.kind, "rope_theta": rope.theta} | dict(
-        rope.settings
-    )
+    return {
+        "max_position_embeddings": normal.positions,
+        "rope_type": rope.kind,
+        "rope_theta": rope.theta,
+    } | dict(rope.settings)
 
 
 def with_rope_of(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,12 @@ from typing import Any
 from smtrain.core.model.family import NO_FULL_LAYER, ExpertNames, Family
 
 _QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
-_FOUR_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_FOUR_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
@@ -130,9 +135,22 @@ FAMILIES: dict[str, Family] = {
             max_positions=131072,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
-            scales={"query": ("query_pre_attn_scalar", 256), "cap": ("final_logit_softcapping", None)},
-            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True}
-            | {"vocab_size": 262208, "num_attention_heads": 8, "hidden_size": 2304, "intermediate_size": 9216}
+            scales={
+                "query": ("query_pre_attn_scalar", 256),
+                "cap": ("final_logit_softcapping", None),
+            },
+            defaults={
+                "head_dim": 256,
+                "num_key_value_heads": 4,
+                "sliding_window": 4096,
+                "tie_word_embeddings": True,
+            }
+            | {
+                "vocab_size": 262208,
+                "num_attention_heads": 8,
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+            }
             | {"num_hidden_layers": 26},
         ),
         Family(
@@ -156,12 +174,23 @@ FAMILIES: dict[str, Family] = {
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             only={"use_bidirectional_attention": (None, "vision")},
             refused={
-                "hidden_size_per_layer_input": (256, "adds an embedding to each layer, as Gemma 4 E2B and E4B do"),
-                "num_kv_shared_layers": (0, "lets layers share keys and values, as Gemma 4 E2B and E4B do"),
+                "hidden_size_per_layer_input": (
+                    256,
+                    "adds an embedding to each layer, as Gemma 4 E2B and E4B do",
+                ),
+                "num_kv_shared_layers": (
+                    0,
+                    "lets layers share keys and values, as Gemma 4 E2B and E4B do",
+                ),
                 "enable_moe_block": (False, "adds a mixture of experts, as Gemma 4 26B-A4B does"),
             },
             scales={"cap": ("final_logit_softcapping", None)},
-            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 512, "tie_word_embeddings": True}
+            defaults={
+                "head_dim": 256,
+                "num_key_value_heads": 4,
+                "sliding_window": 512,
+                "tie_word_embeddings": True,
+            }
             | {"global_head_dim": 512},
         ),
         Family(
@@ -190,7 +219,11 @@ FAMILIES: dict[str, Family] = {
             max_positions=32768,
             only={"use_sliding_window": False},
             experts=ExpertNames(width="moe_intermediate_size"),
-            defaults={"num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768}
+            defaults={
+                "num_key_value_heads": 4,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+            }
             | {"num_experts": 128, "num_experts_per_tok": 8},
         ),
         Family(
@@ -203,7 +236,10 @@ FAMILIES: dict[str, Family] = {
             theta=1000000.0,
             eps=("rms_norm_eps", 1e-5),
             experts=ExpertNames(
-                "block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2"), normalised=True
+                "block_sparse_moe.gate",
+                "block_sparse_moe.experts",
+                ("w1", "w3", "w2"),
+                normalised=True,
             ),
             defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         ),
@@ -216,7 +252,13 @@ FAMILIES: dict[str, Family] = {
             full_every=2,
             max_positions=131072,
             theta=150000.0,
-            rope_default={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+            rope_default={
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            }
             | {"original_max_position_embeddings": 4096},
             eps=("rms_norm_eps", 1e-5),
             only={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
@@ -227,7 +269,12 @@ FAMILIES: dict[str, Family] = {
                 normalised=True,
                 aux_default=None,
             ),
-            defaults={"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
+            defaults={
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "sliding_window": 128,
+                "attention_bias": True,
+            }
             | {"num_local_experts": 128, "num_experts_per_tok": 4},
         ),
         Family(
@@ -243,7 +290,9 @@ FAMILIES: dict[str, Family] = {
             norm_bias=True,
             mlp_bias="always",
             elsewhere=True,
-            module_names={"lm_head.weight": "embed_out.weight"},  # transformers 5 renamed the module, not the file
+            module_names={
+                "lm_head.weight": "embed_out.weight"
+            },  # transformers 5 renamed the module, not the file
             defaults={"attention_bias": True},
             eps=("layer_norm_eps", 1e-5),
             activation=("hidden_act", "gelu"),
@@ -267,10 +316,24 @@ FAMILIES: dict[str, Family] = {
             max_positions=1024,
             eps=("layer_norm_epsilon", 1e-5),
             activation=("activation_function", "gelu_new"),
-            only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-            defaults={"tie_word_embeddings": True, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+            only={
+                "scale_attn_weights": True,
+                "scale_attn_by_inverse_layer_idx": False,
+                "add_cross_attention": False,
+            },
+            defaults={
+                "tie_word_embeddings": True,
+                "n_embd": 768,
+                "n_layer": 12,
+                "n_head": 12,
+                "n_positions": 1024,
+            }
             | {"vocab_size": 50257},
-            keys={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+            keys={
+                "hidden_size": "n_embd",
+                "num_hidden_layers": "n_layer",
+                "num_attention_heads": "n_head",
+            }
             | {"max_position_embeddings": "n_positions"},
             bare=True,  # the first files, openai-community/gpt2 among them
         ),

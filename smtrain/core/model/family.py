@@ -1,6 +1,8 @@
-"""The record of a model family: the names of its parts, its keys in config.json, and its differences from Llama.
+"""The record of a model family: the names of its parts, its keys in config.json, and its
+differences from Llama.
 
-Names are those in Hugging Face *files* (`model.safetensors`). Pure Python, as the client and the planner have no torch.
+Names are those in Hugging Face *files* (`model.safetensors`). Pure Python, as the client and the
+planner have no torch.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from typing import Any, Literal
 
 Bias = Literal["key", "always", "never"]
 Scale = Literal["attention", "query", "embedding", "residual", "logits", "cap"]
-"""attention: of scores; query: its inverse square; embedding: of the rows of ids; residual: of what a block adds;
-logits: divides them; cap: bounds them by its tanh."""
+"""attention: of scores; query: its inverse square; embedding: of the rows of ids; residual: of what
+a block adds; logits: divides them; cap: bounds them by its tanh.
+"""
 
 NO_FULL_LAYER = 1 << 30
 """`full_every` of a family whose layers all have the window: more layers than any model has."""
@@ -20,11 +23,12 @@ NO_FULL_LAYER = 1 << 30
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """A family's mixture of experts: its names in files, its keys in config.json, and its router's rule.
+    """A family's mixture of experts: its names in files, its keys in config.json, and its router's
+    rule.
 
-    Expert J has `<path>.J.<part>.weight` for gate, up and down. If they are `stacked`, gate and up of all experts are
-    one tensor `<path>.<part>` [E, H, 2F] of alternate columns with a `_bias` [E, 2F], and down is [E, F, H] with a
-    `_bias` [E, H]; gate and up then have the same name.
+    Expert J has `<path>.J.<part>.weight` for gate, up and down. If they are `stacked`, gate and up
+    of all experts are one tensor `<path>.<part>` [E, H, 2F] of alternate columns with a `_bias` [E,
+    2F], and down is [E, F, H] with a `_bias` [E, H]; gate and up then have the same name.
     """
 
     router: str = "mlp.gate"
@@ -36,15 +40,18 @@ class ExpertNames:
     normalised: bool | None = None
     """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
     aux_default: float | None = 0.001
-    """transformers' router_aux_loss_coef if config.json has none; None: it must, as transformers 4 and 5 take other
-    ones."""
+    """transformers' router_aux_loss_coef if config.json has none; None: it must, as transformers 4
+    and 5 take other ones.
+    """
 
 
 @dataclass(frozen=True)
 class Family:
-    """One model type as data: the names of its parts, its keys in config.json, and its differences from Llama.
+    """One model type as data: the names of its parts, its keys in config.json, and its differences
+    from Llama.
 
-    Defaults are those of Llama. Layout, planner, conversions, checks and the native engine read this row alone.
+    Defaults are those of Llama. Layout, planner, conversions, checks and the native engine read
+    this row alone.
     """
 
     model_type: str
@@ -74,26 +81,33 @@ class Family:
     activation: tuple[str, str] = ("hidden_act", "silu")
     max_positions: int = 2048
     theta: float | None = 10000.0
-    """Base of rotary embeddings if config.json names none; None: it must, as transformers 4 and 5 take other ones."""
+    """Base of rotary embeddings if config.json names none; None: it must, as transformers 4 and 5
+    take other ones.
+    """
     rope_keys: tuple[str, ...] = ()
     """Further settings of rotary embeddings."""
     local_theta: tuple[str | None, float | None] | None = None
-    """Layers with a window have plain rotary embeddings of their own: the key of their base in transformers 4 (None: it
-    has no such models), and its default."""
+    """Layers with a window have plain rotary embeddings of their own: the key of their base in
+    transformers 4 (None: it has no such models), and its default.
+    """
     rope_default: Mapping[str, Any] = field(default_factory=dict)
     """Rotary embeddings of layers without a window if config.json says nothing of them."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that may only have this value, which is also their default, or one of these, of which the first is."""
+    """Settings that may only have this value, which is also their default, or one of these, of
+    which the first is.
+    """
     refused: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Counts and switches of parts that smtrain does not train: transformers' default, and the sentence for others than
-    0 and false."""
+    """Counts and switches of parts that smtrain does not train: transformers' default, and the
+    sentence for others than 0 and false.
+    """
     qkv_bias: Bias = "key"
     o_bias: Bias = "key"
     mlp_bias: Bias = "never"
     """`key`: as attention_bias or mlp_bias says."""
     o_bias_key: str = "attention_bias"
     fused: bool = False
-    """q, k and v are one linear, gate and up another: blocks of rows, one below the other (Phi-3)."""
+    """q, k and v are one linear, gate and up another: blocks of rows, one below the other (Phi-3).
+    """
     partial_rotary: bool = False
     """partial_rotary_factor may be below 1: only the first part of each head turns."""
     long_rope: bool = False
@@ -109,40 +123,52 @@ class Family:
     gated: bool = False
     """q_proj gives a gate next to each head's query, which multiplies what attention gives."""
     linear: str | None = None
-    """The module of layers with linear attention, a gated delta net, in place of the one of attention (Qwen3.5)."""
+    """The module of layers with linear attention, a gated delta net, in place of the one of
+    attention (Qwen3.5).
+    """
     experts: ExpertNames | None = None
     """The names of a mixture of experts in place of the MLP; some layers may have the MLP."""
     sinks: bool = False
-    """A trained number for each head is one more score of attention, whose value is zero (gpt-oss)."""
+    """A trained number for each head is one more score of attention, whose value is zero (gpt-oss).
+    """
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors in files that are no part of the text model."""
     since: int = 4
     """The major version of transformers that first had it."""
     unit_norms: bool = True
-    """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing (Gemma)."""
+    """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing
+    (Gemma).
+    """
     windows: Literal["never", "always", "asked", "kinds"] = "never"
-    """Layers with a sliding window: all, those that layer_types names if use_sliding_window is true, or those that
-    layer_types names."""
+    """Layers with a sliding window: all, those that layer_types names if use_sliding_window is
+    true, or those that layer_types names.
+    """
     full_every: int | None = None
     """Without layer_types, every n-th layer sees all, and the others a window."""
     last_full: bool = False
     """The last layer sees all, whatever layer_types says of it."""
     full_sizes: bool = False
-    """Layers without a window have a head size and a number of key/value heads of their own, and with attention_k_eq_v
-    no values but their keys (Gemma 4)."""
+    """Layers without a window have a head size and a number of key/value heads of their own, and
+    with attention_k_eq_v no values but their keys (Gemma 4).
+    """
     value_norm: bool = False
     """A norm of values without a weight."""
     scalar: bool = False
     """A block multiplies what it gives by a stored number, which is not trained."""
     score_scale: float | None = None
-    """The factor of attention's scores, if it is not in config.json and not the inverse root of the head size."""
+    """The factor of attention's scores, if it is not in config.json and not the inverse root of the
+    head size.
+    """
     rotates_some: bool = False
     """no_rope_layers names the layers with rotary embeddings."""
     root_embedding: bool = False
-    """The rows of ids are multiplied by the root of the hidden size, rounded to the weights' type."""
+    """The rows of ids are multiplied by the root of the hidden size, rounded to the weights' type.
+    """
     elsewhere: bool = False
     """neuronx-distributed and the converters of Megatron's forms know it."""
     megatron: bool = False
     """Megatron-core's GPTModel computes it, if no more than that is `elsewhere`."""
     scales: Mapping[Scale, tuple[str, float | None]] = field(default_factory=dict)
-    """Key and default of each number that multiplies or divides something; other families have none."""
+    """Key and default of each number that multiplies or divides something; other families have
+    none.
+    """

@@ -1,6 +1,7 @@
 """Read config.json of transformers 4 or 5 into one form, and write it for both.
 
-Defaults and precedence are those of transformers; a file that the two would read differently is refused. Pure Python.
+Defaults and precedence are those of transformers; a file that the two would read differently is
+refused. Pure Python.
 """
 
 from __future__ import annotations
@@ -86,13 +87,18 @@ class HFConfig:
 
     @property
     def ropes(self) -> dict[bool, Rope]:
-        """The rotary embeddings in use: of layers with a window (True) if they have their own, and of the others."""
+        """The rotary embeddings in use: of layers with a window (True) if they have their own, and
+        of the others.
+        """
         if self.rope is None:
             return {}
         if self.local_rope is None:
             return {False: self.rope}
         both = {False: self.rope, True: self.local_rope}
-        return {sliding: both[sliding] for sliding in sorted({window is not None for window in self.windows})}
+        return {
+            sliding: both[sliding]
+            for sliding in sorted({window is not None for window in self.windows})
+        }
 
     @property
     def attention_scale(self) -> float:
@@ -106,19 +112,23 @@ class HFConfig:
 
 
 def normalise(config: Mapping[str, Any]) -> HFConfig:
-    """Read the contents of a `config.json` of transformers 4 or 5, of a multimodal model the text part.
+    """Read the contents of a `config.json` of transformers 4 or 5, of a multimodal model the text
+    part.
 
     Raises `CheckpointError` for an unknown family or setting, and for an ambiguous file.
     """
     shape = ModelShape.from_config(config)
     config = text_part(config)
     kind = shape.family
-    positions = config.get(FAMILIES[kind].keys.get("max_position_embeddings", "max_position_embeddings"))
+    positions = config.get(
+        FAMILIES[kind].keys.get("max_position_embeddings", "max_position_embeddings")
+    )
     positions = config.get("max_position_embeddings") if positions is None else positions
     positions = shape.rules.max_positions if positions is None else positions
     if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
         raise CheckpointError(
-            f"config.json has max_position_embeddings = {positions!r}: it must be a whole number of at least 1"
+            f"config.json has max_position_embeddings = {positions!r}: it must be a whole number of"
+            " at least 1"
         )
     neox = kind == "gpt_neox"
     key, default = shape.rules.eps
@@ -129,14 +139,16 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     activation = config.get(called, usual)
     if activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json has {called} = {activation!r}, which smtrain does not know: it knows {', '.join(ACTIVATIONS)}"
+            f"config.json has {called} = {activation!r}, which smtrain does not know: it knows"
+            f" {', '.join(ACTIVATIONS)}"
         )
     for other, plain in shape.rules.only.items():
         allowed = plain if isinstance(plain, tuple) else (plain, None if plain is False else plain)
         if config.get(other, allowed[0]) not in allowed:
             raise CheckpointError(
-                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only "
-                f"{' or '.join(map(str, dict.fromkeys(allowed if allowed is plain else allowed[:1])))} will do"
+                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only"
+                f" {' or '.join(map(str, dict.fromkeys(allowed if allowed is plain else allowed[:1])))}"
+                " will do"
             )
     rope, local = _ropes(config, shape, positions) if shape.positions is None else (None, None)
     return HFConfig(
@@ -146,11 +158,17 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
         positions=positions,
         eps=float(eps),
         activation=activation,
-        windows=layer_windows({**shape.rules.defaults, **config}, shape.rules, shape.layers, shape.sliding_window),
+        windows=layer_windows(
+            {**shape.rules.defaults, **config}, shape.rules, shape.layers, shape.sliding_window
+        ),
         rotated=rotated_layers(config, shape.rules, shape.layers),
         routing=None if shape.experts is None else _routing(config, shape),
         parallel_residual=neox and bool(config.get("use_parallel_residual", True)),
-        scales={name: number for name in shape.rules.scales if (number := _scale(config, shape, name)) is not None},
+        scales={
+            name: number
+            for name in shape.rules.scales
+            if (number := _scale(config, shape, name)) is not None
+        },
     )
 
 
@@ -160,16 +178,20 @@ def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
     aux = config.get(key, names.aux_default)
     if aux is None:
         raise CheckpointError(
-            f"config.json has no {key}, for which transformers 4 takes 0.9 and transformers 5 takes 0.001: add the one "
-            "that the model was trained with"
+            f"config.json has no {key}, for which transformers 4 takes 0.9 and transformers 5 takes"
+            " 0.001: add the one that the model was trained with"
         )
     if isinstance(aux, bool) or not isinstance(aux, (int, float)) or not 0 <= aux < math.inf:
         raise CheckpointError(f"config.json has {key} = {aux!r}: it must be a number of at least 0")
-    normalised = bool(config.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
+    normalised = (
+        bool(config.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
+    )
     return Routing(normalised, float(aux))
 
 
-def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tuple[Rope, Rope | None]:
+def _ropes(
+    config: Mapping[str, Any], shape: ModelShape, positions: int
+) -> tuple[Rope, Rope | None]:
     """The rotary embeddings, and those of layers with a window if they have their own."""
     rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
 
@@ -177,19 +199,32 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
         return read_rope({**plain, **some}, rules, head_dim, positions, usual)
 
     old = {key: config[key] for key in KEYS if key in config}
-    if rules.rope_default and rules.local_theta is None and not {"rope_scaling", "rope_parameters"} & {*old}:
-        old["rope_parameters"] = {"rope_theta": config.get("rope_theta", rules.theta), **rules.rope_default}
+    if (
+        rules.rope_default
+        and rules.local_theta is None
+        and not {"rope_scaling", "rope_parameters"} & {*old}
+    ):
+        old["rope_parameters"] = {
+            "rope_theta": config.get("rope_theta", rules.theta),
+            **rules.rope_default,
+        }
     if rules.local_theta is None:
         return read(old, rules.theta), None
     key, usual = rules.local_theta
     by_kind = old.pop("rope_parameters", None) or {}
-    if by_kind and not (isinstance(by_kind, Mapping) and all(isinstance(part, Mapping) for part in by_kind.values())):
+    if by_kind and not (
+        isinstance(by_kind, Mapping) and all(isinstance(part, Mapping) for part in by_kind.values())
+    ):
         raise CheckpointError(
-            f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has one set of "
-            f"settings for {FULL} and one for {SLIDING}; write one under each name, as the model's own config.json says"
+            f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has"
+            f" one set of settings for {FULL} and one for {SLIDING}; write one under each name, as"
+            " the model's own config.json says"
         )
     thetas = {"rope_theta": config[key]} if key is not None and config.get(key) is not None else {}
-    new = [{"rope_parameters": by_kind[kind]} if by_kind.get(kind) else None for kind in (FULL, SLIDING)]
+    new = [
+        {"rope_parameters": by_kind[kind]} if by_kind.get(kind) else None
+        for kind in (FULL, SLIDING)
+    ]
     if new[0] is None and rules.rope_default:
         new[0] = {"rope_parameters": rules.rope_default}
     old = {} if key is None else old
@@ -197,16 +232,19 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
         read(new[0] or old, rules.theta, shape.full_head_dim or shape.head_dim),
         read(new[1] or thetas, usual),
     ]
-    for named, said, rope, base in ((new[0], old, ropes[0], rules.theta), (new[1], thetas, ropes[1], usual)):
+    for named, said, rope, base in (
+        (new[0], old, ropes[0], rules.theta),
+        (new[1], thetas, ropes[1], usual),
+    ):
         if (
             named
             and {*said} & {"rope_theta", "rope_scaling"}
             and read({"rope_theta": rope.theta, **said}, base) != rope
         ):
             raise CheckpointError(
-                "config.json has other rotary embeddings in rope_parameters than in rope_theta, rope_scaling and "
-                f"{key}, so transformers 4 and 5 would build different models of it: keep what the model was trained "
-                "with"
+                "config.json has other rotary embeddings in rope_parameters than in rope_theta,"
+                f" rope_scaling and {key}, so transformers 4 and 5 would build different models of"
+                " it: keep what the model was trained with"
             )
     return ropes[0], ropes[1]
 
@@ -225,12 +263,14 @@ def positions_named(config: Mapping[str, Any]) -> int | None:
     """The longest sequence in a config.json of any kind; None if it has none."""
     config = text_part(config)
     values = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
-    return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
+    return next(
+        (n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), None
+    )
 
 
 def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
-    """Sentences of a plan and a check: which part of a multimodal model is trained, what becomes of mxfp4, and which
-    factors longrope takes.
+    """Sentences of a plan and a check: which part of a multimodal model is trained, what becomes of
+    mxfp4, and which factors longrope takes.
 
     Raises `CheckpointError` as `normalise` does.
     """
@@ -242,14 +282,17 @@ def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
         )
     if quantization(config) == "mxfp4":
         out.append(
-            "the experts are stored as mxfp4: they are read as the bf16 numbers that they stand for, and the export is "
-            f"bf16 of {2 * normal.shape.parameters() / 1e9:.0f} GB"
+            "the experts are stored as mxfp4: they are read as the bf16 numbers that they stand"
+            f" for, and the export is bf16 of {2 * normal.shape.parameters() / 1e9:.0f} GB"
         )
     if normal.rope is not None and (original := normal.rope.original) is not None:
-        factors, than = ("long", "longer than") if seq_len > original else ("short", "not longer than")
+        factors, than = (
+            ("long", "longer than") if seq_len > original else ("short", "not longer than")
+        )
         out.append(
-            f"rotary embeddings of type longrope take the {factors} factors for the whole run, as train.seq_len = "
-            f"{seq_len} is {than} original_max_position_embeddings = {original}; packed documents turn likewise"
+            f"rotary embeddings of type longrope take the {factors} factors for the whole run, as"
+            f" train.seq_len = {seq_len} is {than} original_max_position_embeddings = {original};"
+            " packed documents turn likewise"
         )
     return out
 
@@ -262,14 +305,23 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     out.pop("transformers_version", None)
     if normal.rope is None:
         return out | {
-            "n_embd": shape.hidden, "n_layer": shape.layers, "n_head": shape.heads, "n_inner": shape.intermediate,
-            "n_positions": normal.positions, "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied,
-            "activation_function": normal.activation, "layer_norm_epsilon": normal.eps,
-        }  # fmt: skip
+            "n_embd": shape.hidden,
+            "n_layer": shape.layers,
+            "n_head": shape.heads,
+            "n_inner": shape.intermediate,
+            "n_positions": normal.positions,
+            "vocab_size": shape.vocab,
+            "tie_word_embeddings": shape.tied,
+            "activation_function": normal.activation,
+            "layer_norm_epsilon": normal.eps,
+        }
     out |= {
-        "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": shape.tied,
-        shape.rules.activation[0]: normal.activation, "max_position_embeddings": normal.positions, **_written(normal),
-    }  # fmt: skip
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied,
+        shape.rules.activation[0]: normal.activation,
+        "max_position_embeddings": normal.positions,
+        **_written(normal),
+    }
     if shape.family == "gpt_neox":
         for key in ("num_key_value_heads", "head_dim"):
             out.pop(key, None)
@@ -287,7 +339,10 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     if shape.rules.rotates_some:
         out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
     out |= _full_sizes(out, shape) | _experts(normal)
-    out |= {key: usual if usual is None else type(usual)() for key, (usual, _) in shape.rules.refused.items()}
+    out |= {
+        key: usual if usual is None else type(usual)()
+        for key, (usual, _) in shape.rules.refused.items()
+    }
     return out | {key: normal.scales.get(name) for name, (key, _) in shape.rules.scales.items()}
 
 
@@ -305,7 +360,9 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_ropes(config: Mapping[str, Any], normal: HFConfig) -> dict[str, Any]:
-    """A config.json, of a multimodal model too, with the rotary embeddings and positions of `normal`, of its model."""
+    """A config.json, of a multimodal model too, with the rotary embeddings and positions of
+    `normal`, of its model.
+    """
     key = normal.shape.rules.keys.get("max_position_embeddings", "max_position_embeddings")
     changed = {**_written(normal), key: normal.positions}
     if not is_multimodal(config):
@@ -315,7 +372,9 @@ def with_ropes(config: Mapping[str, Any], normal: HFConfig) -> dict[str, Any]:
 
 
 def _full_sizes(out: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
-    """The sizes of layers without a window as the family's repositories have them; takes other forms out of `out`."""
+    """The sizes of layers without a window as the family's repositories have them; takes other
+    forms out of `out`.
+    """
     if not shape.rules.full_sizes:
         return {}
     out.pop("per_layer_config", None)
@@ -328,7 +387,11 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
     names, sizes, routing = normal.shape.rules.experts, normal.shape.experts, normal.routing
     if names is None or sizes is None or routing is None:
         return {}
-    out = {"num_local_experts": sizes.count, "num_experts_per_tok": sizes.chosen, names.width: sizes.width}
+    out = {
+        "num_local_experts": sizes.count,
+        "num_experts_per_tok": sizes.chosen,
+        names.width: sizes.width,
+    }
     if names.normalised is None:  # Qwen3-MoE
         out |= {"num_experts": sizes.count, "norm_topk_prob": routing.normalised}
         out |= {"intermediate_size": normal.shape.intermediate}
@@ -342,12 +405,20 @@ def _written(normal: HFConfig) -> dict[str, Any]:
     if normal.local_rope is None or normal.shape.rules.local_theta is None:
         if normal.shape.rules.since == 4:
             return out
-        own = {"partial_rotary_factor": normal.rope.share} if normal.shape.rules.rotary_share != 1 else {}
+        own = (
+            {"partial_rotary_factor": normal.rope.share}
+            if normal.shape.rules.rotary_share != 1
+            else {}
+        )
         return {"rope_parameters": {**out["rope_parameters"], **own, **normal.rope.notes}}
     local = normal.local_rope.written(normal.shape.family)
     both = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
     key = normal.shape.rules.local_theta[0]
-    return {"rope_parameters": both} if key is None else {key: normal.local_rope.theta, **out, "rope_parameters": both}
+    return (
+        {"rope_parameters": both}
+        if key is None
+        else {key: normal.local_rope.theta, **out, "rope_parameters": both}
+    )
 
 
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:

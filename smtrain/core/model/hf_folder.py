@@ -1,4 +1,6 @@
-"""Classify the files of a Hugging Face folder by their names: weights, tokenizer, companions; pure Python."""
+"""Classify the files of a Hugging Face folder by their names: weights, tokenizer, companions; pure
+Python.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +33,71 @@ _OF_RANKS = re.compile(
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
 _TEXTS = (".json", ".model", ".jinja", ".tiktoken", ".txt", ".md", ".py", ".bpe", ".vocab")
-"""Endings of a model's files other than weights; a repository on a hub may also have pictures and videos."""
+"""Endings of a model's files other than weights; a repository on a hub may also have pictures and
+videos.
+"""
 _LEGAL = re.compile(r"(?:LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 
 
 _WEIGHTS = (
-    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data*", "*.msgpack"),
-    *("*.h5", "*.npz", "*.tflite", "*.engine", "*.mlmodel", "*.nemo", "*.distcp", "*.index.json", "*.neff"),
+    *(
+        "*.safetensors",
+        "*.bin",
+        "*.pt",
+        "*.pth",
+        "*.ckpt",
+        "*.gguf",
+        "*.ggml",
+        "*.onnx",
+        "*.onnx_data*",
+        "*.msgpack",
+    ),
+    *(
+        "*.h5",
+        "*.npz",
+        "*.tflite",
+        "*.engine",
+        "*.mlmodel",
+        "*.nemo",
+        "*.distcp",
+        "*.index.json",
+        "*.neff",
+    ),
 )
 """Names of files of any program that hold weights, or an index of them."""
 _STATE = (
-    *("trainer_state.json", "training_args.bin", "optimizer.*", "optimizer-*", "scheduler.*", "scaler.*"),
+    *(
+        "trainer_state.json",
+        "training_args.bin",
+        "optimizer.*",
+        "optimizer-*",
+        "scheduler.*",
+        "scaler.*",
+    ),
     *("rng_state*", "random_states_*", "*.tfevents.*", "zero_to_fp32.py", "latest"),
 )
 _CACHES = ("*.pyc", "*.lock", "*.part", "*.incomplete", "*.tmp", "*.swp", "*~", "__pycache__")
 _SECRETS = (
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*credential*"),
-    *("*secret*", "*service-account*", "*service_account*", "*_key.txt", "token.json", "token.txt", "tokens.json"),
+    *(
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*credential*",
+    ),
+    *(
+        "*secret*",
+        "*service-account*",
+        "*service_account*",
+        "*_key.txt",
+        "token.json",
+        "token.txt",
+        "tokens.json",
+    ),
     *("token", "password*", "kubeconfig"),
 )
 _RECORDS = ("manifest.json", "config.json")
@@ -57,10 +107,37 @@ _OF_A_STEP = ("smtrain.json", "done", "newest", "checkpoint", "user_content.pt",
 LARGEST = 200_000_000
 """Size limit of a companion in bytes, far above any tokenizer or page."""
 _KNOWN = (
-    *("config.json", "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "tekken.json", "chat_template.jinja", "chat_template.json"),
-    *("preprocessor_config.json", "processor_config.json", "manifest.json", "smtrain.json", "done", SOURCE, TRACKER),
+    *(
+        "config.json",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter_model.bin",
+        "generation_config.json",
+    ),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    *(
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tekken.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ),
+    *(
+        "preprocessor_config.json",
+        "processor_config.json",
+        "manifest.json",
+        "smtrain.json",
+        "done",
+        SOURCE,
+        TRACKER,
+    ),
     *(name for pair in WEIGHTS for name in pair),
 )
 
@@ -71,14 +148,18 @@ class Companions:
 
     kept: tuple[str, ...]
     left_out: dict[str, str]
-    """All other files with the reason; a folder that is left out completely has its name with a slash."""
+    """All other files with the reason; a folder that is left out completely has its name with a
+    slash.
+    """
 
 
-def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None) -> Companions:
+def companions_in(
+    sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None
+) -> Companions:
     """Decide for all files of a folder (relative name -> bytes) whether they are copied.
 
-    The folder's weights, config.json and manifest.json are in no list, as each writer creates them. `replaced` has
-    further files that are written again, with the reason.
+    The folder's weights, config.json and manifest.json are in no list, as each writer creates them.
+    `replaced` has further files that are written again, with the reason.
     """
     own = _own_weights(sizes)
     holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
@@ -86,12 +167,23 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
     for name in sorted(sizes):
         path = PurePosixPath(name)
         holder = path.parts[0] if path.parts[0] in holding and len(path.parts) > 1 else None
-        dotted = next((i for i, part in enumerate(path.parts) if part.startswith(".") or part == "__pycache__"), None)
-        whole = "/".join(path.parts[: (dotted or 0) + 1]) + ("" if dotted == len(path.parts) - 1 else "/")
+        dotted = next(
+            (
+                i
+                for i, part in enumerate(path.parts)
+                if part.startswith(".") or part == "__pycache__"
+            ),
+            None,
+        )
+        whole = "/".join(path.parts[: (dotted or 0) + 1]) + (
+            "" if dotted == len(path.parts) - 1 else "/"
+        )
         weights = holder is not None or (_is_like(name, _WEIGHTS) and not _is_like(name, _STATE))
         if weights and not own:  # files of ranks are the weights then
             continue
-        if len(path.parts) == 1 and (name in _RECORDS or name in own or (not own and name in _OF_A_STEP)):
+        if len(path.parts) == 1 and (
+            name in _RECORDS or name in own or (not own and name in _OF_A_STEP)
+        ):
             continue
         if dotted is not None:
             left_out[whole] = "a cache" if whole.endswith("__pycache__/") else "hidden"
@@ -107,14 +199,21 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
 
 
 def _own_weights(names: Iterable[str]) -> set[str]:
-    """The files of weights that are read from a folder: one and its index, or numbered shards of one format."""
+    """The files of weights that are read from a folder: one and its index, or numbered shards of
+    one format.
+    """
     held = {name for name in names if "/" not in name}
     top = weights_in(held)
-    shards = {name: (match[1], Path(name).suffix) for name in held if (match := _SHARD.fullmatch(name))}
+    shards = {
+        name: (match[1], Path(name).suffix) for name in held if (match := _SHARD.fullmatch(name))
+    }
     if top is not None and not top.endswith(".index.json"):
         return {top, f"{top}.index.json"} & held
     forms = [(Path(single).stem, Path(single).suffix) for single, _ in WEIGHTS]
-    form = next((f for f in forms if f in shards.values() and (top is None or top.startswith(f"{f[0]}."))), None)
+    form = next(
+        (f for f in forms if f in shards.values() and (top is None or top.startswith(f"{f[0]}."))),
+        None,
+    )
     return {name for name, match in shards.items() if match == form} | ({top} if top else set())
 
 
@@ -140,8 +239,9 @@ def _is_like(name: str, patterns: Iterable[str]) -> bool:
 
 
 def folder_of(path: str) -> str:
-    """The folder of a path that names one of a model's or dataset's files (config.json, weights...); other paths as
-    is."""
+    """The folder of a path that names one of a model's or dataset's files (config.json,
+    weights...); other paths as is.
+    """
     head, slash, name = path.rpartition("/")
     known = name in _KNOWN or _SHARD.fullmatch(name) is not None
     if not known or (not slash and "://" in path):
@@ -154,7 +254,8 @@ def folder_of(path: str) -> str:
 def weights_in(names: Iterable[str]) -> str | None:
     """The file or index whose weights count; None without weights.
 
-    The order is that of transformers' `from_pretrained`, which generates and evaluates: one file before an index.
+    The order is that of transformers' `from_pretrained`, which generates and evaluates: one file
+    before an index.
     """
     held = set(names)
     return next((name for pair in WEIGHTS for name in pair if name in held), None)
@@ -163,11 +264,17 @@ def weights_in(names: Iterable[str]) -> str | None:
 def is_adapter(names: Iterable[str]) -> bool:
     """Whether a folder holds an adapter and no whole model."""
     held = set(names)
-    return ADAPTER in held and weights_in(held) is None and not any(_SHARD.fullmatch(name) for name in held)
+    return (
+        ADAPTER in held
+        and weights_in(held) is None
+        and not any(_SHARD.fullmatch(name) for name in held)
+    )
 
 
 def checkpoint_in(names: Iterable[str]) -> bool:
-    """Whether there are folders of Megatron or neuronx-nemo-megatron, from which weights can also be read."""
+    """Whether there are folders of Megatron or neuronx-nemo-megatron, from which weights can also
+    be read.
+    """
     return any(_RANKS.fullmatch(name.split("/")[0]) for name in names)
 
 
@@ -192,7 +299,9 @@ def is_legal(name: str) -> bool:
 
 
 def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
-    """The files of a repository that are needed to use and pass on a model, with weights in one format or without."""
+    """The files of a repository that are needed to use and pass on a model, with weights in one
+    format or without.
+    """
     names = list(names)
     top = weights_in(name for name in names if "/" not in name) or ""
     form = WEIGHTS[1] if top.startswith("pytorch_model") else WEIGHTS[0]
@@ -202,4 +311,6 @@ def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
         if name in form or ("/" not in name and _SHARD.fullmatch(name) and name.endswith(ending)):
             out += [name] if weights else []
     along = {"config.json", *companions_in(dict.fromkeys(names, 0)).kept}
-    return out + [name for name in names if name in along and (name.endswith(_TEXTS) or is_legal(name))]
+    return out + [
+        name for name in names if name in along and (name.endswith(_TEXTS) or is_legal(name))
+    ]

@@ -1,8 +1,9 @@
 """Load tokenizers that transformers 4 or 5 saved; 4 cannot read a tokenizer_config.json of 5.
 
-A tokenizer in smtrain always gives the same ids for a text, and all of them: random sampling, truncation and padding
-that a folder switches on are switched off (`settle`), and reported. It may have more ids than the model, as published
-ones do: only a text that gets one of them is refused (`unknown_token`).
+A tokenizer in smtrain always gives the same ids for a text, and all of them: random sampling,
+truncation and padding that a folder switches on are switched off (`settle`), and reported. It may
+have more ids than the model, as published ones do: only a text that gets one of them is refused
+(`unknown_token`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from smtrain.core.model.text_part import text_part
 Say = Callable[[str], None]
 _DRAWN = ("dropout", "alpha", "nbest_size")
 """Attributes of a `tokenizers` model that make it random: BPE dropout, and sampling of Unigram."""
-_SWITCHES: dict[str, Any] = {"enable_sampling": False, "dropout": None, "truncation": False, "padding": False}
+_SWITCHES: dict[str, Any] = {
+    "enable_sampling": False,
+    "dropout": None,
+    "truncation": False,
+    "padding": False,
+}
 """Settings of tokenizer_config.json, and their values when off."""
 _SAMPLING = ("enable_sampling", "nbest_size", "alpha")
 """Settings that sentencepiece takes from `sp_model_kwargs`."""
@@ -34,18 +40,24 @@ _GENERIC = "PreTrainedTokenizerFast"  # transformers 5 writes TokenizersBackend;
 
 
 def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json, with class and special tokens under names that both know."""
+    """The contents of a tokenizer_config.json, with class and special tokens under names that both
+    know.
+    """
     out = dict(config)
     if out.get("tokenizer_class") == "TokenizersBackend":
         out["tokenizer_class"] = _GENERIC
     if isinstance(out.get("extra_special_tokens"), list):
         more = out.get("additional_special_tokens") or []
-        out["additional_special_tokens"] = list(dict.fromkeys([*more, *out.pop("extra_special_tokens")]))
+        out["additional_special_tokens"] = list(
+            dict.fromkeys([*more, *out.pop("extra_special_tokens")])
+        )
     return out
 
 
 class SettledTokenizer(NamedTuple):
-    """A `tokenizers.Tokenizer`, the settings that were switched off in it, and whether it differs from its file."""
+    """A `tokenizers.Tokenizer`, the settings that were switched off in it, and whether it differs
+    from its file.
+    """
 
     tokenizer: Any
     switches: tuple[str, ...]
@@ -53,10 +65,11 @@ class SettledTokenizer(NamedTuple):
 
 
 def read_backend(content: bytes, said: Mapping[str, Any]) -> SettledTokenizer:
-    """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens that it names.
+    """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens
+    that it names.
 
-    Only this function makes one, so that all commands and stages give a text the same ids. Raises Exception, as
-    tokenizers does.
+    Only this function makes one, so that all commands and stages give a text the same ids. Raises
+    Exception, as tokenizers does.
     """
     from tokenizers import Tokenizer
 
@@ -68,7 +81,8 @@ def read_backend(content: bytes, said: Mapping[str, Any]) -> SettledTokenizer:
 
 
 def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:
-    """Tokens that tokenizer_config.json names (its eos_token...) and tokenizer.json has as pieces only.
+    """Tokens that tokenizer_config.json names (its eos_token...) and tokenizer.json has as pieces
+    only.
 
     transformers makes them whole; else a text that has one would get the ids of its letters.
     """
@@ -90,7 +104,8 @@ def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:
 
 
 def load(folder: Path, say: Say | None = None) -> Any:
-    """Load the tokenizer of a folder, settled, in transformers' class; raises what transformers raises.
+    """Load the tokenizer of a folder, settled, in transformers' class; raises what transformers
+    raises.
 
     What was switched off is reported to `say`, or once per process on stderr.
     """
@@ -107,12 +122,16 @@ def load(folder: Path, say: Say | None = None) -> Any:
 
 
 def _completed(ours: Any, theirs: Any) -> Any:
-    """The tokenizer of a folder's tokenizer.json with what its tokenizer_config.json adds by transformers' reading.
+    """The tokenizer of a folder's tokenizer.json with what its tokenizer_config.json adds by
+    transformers' reading.
 
-    transformers 5 builds many classes with rules of their own and takes only the vocabulary from the file: Llama 2
-    then gets other ids for a text that begins with a space, or follows a special token. Data is prepared by the file.
+    transformers 5 builds many classes with rules of their own and takes only the vocabulary from
+    the file: Llama 2 then gets other ids for a text that begins with a space, or follows a special
+    token. Data is prepared by the file.
     """
-    ours.post_processor = theirs.post_processor  # the tokens that begin a text, which add_bos_token decides
+    ours.post_processor = (
+        theirs.post_processor
+    )  # the tokens that begin a text, which add_bos_token decides
     added = sorted(theirs.get_added_tokens_decoder().items())
     ours.add_tokens([token for _, token in added if ours.token_to_id(token.content) is None])
     return ours
@@ -134,13 +153,18 @@ def _loaded(folder: Path) -> Any:
 
 
 def _said(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; empty without one. Raises ValueError if it is no JSON object."""
+    """The content of tokenizer_config.json; empty without one.
+
+    Raises ValueError if it is no JSON object.
+    """
     path = folder / "tokenizer_config.json"
     return read_object(path) if path.is_file() else {}
 
 
 def settle(tokenizer: Any) -> list[str]:
-    """Switch off sampling, truncation and padding of a `tokenizers.Tokenizer`; returns the settings that were on."""
+    """Switch off sampling, truncation and padding of a `tokenizers.Tokenizer`; returns the settings
+    that were on.
+    """
     off = []
     for name in _DRAWN:
         if value := getattr(tokenizer.model, name, None):
@@ -165,10 +189,15 @@ def name_switches(folder: Path, switches: list[str], say: Say | None) -> None:
     except ValueError:
         pass  # not JSON, which its reader reports
     folder = folder.resolve()
-    first = folder not in _reported and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    first = (
+        folder not in _reported
+        and multiprocessing.parent_process() is None
+        and os.environ.get("RANK", "0") == "0"
+    )
     if switches and (say is not None or first):
         sentence = (
-            f"tokenizer: {', '.join(switches)} is switched off, as every text is to get all of its tokens, always"
+            f"tokenizer: {', '.join(switches)} is switched off, as every text is to get all of its"
+            " tokens, always"
         )
         (say or _to_stderr)(sentence)
     _reported.add(folder)
@@ -184,7 +213,9 @@ def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     changed = [f"{name} {said[name]}" for name in off]
     inner = said.get("sp_model_kwargs")
     if isinstance(inner, dict) and inner.get("enable_sampling"):
-        off["sp_model_kwargs"] = {key: value for key, value in inner.items() if key not in _SAMPLING}
+        off["sp_model_kwargs"] = {
+            key: value for key, value in inner.items() if key not in _SAMPLING
+        }
         changed.append("sp_model_kwargs.enable_sampling True")
     return off, changed
 
@@ -199,20 +230,30 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
 
 
 def vocab_in(folder: Path) -> dict[str, int]:
-    """Tokens and ids from the JSON files of a folder; empty if they have another format, or are damaged."""
+    """Tokens and ids from the JSON files of a folder; empty if they have another format, or are
+    damaged.
+    """
     try:
         if (folder / "tokenizer.json").is_file():
             about = read_object(folder / "tokenizer.json")
             listed = about["model"]["vocab"]
-            vocab = dict(listed) if isinstance(listed, dict) else {entry[0]: i for i, entry in enumerate(listed)}
-            return vocab | {token["content"]: token["id"] for token in about.get("added_tokens") or ()}
+            vocab = (
+                dict(listed)
+                if isinstance(listed, dict)
+                else {entry[0]: i for i, entry in enumerate(listed)}
+            )
+            return vocab | {
+                token["content"]: token["id"] for token in about.get("added_tokens") or ()
+            }
         return dict(read_object(folder / "vocab.json"))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return {}
 
 
 def end_fault(folder: Path, config: Mapping[str, Any]) -> str:
-    """The fault, with its remedy, if a model lacks the id that ends documents, from its folder's files; else empty."""
+    """The fault, with its remedy, if a model lacks the id that ends documents, from its folder's
+    files; else empty.
+    """
     try:
         eos_id = end_of_document(_said(folder), config, vocab_in(folder).get)
     except (OSError, ValueError):
@@ -223,7 +264,8 @@ def end_fault(folder: Path, config: Mapping[str, Any]) -> str:
 def end_of_document(
     said: Mapping[str, Any], config: Mapping[str, Any], id_of: Callable[[str], int | None]
 ) -> int | None:
-    """The id that ends a document: that of tokenizer_config.json's eos_token, else config.json's (first) eos_token_id.
+    """The id that ends a document: that of tokenizer_config.json's eos_token, else config.json's
+    (first) eos_token_id.
 
     `id_of` gives a token's id. None if nothing names one, or the tokenizer does not know the token.
     """
@@ -242,24 +284,28 @@ def eos_fault(eos_id: int | None, vocabulary: int | None) -> str:
     if eos_id is None or vocabulary is None or 0 <= eos_id < vocabulary:
         return ""
     return (
-        f"eos_token_id is {eos_id} and the model has the ids 0 to {vocabulary - 1} (vocab_size {vocabulary}); name the "
-        "token that ends its texts as eos_token in tokenizer_config.json, or correct eos_token_id in config.json"
+        f"eos_token_id is {eos_id} and the model has the ids 0 to {vocabulary - 1} (vocab_size"
+        f" {vocabulary}); name the token that ends its texts as eos_token in tokenizer_config.json,"
+        " or correct eos_token_id in config.json"
     )
 
 
 def surplus_remark(vocab: Mapping[str, int], vocabulary: int | None) -> str:
     """A sentence on tokens of a tokenizer that a model has no ids for; empty without any.
 
-    Such a tokenizer is no fault: Gemma 3 1B has the token of images, and Llama 2 is often given one for padding.
+    Such a tokenizer is no fault: Gemma 3 1B has the token of images, and Llama 2 is often given one
+    for padding.
     """
-    beyond = [token for token, number in vocab.items() if vocabulary is not None and number >= vocabulary]
+    beyond = [
+        token for token, number in vocab.items() if vocabulary is not None and number >= vocabulary
+    ]
     if not beyond:
         return ""
     tokens = "one token" if len(beyond) == 1 else f"{len(beyond):,} tokens"
     first = min(beyond, key=lambda token: vocab[token])
     return (
-        f"the tokenizer has {tokens} beyond the model's vocab_size of {vocabulary} ({first!r} is {vocab[first]}); "
-        "only a text that has such a token is refused"
+        f"the tokenizer has {tokens} beyond the model's vocab_size of {vocabulary} ({first!r} is"
+        f" {vocab[first]}); only a text that has such a token is refused"
     )
 
 

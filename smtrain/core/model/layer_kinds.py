@@ -1,6 +1,7 @@
 """The kind of each layer by config.json: its window, its attention, its positions and its experts.
 
-Each function raises `CheckpointError` for values that cannot be. Defaults are those of transformers.
+Each function raises `CheckpointError` for values that cannot be. Defaults are those of
+transformers.
 """
 
 from __future__ import annotations
@@ -14,23 +15,37 @@ from smtrain.core.model.family import NO_FULL_LAYER, Family
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
-def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[int | None, ...]:
-    """The sliding window of each layer; None: unlimited. Raises `CheckpointError` for layer_types that cannot be."""
+def layer_windows(
+    config: Mapping[str, Any], family: Family, layers: int, window: int | None
+) -> tuple[int | None, ...]:
+    """The sliding window of each layer; None: unlimited.
+
+    Raises `CheckpointError` for layer_types that cannot be.
+    """
     if family.windows in ("never", "always"):
         return (window,) * layers
     kinds = named = config.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if slides else FULL for slides in _sliding(config, family, layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in (FULL, SLIDING) for kind in kinds)
+    ):
         raise CheckpointError(
-            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of the {layers} layers"
+            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of"
+            f" the {layers} layers"
         )
     if family.last_full:
         kinds = [*kinds[:-1], FULL]
     if window is None and SLIDING in kinds:
         if named is None and (family.windows == "asked" or family.full_every == NO_FULL_LAYER):
             return (None,) * layers  # these slide only if there is a window
-        keys = "sliding_window" if family.windows == "kinds" else "use_sliding_window and sliding_window"
+        keys = (
+            "sliding_window"
+            if family.windows == "kinds"
+            else "use_sliding_window and sliding_window"
+        )
         raise CheckpointError(f"config.json has layers of {SLIDING} without a window: set {keys}")
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
@@ -47,38 +62,53 @@ def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bo
 
 
 def linear_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has linear attention. Raises `CheckpointError` for layer_types that cannot be."""
+    """Whether each layer has linear attention.
+
+    Raises `CheckpointError` for layer_types that cannot be.
+    """
     if family.linear is None:
         return (False,) * layers
     kinds = config.get("layer_types")
     if kinds is None:
         every = _count(config, "full_attention_interval", family.full_every or 1)
         return tuple((i + 1) % every != 0 for i in range(layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, LINEAR) for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in (FULL, LINEAR) for kind in kinds)
+    ):
         raise CheckpointError(
-            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {LINEAR} for each of the {layers} layers"
+            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {LINEAR} for each of"
+            f" the {layers} layers"
         )
     return tuple(kind == LINEAR for kind in kinds)
 
 
 def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer turns its queries and keys: no_rope_layers (1: it does), or all but every n-th."""
+    """Whether each layer turns its queries and keys: no_rope_layers (1: it does), or all but every
+    n-th.
+    """
     if not family.rotates_some:
         return (True,) * layers
     turned = config.get("no_rope_layers")
     if turned is None:
         every = _count(config, "no_rope_layer_interval", 4)
         return tuple((i + 1) % every != 0 for i in range(layers))
-    if not isinstance(turned, list) or len(turned) != layers or any(one not in (0, 1) for one in turned):
+    if (
+        not isinstance(turned, list)
+        or len(turned) != layers
+        or any(one not in (0, 1) for one in turned)
+    ):
         raise CheckpointError(
-            f"config.json has no_rope_layers = {turned!r}: it must have a 1 (with rope) or a 0 for each of the "
-            f"{layers} layers"
+            f"config.json has no_rope_layers = {turned!r}: it must have a 1 (with rope) or a 0 for"
+            f" each of the {layers} layers"
         )
     return tuple(map(bool, turned))
 
 
 def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of Qwen3-MoE.
+    """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of
+    Qwen3-MoE.
 
     Raises `CheckpointError` for a list of other than numbers of layers.
     """
@@ -87,7 +117,8 @@ def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):
         raise CheckpointError(
-            f"config.json has mlp_only_layers = {dense!r}: it must list numbers of layers, from 0 to {layers - 1}"
+            f"config.json has mlp_only_layers = {dense!r}: it must list numbers of layers, from 0"
+            f" to {layers - 1}"
         )
     every = _count(config, "decoder_sparse_step", 1)
     return tuple(i not in dense and (i + 1) % every == 0 for i in range(layers))
@@ -97,5 +128,7 @@ def _count(config: Mapping[str, Any], key: str, usual: int, least: int = 1) -> i
     value = config.get(key)
     value = usual if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a whole number of at least {least}")
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}: it must be a whole number of at least {least}"
+        )
     return value

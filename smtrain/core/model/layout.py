@@ -1,8 +1,8 @@
 """Map each Hugging Face parameter to its slices on (tp, pp) ranks; pure data, no torch.
 
-Engines, checkpoints, converters and the planner all use it. The slices agree with those of neuronx-distributed: rows by
-vocabulary, heads and intermediate units in contiguous blocks; contiguous pipeline blocks whose remainder goes to the
-last stages.
+Engines, checkpoints, converters and the planner all use it. The slices agree with those of
+neuronx-distributed: rows by vocabulary, heads and intermediate units in contiguous blocks;
+contiguous pipeline blocks whose remainder goes to the last stages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ _DEGREE = re.compile(r"\b(tp|pp|ep) = \d+ (?=does not divide|is more than)")
 def with_values(
     faults: Iterable[str], shape: ModelShape, faults_of: Callable[[int, int, int], Sequence[str]]
 ) -> list[str]:
-    """Add to each fault of a mesh the values of its degree that divide the model, by `faults_of(tp, pp, ep)`."""
+    """Add to each fault of a mesh the values of its degree that divide the model, by `faults_of(tp,
+    pp, ep)`.
+    """
     fitting = {
         "tp": [n for n in range(1, shape.heads + 1) if not faults_of(n, 1, 1)],
         "pp": [n for n in range(1, shape.layers + 1) if not faults_of(1, n, 1)],
-        "ep": [n for n in range(1, (shape.experts.count if shape.experts else 1) + 1) if not faults_of(1, 1, n)],
+        "ep": [
+            n
+            for n in range(1, (shape.experts.count if shape.experts else 1) + 1)
+            if not faults_of(1, 1, n)
+        ],
     }
 
     def told(fault: str) -> str:
@@ -39,7 +45,9 @@ def with_values(
         if match is None:
             return fault
         *most, last = map(str, fitting[match[1]])
-        values = f"1 to {last}" if match[1] == "pp" else f"{', '.join(most)} or {last}" if most else last
+        values = (
+            f"1 to {last}" if match[1] == "pp" else f"{', '.join(most)} or {last}" if most else last
+        )
         return f"{fault}; {match[1]} = {values} would do"
 
     return [told(fault) for fault in faults]
@@ -49,8 +57,8 @@ def with_values(
 class Shard:
     """One tensor-parallel rank's part of one parameter.
 
-    `dim` None means the whole tensor. Else the part is the concatenation of `ranges` (start, stop) along `dim`, in
-    this order, padded with zeros to `size`.
+    `dim` None means the whole tensor. Else the part is the concatenation of `ranges` (start, stop)
+    along `dim`, in this order, padded with zeros to `size`.
     """
 
     dim: int | None = None
@@ -59,13 +67,16 @@ class Shard:
     copies: int = 1
     """Number of copies of each element in the tensor-parallel group."""
     partial: bool = False
-    """Whole on each rank, whose gradient is only its share: that of its heads, or of its part of a linear. The engine
-    must sum these."""
+    """Whole on each rank, whose gradient is only its share: that of its heads, or of its part of a
+    linear. The engine must sum these.
+    """
 
 
 @dataclass(frozen=True)
 class FlatTable:
-    """Offsets of the parameters in the flat buffer of a (tp, pp) rank; the same on all tp ranks of a stage."""
+    """Offsets of the parameters in the flat buffer of a (tp, pp) rank; the same on all tp ranks of
+    a stage.
+    """
 
     entries: tuple[tuple[str, int, int], ...]
     """(name, start, numel); parameters with weight decay come first."""
@@ -83,13 +94,14 @@ class Sharding(Protocol):
 class Layout:
     """The layout of one model over `tp` tensor-parallel and `pp` pipeline ranks.
 
-    KV heads are held `kv_multiplier` times (default: as often as tp needs, once if tp divides them). Slot j of the
-    resulting heads x multiplier slots is head `j // m` with order `grouped` (K0 K0 K1 K1; queries stay in natural
-    order; the native engine, and NxD on trn2), and head `j % heads` with `tiled` (K0 K1 K0 K1; queries follow their
-    key; NxD on trn1). `cuts` name the last layer of every stage but the last one, as NxD's pipeline_cuts do.
+    KV heads are held `kv_multiplier` times (default: as often as tp needs, once if tp divides
+    them). Slot j of the resulting heads x multiplier slots is head `j // m` with order `grouped`
+    (K0 K0 K1 K1; queries stay in natural order; the native engine, and NxD on trn2), and head `j %
+    heads` with `tiled` (K0 K1 K0 K1; queries follow their key; NxD on trn1). `cuts` name the last
+    layer of every stage but the last one, as NxD's pipeline_cuts do.
 
-    Each of `ep` expert-parallel ranks has a block of experts of every layer, and all other parameters; `tp` cuts each
-    expert too.
+    Each of `ep` expert-parallel ranks has a block of experts of every layer, and all other
+    parameters; `tp` cuts each expert too.
 
     Raises `ConfigError` with all reasons why the model cannot be divided so.
     """
@@ -112,8 +124,9 @@ class Layout:
             group, times = shape.heads // kv_heads, self.copies(kv_heads)
             if kv_heads * times % tp or group % times:
                 raise ConfigError(
-                    f"kv_multiplier = {times} does not fit: {kv_heads} key/value heads times it must be a multiple of "
-                    f"tp = {tp}, and it must divide the {group} queries of a head",
+                    f"kv_multiplier = {times} does not fit: {kv_heads} key/value heads times it"
+                    f" must be a multiple of tp = {tp}, and it must divide the {group} queries of a"
+                    " head",
                     code="config.combination",
                 )
         self._starts = _stage_starts(shape.layers, pp, cuts)
@@ -124,7 +137,9 @@ class Layout:
         return self._specs[name]
 
     def stages(self, name: str) -> tuple[int, ...]:
-        """The pipeline ranks that hold parameter `name`; first and last for a tied embedding, else one."""
+        """The pipeline ranks that hold parameter `name`; first and last for a tied embedding, else
+        one.
+        """
         if m := LAYER.search(name):
             layer = int(m[1])
             return (next(p for p in range(self.pp) if layer in self.layers(p)),)
@@ -139,7 +154,9 @@ class Layout:
         return range(self._starts[pp_rank], self._starts[pp_rank + 1])
 
     def names(self, pp_rank: int) -> list[str]:
-        """The parameters that a stage holds, those of all experts included, in the model's order."""
+        """The parameters that a stage holds, those of all experts included, in the model's
+        order.
+        """
         return [s.name for s in self.shape.specs if pp_rank in self.stages(s.name)]
 
     def experts(self, ep_rank: int) -> range:
@@ -165,22 +182,30 @@ class Layout:
         return self._multiplier or max(1, self.tp // kv_heads)
 
     def kv_slots(self, tp_rank: int, kv_heads: int | None = None) -> tuple[tuple[int, int], ...]:
-        """The (key/value head, copy) pairs that a rank holds, in its local order; `kv_heads` if layers differ."""
+        """The (key/value head, copy) pairs that a rank holds, in its local order; `kv_heads` if
+        layers differ.
+        """
         kv = kv_heads or self.shape.kv_heads
         m = self.copies(kv)
         per = kv * m // self.tp
         slots = range(tp_rank * per, (tp_rank + 1) * per)
-        return tuple((j // m, j % m) if self.kv_order == "grouped" else (j % kv, j // kv) for j in slots)
+        return tuple(
+            (j // m, j % m) if self.kv_order == "grouped" else (j % kv, j // kv) for j in slots
+        )
 
     def query_heads(self, tp_rank: int, kv_heads: int | None = None) -> tuple[int, ...]:
         """The query heads of a rank, in its local order: those of each of its key/value slots."""
         kv = kv_heads or self.shape.kv_heads
         group = self.shape.heads // kv
         part = group // self.copies(kv)
-        return tuple(h * group + c * part + i for h, c in self.kv_slots(tp_rank, kv) for i in range(part))
+        return tuple(
+            h * group + c * part + i for h, c in self.kv_slots(tp_rank, kv) for i in range(part)
+        )
 
     def kv_groups(self, kv_heads: int | None = None) -> tuple[tuple[int, ...], ...]:
-        """Sets of tensor-parallel ranks that hold copies of the same key/value heads; singletons without copies."""
+        """Sets of tensor-parallel ranks that hold copies of the same key/value heads; singletons
+        without copies.
+        """
         held: dict[frozenset[int], list[int]] = {}
         for t in range(self.tp):
             held.setdefault(frozenset(h for h, _ in self.kv_slots(t, kv_heads)), []).append(t)
@@ -203,18 +228,22 @@ class Layout:
         own = (spec.shape[0] // self.ep, *spec.shape[1:]) if spec.stacked else spec.shape
         return tuple(shard.size if i == shard.dim else n for i, n in enumerate(own))
 
-    def flat_table(self, pp_rank: int, ep_rank: int | None = None, without: Collection[str] = frozenset()) -> FlatTable:
+    def flat_table(
+        self, pp_rank: int, ep_rank: int | None = None, without: Collection[str] = frozenset()
+    ) -> FlatTable:
         """The flat buffer of a rank of a stage: matrices first, as only they have weight decay.
 
-        With `ep` above 1 there are two: that of everything but experts, the same for all expert-parallel ranks, and
-        with `ep_rank` that of this rank's experts. It leaves out the parameters `without`.
+        With `ep` above 1 there are two: that of everything but experts, the same for all
+        expert-parallel ranks, and with `ep_rank` that of this rank's experts. It leaves out the
+        parameters `without`.
         """
         specs = (self.spec(name) for name in self.names(pp_rank) if name not in without)
         if self.ep > 1:
             specs = (
                 s
                 for s in specs
-                if s.of_experts == (ep_rank is not None) and (ep_rank or 0) in self.expert_ranks(s.name)
+                if s.of_experts == (ep_rank is not None)
+                and (ep_rank or 0) in self.expert_ranks(s.name)
             )
         entries, at, decayed = [], 0, 0
         for spec in sorted(specs, key=lambda s: not s.is_matrix):
@@ -249,7 +278,11 @@ class Layout:
             return _units(0, [t, self.tp + t], s.intermediate // self.tp)
         if role is Role.QKV_BLOCKS:
             kv = [h for h, _ in self.kv_slots(t, s.kv_heads)]
-            own = (self.query_heads(t, s.kv_heads), (s.heads + h for h in kv), (s.heads + s.kv_heads + h for h in kv))
+            own = (
+                self.query_heads(t, s.kv_heads),
+                (s.heads + h for h in kv),
+                (s.heads + s.kv_heads + h for h in kv),
+            )
             return _units(0, [head for block in own for head in block], s.head_dim)
         if role is Role.QKV:
             return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
@@ -263,7 +296,9 @@ class Layout:
         if role is Role.SINK:
             return _units(0, self.query_heads(t, s.kv_heads), 1)
         if role in (Role.KV, Role.K_NORM):
-            return _units(0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads))
+            return _units(
+                0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads)
+            )
         return _units(1 if role is Role.O else 0, self.query_heads(t, s.kv_heads), s.head_dim)
 
     def _delta_shard(self, role: Role, t: int, d: DeltaSizes) -> Shard:
@@ -277,10 +312,16 @@ class Layout:
 
 
 _EXPERTS = {
-    Role.EXPERT_COLUMN: (0, 1), Role.EXPERT_ROW: (1, 1),
-    Role.EXPERTS_PAIRS: (2, 2), Role.EXPERTS_PAIRS_BIAS: (1, 2), Role.EXPERTS_ROW: (1, 1), Role.EXPERTS_COLUMNS: (2, 1),
-}  # fmt: skip
-"""The dimension that tensor parallelism cuts, and its rows or columns for each intermediate unit of an expert."""
+    Role.EXPERT_COLUMN: (0, 1),
+    Role.EXPERT_ROW: (1, 1),
+    Role.EXPERTS_PAIRS: (2, 2),
+    Role.EXPERTS_PAIRS_BIAS: (1, 2),
+    Role.EXPERTS_ROW: (1, 1),
+    Role.EXPERTS_COLUMNS: (2, 1),
+}
+"""The dimension that tensor parallelism cuts, and its rows or columns for each intermediate unit of
+an expert.
+"""
 _DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)
 
 
@@ -292,7 +333,8 @@ def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int
     starts = (0, *(c + 1 for c in cuts), layers)
     if len(starts) != pp + 1 or any(a >= b for a, b in pairwise(starts)):
         raise ConfigError(
-            f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}",
+            f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1}"
+            f" for pp = {pp}",
             code="config.combination",
         )
     return starts

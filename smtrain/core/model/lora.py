@@ -1,7 +1,9 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): the adapted linears and experts, and the two trained factors of each.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): the adapted linears and experts, and the two trained
+factors of each.
 
-A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A x. A model's adapters
-have a shape of their own, so that layout, optimizer, checkpoints and planner treat them like a whole model. Pure data.
+A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A
+x. A model's adapters have a shape of their own, so that layout, optimizer, checkpoints and planner
+treat them like a whole model. Pure data.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 A, B = ".lora_A.weight", ".lora_B.weight"
 _COLUMNS_CUT = (Role.O, Role.ROW, Role.DELTA_COLUMNS)
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
-"""Targets: matrices of all experts of a layer as transformers 5 has them, which peft calls target_parameters. Gate and
-up share their A."""
+"""Targets: matrices of all experts of a layer as transformers 5 has them, which peft calls
+target_parameters. Gate and up share their A.
+"""
 _EACH = "experts.*."
-"""Begins targets that are linears of each expert, as transformers 4 has them; gate and up have an A each."""
+"""Begins targets that are linears of each expert, as transformers 4 has them; gate and up have an A
+each.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,19 @@ class Lora:
     alpha: float
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
-    """Names of the adapted linears of a decoder layer, in the model's order; then of experts, as `expert_targets`."""
+    """Names of the adapted linears of a decoder layer, in the model's order; then of experts, as
+    `expert_targets`.
+    """
     rslora: bool = False
     quantize: Literal["nf4"] | None = None
-    """The format of the frozen linears (core/model/quantized.py); None: the training's precision."""
+    """The format of the frozen linears (core/model/quantized.py); None: the training's precision.
+    """
 
     @property
     def scale(self) -> float:
-        """The factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        """The factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
+        2312.03732).
+        """
         return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
     @property
@@ -66,8 +76,8 @@ class Lora:
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`...
 
-    Routers and experts are left out, as in peft with transformers 5, which has no linear modules for them
-    (`expert_targets`).
+    Routers and experts are left out, as in peft with transformers 5, which has no linear modules
+    for them (`expert_targets`).
     """
     specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.turned)
     return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))
@@ -80,13 +90,17 @@ def _is_linear(spec: Spec) -> bool:
 def expert_targets(shape: ModelShape) -> tuple[str, ...]:
     """The targets that adapt a model's experts.
 
-    Linears of each expert have the names of other layers' linears in a model that also has layers without experts; its
-    experts can be adapted as matrices of all experts only.
+    Linears of each expert have the names of other layers' linears in a model that also has layers
+    without experts; its experts can be adapted as matrices of all experts only.
     """
     names = shape.rules.experts
     if shape.experts is None or names is None:
         return ()
-    return STACKED if names.stacked or shape.sparse else (*STACKED, *(_EACH + part for part in names.parts))
+    return (
+        STACKED
+        if names.stacked or shape.sparse
+        else (*STACKED, *(_EACH + part for part in names.parts))
+    )
 
 
 def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
@@ -97,21 +111,30 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
     plain, experts = linears(shape), expert_targets(shape)
     if not plain:
         raise ConfigError(
-            f"train.adapter: the linears of {with_article(shape.family)} model are stored with their inputs first "
-            "(Conv1D), for which smtrain has no adapters; leave train.adapter out",
+            f"train.adapter: the linears of {with_article(shape.family)} model are stored with"
+            " their inputs first (Conv1D), for which smtrain has no adapters; leave"
+            " train.adapter out",
             code="config.combination",
         )
     # A plain down_proj leaves it open, as linears have that name too.
-    stacked = any(_ends(target, name) for target in STACKED for name in targets if name != "down_proj")
+    stacked = any(
+        _ends(target, name) for target in STACKED for name in targets if name != "down_proj"
+    )
     found = {name: _named(name, plain, experts, stacked) for name in targets}
     lost = [name for name, its in found.items() if not its]
     if lost or not targets:
-        shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
+        shown = (
+            f"{', '.join(map(repr, lost))} matches no linear layer"
+            if lost
+            else "names no linear layer"
+        )
         each = ", ".join(name.removeprefix(_EACH) for name in experts if name.startswith(_EACH))
-        of_experts = f", for experts {', '.join(STACKED)}" + f" (or {each})" * bool(each) if experts else ""
+        of_experts = (
+            f", for experts {', '.join(STACKED)}" + f" (or {each})" * bool(each) if experts else ""
+        )
         raise ConfigError(
-            f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take {ALL_LINEAR} or some of "
-            f"{', '.join(plain)}{of_experts}",
+            f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take"
+            f" {ALL_LINEAR} or some of {', '.join(plain)}{of_experts}",
             code="config.combination",
         )
     taken = {name for its in found.values() for name in its}
@@ -119,8 +142,12 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in (*plain, *experts) if name in taken)
 
 
-def _named(name: str, plain: Sequence[str], experts: Sequence[str], stacked: bool) -> tuple[str, ...]:
-    """The targets that a user's `name` means; of two kinds of experts the one in which others are `stacked`."""
+def _named(
+    name: str, plain: Sequence[str], experts: Sequence[str], stacked: bool
+) -> tuple[str, ...]:
+    """The targets that a user's `name` means; of two kinds of experts the one in which others are
+    `stacked`.
+    """
     if name == ALL_LINEAR:
         return tuple(plain)
     if name in plain or name in experts:
@@ -143,23 +170,26 @@ def _refuse_half(shape: ModelShape, taken: set[str]) -> None:
         return
     if taken & {*STACKED}:
         raise ConfigError(
-            f"train.adapter.targets: experts are named as matrices of all ({', '.join(sorted(taken & {*STACKED}))}) "
-            f"and as linears of each ({', '.join(sorted(each))}); leave out the linears",
+            "train.adapter.targets: experts are named as matrices of all"
+            f" ({', '.join(sorted(taken & {*STACKED}))}) and as linears of each"
+            f" ({', '.join(sorted(each))}); leave out the linears",
             code="config.combination",
         )
     half = [part for part in names.parts[:2] if part in each]
     if len(half) == 1:
         other = next(part for part in names.parts[:2] if part not in each)
         raise ConfigError(
-            f"train.adapter.targets: {half[0]} of experts needs {other} too, because peft with transformers 5 reads "
-            "only both; name both",
+            f"train.adapter.targets: {half[0]} of experts needs {other} too, because peft with"
+            " transformers 5 reads only both; name both",
             code="config.combination",
         )
 
 
 @dataclass(frozen=True)
 class AdapterShape(ModelShape):
-    """The adapters of a model: its parameters are the factors of every adapted linear, `<module>.lora_A.weight`..."""
+    """The adapters of a model: its parameters are the factors of every adapted linear,
+    `<module>.lora_A.weight`...
+    """
 
     lora: Lora = Lora(1, 1.0)
 
@@ -175,17 +205,23 @@ class AdapterShape(ModelShape):
 
     @cached_property
     def layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
-        """Both factors of every adapted linear of a decoder layer, in the order of the forward pass.
+        """Both factors of every adapted linear of a decoder layer, in the order of the forward
+        pass.
 
-        If tensor parallelism divides the linear's rows, B is divided like it and each rank holds all of A; if it
-        divides the columns, A is divided and each rank holds all of B."""
+        If tensor parallelism divides the linear's rows, B is divided like it and each rank holds
+        all of A; if it divides the columns, A is divided and each rank holds all of B.
+        """
         out = []
         for spec in self.base.layer:
             module = spec.name.removesuffix(".weight")
             if _is_linear(spec) and module.rpartition(".")[2] in self.lora.targets:
                 rows, (width, into) = spec.role not in _COLUMNS_CUT, spec.shape
-                out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
-                out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))
+                out.append(
+                    Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into))
+                )
+                out.append(
+                    Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank))
+                )
         return (*out, *self._of_experts())
 
     def _of_experts(self) -> Iterator[Spec]:
@@ -193,7 +229,11 @@ class AdapterShape(ModelShape):
         sizes, names = self.experts, self.rules.experts
         if sizes is None or names is None:
             return
-        f, h, gate_up = sizes.width, self.hidden, Role.EXPERTS_PAIRS_BIAS if names.stacked else Role.EXPERTS_GATE_UP
+        f, h, gate_up = (
+            sizes.width,
+            self.hidden,
+            Role.EXPERTS_PAIRS_BIAS if names.stacked else Role.EXPERTS_GATE_UP,
+        )
         for target in self.lora.of_experts:
             leaf = target.rpartition(".")[2]
             down = leaf in (names.parts[2], "down_proj")
@@ -211,12 +251,14 @@ class AdapterShape(ModelShape):
 
 
 def stage_faults(shape: AdapterShape, pp: int, cuts: Sequence[int] = ()) -> list[str]:
-    """The pipeline stages that would have nothing to train, as layers of other kinds have the adapted linears."""
+    """The pipeline stages that would have nothing to train, as layers of other kinds have the
+    adapted linears.
+    """
     layout, named = Layout(shape, 1, pp, cuts=cuts or None), " or ".join(shape.lora.targets)
     empty = [layout.layers(stage) for stage in range(pp) if not layout.names(stage)]
     return [
-        f"train.adapter.targets: layers {layers[0]} to {layers[-1]}, a stage of parallel.pp = {pp}, have no {named}; "
-        f"take {ALL_LINEAR}"
+        f"train.adapter.targets: layers {layers[0]} to {layers[-1]}, a stage of parallel.pp = {pp},"
+        f" have no {named}; take {ALL_LINEAR}"
         for layers in empty
     ]
 
@@ -224,21 +266,34 @@ def stage_faults(shape: AdapterShape, pp: int, cuts: Sequence[int] = ()) -> list
 def described(lora: Lora) -> dict[str, Any]:
     """The settings as JSON, for a checkpoint's manifest."""
     return {
-        "type": "lora", "rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout,
-        "targets": list(lora.targets), "rslora": lora.rslora,
+        "type": "lora",
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "dropout": lora.dropout,
+        "targets": list(lora.targets),
+        "rslora": lora.rslora,
         **({"quantize": lora.quantize} if lora.quantize else {}),
-    }  # fmt: skip
+    }
 
 
 def from_described(settings: dict[str, Any]) -> Lora:
-    """Parse the result of `described`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    """Parse the result of `described`.
+
+    Raises `TypeError`, `KeyError` or `ValueError` for anything else.
+    """
     if settings["type"] != "lora" or not all(isinstance(name, str) for name in settings["targets"]):
         raise ValueError(settings["type"])
-    rank, alpha, dropout = int(settings["rank"]), float(settings["alpha"]), float(settings["dropout"])
+    rank, alpha, dropout = (
+        int(settings["rank"]),
+        float(settings["alpha"]),
+        float(settings["dropout"]),
+    )
     quantize = settings.get("quantize")
     if quantize not in (None, "nf4"):
         raise ValueError(quantize)
-    return Lora(rank, alpha, dropout, tuple(settings["targets"]), bool(settings["rslora"]), quantize)
+    return Lora(
+        rank, alpha, dropout, tuple(settings["targets"]), bool(settings["rslora"]), quantize
+    )
 
 
 def is_described(settings: Any) -> bool:
@@ -251,16 +306,20 @@ def is_described(settings: Any) -> bool:
 
 
 def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
-    """The reason why a checkpoint with adapter `there` cannot resume with `here`; None if it can. Dropout may
-    change."""
+    """The reason why a checkpoint with adapter `there` cannot resume with `here`; None if it can.
+    Dropout may change.
+    """
     if there is None or here is None:
         if there == here:
             return None
         return (
-            "holds a LoRA adapter, and train.adapter is not set: set it as it was, or give the run another name"
+            "holds a LoRA adapter, and train.adapter is not set: set it as it was, or give the run"
+            " another name"
             if here is None
-            else "holds a whole model, and train.adapter is set: give the run another name, and the exported model as "
-            "model.path"
+            else (
+                "holds a whole model, and train.adapter is set: give the run another name, and the"
+                " exported model as model.path"
+            )
         )
     was, now = described(there), described(here)
     changed = [
@@ -269,8 +328,8 @@ def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
         if key != "dropout" and was.get(key) != now.get(key)
     ]
     return (
-        f"holds another adapter than train.adapter asks for ({', '.join(changed)}): set it as it was, or give the "
-        "run another name"
+        f"holds another adapter than train.adapter asks for ({', '.join(changed)}): set it as it"
+        " was, or give the run another name"
         if changed
         else None
     )

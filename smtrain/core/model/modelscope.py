@@ -48,7 +48,9 @@ def site() -> str:
     return address if "://" in address else f"https://{address}"
 
 
-def listed(name: str, revision: str | None = None, token: str | None = None) -> tuple[str, list[RepositoryFile]]:
+def listed(
+    name: str, revision: str | None = None, token: str | None = None
+) -> tuple[str, list[RepositoryFile]]:
     """The newest commit of a branch, tag or commit (None: the main branch), and its files.
 
     Raises `SmtrainError` if ModelScope refuses, cannot be reached, or gives an unexpected answer.
@@ -59,32 +61,47 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
             entries = json.load(answer)["Data"]["Files"]
         blobs = [item for item in entries if item.get("Type") != "tree"]
         files = [
-            RepositoryFile(str(i["Path"]), int(i["Size"]), str(i.get("Sha256") or "") or None, str(i["Revision"]))
+            RepositoryFile(
+                str(i["Path"]),
+                int(i["Size"]),
+                str(i.get("Sha256") or "") or None,
+                str(i["Revision"]),
+            )
             for i in blobs
         ]
         commit = str(max(blobs, key=lambda item: int(item.get("CommittedDate") or 0))["Revision"])
     except urllib.error.HTTPError as error:
         error.close()
         raise SmtrainError(
-            f"{site()} refuses {name} at {revision or BRANCH} ({error.code} {error.reason}); check its name and "
-            "revision, and for a private model its token (model.token)",
+            f"{site()} refuses {name} at {revision or BRANCH} ({error.code} {error.reason}); check"
+            " its name and revision, and for a private model its token (model.token)",
             code="model.not_found",
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise SmtrainError(
-            f"{site()} cannot be reached ({type(error).__name__}); try again, or name another (MODELSCOPE_ENDPOINT)"
+            f"{site()} cannot be reached ({type(error).__name__}); try again, or name another"
+            " (MODELSCOPE_ENDPOINT)"
         ) from None
-    except (KeyError, TypeError, ValueError, AttributeError):  # ValueError: no JSON, or no files at all
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # ValueError: no JSON, or no files at all
         raise SmtrainError(
-            f"{site()} lists no files of {name} at {revision or BRANCH}; check its name and revision",
+            f"{site()} lists no files of {name} at {revision or BRANCH}; check its name and"
+            " revision",
             code="model.not_found",
         ) from None
     return commit, files
 
 
-def fetch(name: str, files: Iterable[RepositoryFile], folder: Path, token: str | None = None) -> None:
-    """Download files into a folder, each at its commit. Raises `SmtrainError` for one that does not arrive
-    completely."""
+def fetch(
+    name: str, files: Iterable[RepositoryFile], folder: Path, token: str | None = None
+) -> None:
+    """Download files into a folder, each at its commit. Raises `SmtrainError` for one that does not
+    arrive completely.
+    """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(lambda file: _one(name, file, folder / file.path, token), files):
             pass
@@ -100,7 +117,9 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
             time.sleep(_PAUSE_S * attempt)
         have = part.stat().st_size if part.exists() else 0
         try:
-            with _opened(f"{site()}/api/v1/models/{quote(name)}/repo?{query}", token, have) as answer:
+            with _opened(
+                f"{site()}/api/v1/models/{quote(name)}/repo?{query}", token, have
+            ) as answer:
                 _append(answer, part, have)
         except urllib.error.HTTPError as error:
             error.close()

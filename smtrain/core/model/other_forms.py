@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 def refuse_elsewhere(shape: ModelShape, form: str) -> None:
-    """Raise `CheckpointError` if `form`, a checkpoint of another library, is not known for a family."""
+    """Raise `CheckpointError` if `form`, a checkpoint of another library, is not known for a
+    family.
+    """
     rules, megatron = shape.rules, form == "Megatron"
     if rules.elsewhere or (megatron and rules.megatron):
         return
     lacks = _beyond_megatron(rules) if megatron else ""
     known = [f.model_type for f in FAMILIES.values() if f.elsewhere or (megatron and f.megatron)]
     raise CheckpointError(
-        f"{shape.family} models are not converted from or to {form}{lacks}: take a Hugging Face folder or a native "
-        f"checkpoint ({', '.join(known)} have other forms)",
+        f"{shape.family} models are not converted from or to {form}{lacks}: take a Hugging Face"
+        f" folder or a native checkpoint ({', '.join(known)} have other forms)",
         code="checkpoint.other_model",
     )
 
@@ -38,7 +40,9 @@ def _beyond_megatron(rules: Family) -> str:
     signs = {
         "norms behind attention and the MLP": "post_feedforward_layernorm" in rules.block_norms,
         "norms over all heads": rules.qk_norm == "wide",
-        "multipliers of embeddings, residuals and logits": bool({"embedding", "residual", "logits"} & {*rules.scales}),
+        "multipliers of embeddings, residuals and logits": bool(
+            {"embedding", "residual", "logits"} & {*rules.scales}
+        ),
         "scaled embedding": rules.root_embedding,
         "layers with gated delta nets of this form": rules.linear is not None,
         "queries that grow with the position": "llama_4_scaling_beta" in rules.rope_keys,

@@ -1,7 +1,8 @@
-"""The weights of a base that QLoRA keeps in NF4 (Dettmers et al. 2023, arXiv 2305.14314), and their size. Pure data.
+"""The weights of a base that QLoRA keeps in NF4 (Dettmers et al. 2023, arXiv 2305.14314), and their
+size. Pure data.
 
-A weight is 4 bits; a block of 64 has its largest absolute value in 8 bits; 256 of these have a scale in fp32. Blocks
-run along the rows of a matrix, as in bitsandbytes.
+A weight is 4 bits; a block of 64 has its largest absolute value in 8 bits; 256 of these have a
+scale in fp32. Blocks run along the rows of a matrix, as in bitsandbytes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,15 @@ NESTED = 256
 def is_quantized(spec: Spec) -> bool:
     """Whether a parameter is one of the decoder layers' linears, adapted or not.
 
-    Embedding, output matrix, norms, routers and experts keep the training's precision, as with bitsandbytes in
-    transformers, which replaces modules of type Linear other than the head.
+    Embedding, output matrix, norms, routers and experts keep the training's precision, as with
+    bitsandbytes in transformers, which replaces modules of type Linear other than the head.
     """
-    linear = len(spec.shape) == 2 and not spec.of_experts and not spec.turned and spec.role is not Role.EXPERTS_SUM
+    linear = (
+        len(spec.shape) == 2
+        and not spec.of_experts
+        and not spec.turned
+        and spec.role is not Role.EXPERTS_SUM
+    )
     return linear and LAYER.search(spec.name) is not None
 
 
@@ -44,13 +50,15 @@ def cut_faults(shape: ModelShape, tp: int) -> Iterator[str]:
         cuts = [cut for rank in range(tp) for cut in layout.shard(spec.name, rank).ranges]
         dim = layout.shard(spec.name, 0).dim
         width = spec.shape[1]
-        if dim is not None and any(at * (width if dim == 0 else 1) % BLOCK for cut in cuts for at in cut):
+        if dim is not None and any(
+            at * (width if dim == 0 else 1) % BLOCK for cut in cuts for at in cut
+        ):
             yield (
-                f"train.adapter.quantize: parallel.tp = {tp} would cut a block of {BLOCK} weights of {leaf} "
-                f"({spec.shape[0]} x {width}) in two; take a smaller parallel.tp"
+                f"train.adapter.quantize: parallel.tp = {tp} would cut a block of {BLOCK} weights"
+                f" of {leaf} ({spec.shape[0]} x {width}) in two; take a smaller parallel.tp"
             )
         elif dim == 1 and width % BLOCK:
             yield (
-                f"train.adapter.quantize: a row of {leaf} has {width} weights, which blocks of {BLOCK} do not divide, "
-                f"and parallel.tp = {tp} cuts rows; take parallel.tp: 1"
+                f"train.adapter.quantize: a row of {leaf} has {width} weights, which blocks of"
+                f" {BLOCK} do not divide, and parallel.tp = {tp} cuts rows; take parallel.tp: 1"
             )

@@ -1,6 +1,7 @@
 """Recognise files and folders that are not what their names say, and give the remedy.
 
-Pure Python, from names and first bytes only, so that each command can check before it reads anything.
+Pure Python, from names and first bytes only, so that each command can check before it reads
+anything.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ HEAD = 512
 """Bytes from the beginning of a file that `misfit` reads."""
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
-_ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+_ANSWERS = (
+    b"entry not found",
+    b"repository not found",
+    b"invalid username or password",
+    b"access to model",
+    b"<?xml",
+)
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7z",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+}
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip", ".7z", ".tar.bz2", ".tar.xz", ".tar.zst")
 _UNPACK = "unpack it, as with `tar -xf`, and name the folder that then has config.json"
 CONFIG = "config.json"
@@ -29,12 +42,15 @@ _AGAIN = "copy this file again from where the model came from"
 
 
 def archive_fault(name: str) -> str | None:
-    """The fault, with the remedy, of a path or URI whose ending is that of an archive; None for any other."""
+    """The fault, with the remedy, of a path or URI whose ending is that of an archive; None for any
+    other.
+    """
     return f"is an archive; {_UNPACK}" if name.lower().rstrip("/").endswith(_ARCHIVES) else None
 
 
 def misfit(name: str, head: bytes, size: int) -> str | None:
-    """The fault of a file whose first bytes do not match its name, with the remedy; None if they match.
+    """The fault of a file whose first bytes do not match its name, with the remedy; None if they
+    match.
 
     `head` has the first `HEAD` bytes of a file of `size` bytes.
     """
@@ -47,14 +63,23 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     if head.startswith(_LFS):
         pointer = re.search(rb"size (\d+)", head)
         of = f" of a file of {int(pointer[1]):,} bytes" if pointer else ""
-        return f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy this file"
+        return (
+            f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy"
+            " this file"
+        )
     if start.startswith(_PAGES):
-        return f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
-    if start.startswith(_ANSWERS) or (name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')):
+        return (
+            f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
+        )
+    if start.startswith(_ANSWERS) or (
+        name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')
+    ):
         shown = " ".join(head[:60].decode("utf-8", "replace").split())
         return f"is a server's answer ({shown}), not the file: the download was refused; {_AGAIN}"
     if not head.strip(b"\0"):
-        return f"has only zero bytes where it should begin: its download or copy did not end; {_AGAIN}"
+        return (
+            f"has only zero bytes where it should begin: its download or copy did not end; {_AGAIN}"
+        )
     if archive := archive_fault(name):
         return archive
     for magic, kind in _PACKED.items():
@@ -87,7 +112,10 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
         return f"is an HDF5 file of Keras; {_OTHER_FRAMEWORK}"
     pickled = head.startswith((b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"))
     if name.endswith(".safetensors") and pickled:
-        return f"is a file of torch.save, not of safetensors; rename it to {stem.replace('model', 'pytorch_model')}.bin"
+        return (
+            "is a file of torch.save, not of safetensors; rename it to"
+            f" {stem.replace('model', 'pytorch_model')}.bin"
+        )
     if name.endswith(".bin") and _is_safetensors(head):
         own = f"{stem.replace('pytorch_model', 'model')}.safetensors"
         return f"is a safetensors file, not one of torch.save; rename it to {own}"
@@ -95,7 +123,9 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
 
 
 def file_misfit(path: Path) -> str | None:
-    """`misfit` of a local file, as a sentence with its path; None also if the file does not exist."""
+    """`misfit` of a local file, as a sentence with its path; None also if the file does not
+    exist.
+    """
     if path.exists() and not path.is_file():
         return f"{path} is no regular file; {_AGAIN}"
     try:
@@ -108,12 +138,14 @@ def file_misfit(path: Path) -> str | None:
 
 
 def broken_link(folder: Path) -> str | None:
-    """A fault if a file of the folder is a broken link, as in a copy of a hub's cache without its blobs."""
+    """A fault if a file of the folder is a broken link, as in a copy of a hub's cache without its
+    blobs.
+    """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_symlink() and not path.exists():
             return (
-                f"{path} is a link to {path.readlink()}, which is not there; copy the file itself (`cp -L`, or rsync "
-                "with -L) from where the model came from"
+                f"{path} is a link to {path.readlink()}, which is not there; copy the file itself"
+                " (`cp -L`, or rsync with -L) from where the model came from"
             )
     return None
 
@@ -150,31 +182,59 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "smtrain trains language models: give the folder of one",
     ),
     (
-        ("*/zero_pp_rank_*", "zero_pp_rank_*", "*/mp_rank_*_model_states.pt", "mp_rank_*_model_states.pt"),
+        (
+            "*/zero_pp_rank_*",
+            "zero_pp_rank_*",
+            "*/mp_rank_*_model_states.pt",
+            "mp_rank_*_model_states.pt",
+        ),
         "a sharded checkpoint of DeepSpeed ZeRO",
-        "make one file of it with the script that lies next to it, `python zero_to_fp32.py . pytorch_model.bin`",
+        (
+            "make one file of it with the script that lies next to it, `python zero_to_fp32.py ."
+            " pytorch_model.bin`"
+        ),
     ),
     (
-        ("pytorch_model_fsdp_*/*.distcp", "pytorch_model_fsdp_*/.metadata", "*.distcp", "*/*.distcp"),
+        (
+            "pytorch_model_fsdp_*/*.distcp",
+            "pytorch_model_fsdp_*/.metadata",
+            "*.distcp",
+            "*/*.distcp",
+        ),
         "a sharded checkpoint of torch (FSDP)",
-        "make one file of it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DISTCP_FOLDER "
-        "pytorch_model.bin`, and put config.json next to it",
+        (
+            "make one file of it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+            " DISTCP_FOLDER pytorch_model.bin`, and put config.json next to it"
+        ),
     ),
     (("*.gguf",), "a GGUF file of llama.cpp", _GGUF),
     (
         ("consolidated*.pth", "original/consolidated*.pth"),
         "Meta's original form",
-        "take the Hugging Face form of the model, or convert it with transformers' convert_llama_weights_to_hf.py",
+        (
+            "take the Hugging Face form of the model, or convert it with transformers'"
+            " convert_llama_weights_to_hf.py"
+        ),
     ),
     (
         ("consolidated*.safetensors",),
         "Mistral's own form",
-        "take the Hugging Face form of the model (model.safetensors), which the same repository has, or convert it "
-        "with transformers' convert_mistral_weights_to_hf.py",
+        (
+            "take the Hugging Face form of the model (model.safetensors), which the same repository"
+            " has, or convert it with transformers' convert_mistral_weights_to_hf.py"
+        ),
     ),
     (("*.onnx", "*/*.onnx"), "an ONNX export", "take the model that it was exported from"),
-    (("tf_model.h5", "*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _OTHER_FRAMEWORK),
-    (("*.nemo",), "an archive of NeMo", "unpack it with tar and name the folder inside, or export it to Hugging Face"),
+    (
+        ("tf_model.h5", "*.h5", "flax_model*.msgpack"),
+        "weights of TensorFlow or Flax",
+        _OTHER_FRAMEWORK,
+    ),
+    (
+        ("*.nemo",),
+        "an archive of NeMo",
+        "unpack it with tar and name the folder inside, or export it to Hugging Face",
+    ),
     (
         ("weights.npz", "*.mlx", "*.mlpackage/*", "openvino_model.bin", "openvino_model.xml"),
         "weights for another runtime",
@@ -183,7 +243,10 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state*.pth", "training_args.bin"),
         "the state of a trainer without the model",
-        "copy model.safetensors and config.json of the same step next to it, or name the folder that has them",
+        (
+            "copy model.safetensors and config.json of the same step next to it, or name the folder"
+            " that has them"
+        ),
     ),
     (
         ("*.ckpt", "*.pt", "*.pth"),
@@ -195,7 +258,11 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "safetensors files under other names",
         "rename the one that holds the weights to model.safetensors",
     ),
-    (("*.bin",), "files of torch.save under other names", "rename the one that holds the weights to pytorch_model.bin"),
+    (
+        ("*.bin",),
+        "files of torch.save under other names",
+        "rename the one that holds the weights to pytorch_model.bin",
+    ),
 )
 """Patterns of names, the kind of folder, and the remedy; the first match counts."""
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
@@ -203,7 +270,8 @@ _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
 
 
 def folder_misfit(names: Iterable[str], shown: object) -> str | None:
-    """The fault of a folder without readable weights: what it holds instead, and the remedy; None if unknown.
+    """The fault of a folder without readable weights: what it holds instead, and the remedy; None
+    if unknown.
 
     `names` are relative to the folder, `shown` is the user's name for it.
     """
@@ -216,7 +284,11 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
             f"`smtrain convert BASE TARGET --to hf --merge-adapter {shown}`"
         )
     weights = re.compile(r"([^/]+)/(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)")
-    inside = sorted(match[1] for name in held if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in held)
+    inside = sorted(
+        match[1]
+        for name in held
+        if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in held
+    )
     if inside:
         return f"{shown} is not the model's folder itself; name {shown}/{inside[-1]}"
     named_well = [name for name in held if _WEIGHTS.fullmatch(name)]
@@ -226,8 +298,13 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
         if fits:
             return f"{shown} holds {what} ({fits[0]}); {remedy}"
     if named_well and CONFIG not in held:
-        return f"{shown} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model next to it"
-    archive = next((name for name in sorted(held) if CONFIG not in held and archive_fault(name)), None)
+        return (
+            f"{shown} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model"
+            " next to it"
+        )
+    archive = next(
+        (name for name in sorted(held) if CONFIG not in held and archive_fault(name)), None
+    )
     return f"{shown} holds an archive ({archive}) and no {CONFIG}; {_UNPACK}" if archive else None
 
 
@@ -241,15 +318,28 @@ def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
     if not by_pattern:
         return [], []
     (stem, total, ending), numbers = min(by_pattern.items(), key=lambda item: item[0])
-    named = {n: f"{stem}-{n:05d}-of-{total}.{ending}" for n in range(1, min(int(total), 10_000) + 1)}
+    named = {
+        n: f"{stem}-{n:05d}-of-{total}.{ending}" for n in range(1, min(int(total), 10_000) + 1)
+    }
     return [named[n] for n in named if n in numbers], [named[n] for n in named if n not in numbers]
 
 
 _TOOLS = {
-    "awq": "AWQ", "gptq": "GPTQ", "bitsandbytes": "bitsandbytes", "compressed-tensors": "compressed-tensors",
-    "fp8": "fp8", "fbgemm_fp8": "fbgemm fp8", "mxfp4": "mxfp4", "torchao": "torchao", "quanto": "quanto",
-    "aqlm": "AQLM", "hqq": "HQQ", "eetq": "EETQ", "bitnet": "BitNet", "modelopt": "ModelOpt",
-}  # fmt: skip
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "fp8",
+    "fbgemm_fp8": "fbgemm fp8",
+    "mxfp4": "mxfp4",
+    "torchao": "torchao",
+    "quanto": "quanto",
+    "aqlm": "AQLM",
+    "hqq": "HQQ",
+    "eetq": "EETQ",
+    "bitnet": "BitNet",
+    "modelopt": "ModelOpt",
+}
 DEQUANTIZE = (
     "give the bf16 or fp32 model that it was made from, or write one: transformers' "
     "AutoModelForCausalLM.from_pretrained(FOLDER), model.dequantize() and save_pretrained(NEW)"
@@ -261,22 +351,29 @@ def dequantize(method: str) -> str:
     if "fp8" not in method:
         return DEQUANTIZE
     return (
-        "give the bf16 model that it was made from, or write one: transformers' AutoModelForCausalLM.from_pretrained("
-        "FOLDER, quantization_config=FineGrainedFP8Config(dequantize=True)) and save_pretrained(NEW)"
+        "give the bf16 model that it was made from, or write one: transformers'"
+        " AutoModelForCausalLM.from_pretrained(FOLDER,"
+        " quantization_config=FineGrainedFP8Config(dequantize=True)) and save_pretrained(NEW)"
     )
 
 
 def unreadable_quantization(config: Mapping[str, Any]) -> str | None:
-    """`quantization`, but for mxfp4 of gpt-oss, which is read as the bf16 numbers that it stands for."""
+    """`quantization`, but for mxfp4 of gpt-oss, which is read as the bf16 numbers that it stands
+    for.
+    """
     method = quantization(config)
-    return None if method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss" else method
+    return (
+        None if method == "mxfp4" and text_part(config).get("model_type") == "gpt_oss" else method
+    )
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
     """The quantization method in a config.json; None without one."""
     inside = text_part(config)
     keys = ("quantization_config", "compression_config")
-    settings = next(filter(None, (part.get(key) for part in (config, inside) for key in keys)), None)
+    settings = next(
+        filter(None, (part.get(key) for part in (config, inside) for key in keys)), None
+    )
     if not settings:
         return None
     about = settings if isinstance(settings, Mapping) else {}

@@ -1,7 +1,7 @@
 """Rotary position embeddings as config.json describes them, written by transformers 4 or 5.
 
-transformers 4 writes `rope_theta` and `rope_scaling` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`), transformers 5 writes
-`rope_parameters`; each ignores keys that it does not know. Pure Python.
+transformers 4 writes `rope_theta` and `rope_scaling` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`),
+transformers 5 writes `rope_parameters`; each ignores keys that it does not know. Pure Python.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
     "proportional": ((), ("factor",)),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        (),
+    ),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
-    "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("attention_factor", "factor")),
+    "longrope": (
+        ("short_factor", "long_factor", "original_max_position_embeddings"),
+        ("attention_factor", "factor"),
+    ),
 }
 """Required and optional settings of each type."""
 _LISTS = ("short_factor", "long_factor")
@@ -36,14 +42,19 @@ _ALSO_LONG = ("su", "yarn")
 _OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 BORDERS = {"beta_fast": 32, "high_freq_factor": 4}
 """transformers' default of the first, Llama 3.1's value of the second."""
-_NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and the rotated share of a head, in other families
+_NAMES = (
+    "rope_theta",
+    "partial_rotary_factor",
+)  # of the base and the rotated share of a head, in other families
 ORIGINAL = "original_max_position_embeddings"
 KEYS = ("rope_parameters", "rope_scaling", ORIGINAL, *_NAMES, *_OLD_NAMES["gpt_neox"])
 
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotated dimensions of a head and their frequencies; equal for two files that mean the same."""
+    """The rotated dimensions of a head and their frequencies; equal for two files that mean the
+    same.
+    """
 
     kind: str
     theta: float
@@ -64,7 +75,9 @@ class Rope:
         plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
         if self.kind == "proportional":  # of the whole head: the last pairs do not turn
             turning = int(self.share * self.turned // 2)
-            plain = [f / self.settings.get("factor", 1.0) for f in plain[:turning]] + [0.0] * (len(plain) - turning)
+            plain = [f / self.settings.get("factor", 1.0) for f in plain[:turning]] + [0.0] * (
+                len(plain) - turning
+            )
         if self.kind == "linear":
             return [f / self.settings["factor"] for f in plain]
         if self.kind == "longrope":
@@ -93,10 +106,18 @@ class Rope:
     def written(self, model_type: str) -> dict[str, Any]:
         """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)
-        share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES or self.share != 1 else {}
-        old: dict[str, Any] | None = None if self.kind == "default" else {"rope_type": self.kind, **self.settings}
+        share = (
+            {"partial_rotary_factor": self.share}
+            if model_type in _OLD_NAMES or self.share != 1
+            else {}
+        )
+        old: dict[str, Any] | None = (
+            None if self.kind == "default" else {"rope_type": self.kind, **self.settings}
+        )
         beside = {}
-        if self.kind == "longrope":  # transformers 4 takes these three only, and the length from the top level
+        if (
+            self.kind == "longrope"
+        ):  # transformers 4 takes these three only, and the length from the top level
             old = {"type": self.kind, **{key: self.settings[key] for key in _LISTS}}
             beside = {ORIGINAL: self.settings[ORIGINAL]}
         return {
@@ -104,7 +125,12 @@ class Rope:
             **({part: self.share} if share else {}),
             **beside,
             "rope_scaling": old,
-            "rope_parameters": {"rope_theta": self.theta, "rope_type": self.kind, **self.settings, **share},
+            "rope_parameters": {
+                "rope_theta": self.theta,
+                "rope_type": self.kind,
+                **self.settings,
+                **share,
+            },
         }
 
     @property
@@ -131,7 +157,10 @@ class Rope:
             span = math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi))
             return self.turned * span / (2 * math.log(self.theta))
 
-        low, high = dimension(s.get("beta_fast") or BORDERS["beta_fast"]), dimension(s.get("beta_slow") or 1)
+        low, high = (
+            dimension(s.get("beta_fast") or BORDERS["beta_fast"]),
+            dimension(s.get("beta_slow") or 1),
+        )
         if s.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, last)
@@ -140,41 +169,56 @@ class Rope:
         return [f / s["factor"] * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)]
 
 
-def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, positions: int, usual: float | None) -> Rope:
-    """The rotary embedding of a config.json; `positions` is its max_position_embeddings, `usual` the default base.
+def read_rope(
+    config: Mapping[str, Any], family: Family, head_dim: int, positions: int, usual: float | None
+) -> Rope:
+    """The rotary embedding of a config.json; `positions` is its max_position_embeddings, `usual`
+    the default base.
 
-    Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing or not a number.
+    Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing
+    or not a number.
     """
     long, model_type = family.long_rope, family.model_type
-    new, old = (_mapping(config, key, _ALSO_LONG if long else ()) for key in ("rope_parameters", "rope_scaling"))
+    new, old = (
+        _mapping(config, key, _ALSO_LONG if long else ())
+        for key in ("rope_parameters", "rope_scaling")
+    )
     named = {
-        key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {**new, **old} if key != "type"
+        key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old))
+        for key in {**new, **old}
+        if key != "type"
     }
     kind = str(named.get("rope_type") or "default")
     if kind not in (known := kinds_of(family)):
         raise CheckpointError(
-            f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know for "
-            f"{with_article(model_type)} model: it knows {', '.join(known)}"
+            f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know"
+            f" for {with_article(model_type)} model: it knows {', '.join(known)}"
         )
     base, part = _OLD_NAMES.get(model_type, _NAMES)
-    theta = _agreed("rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta")))
+    theta = _agreed(
+        "rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta"))
+    )
     key = "partial_rotary_factor"
     share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
     share = _number(key, family.rotary_share if share is None else share)
     if not (family.partial_rotary or kind == "proportional") and share != 1:
         raise CheckpointError(
-            f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)} model turns whole "
-            "heads: remove it"
+            f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)}"
+            " model turns whole heads: remove it"
         )
     if share > 1:
-        raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")
+        raise CheckpointError(
+            f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads"
+        )
     turned = head_dim if kind == "proportional" else int(head_dim * share)
     settings = _settings(kind, named, config, positions, turned)
-    settings |= {name: _number(name, named[name]) for name in family.rope_keys if named.get(name) is not None}
+    settings |= {
+        name: _number(name, named[name]) for name in family.rope_keys if named.get(name) is not None
+    }
     if theta is None and usual is None:
         raise CheckpointError(
-            "config.json has no rope_theta, and transformers 4 and 5 take different ones then: add the one that the "
-            "model was trained with"
+            "config.json has no rope_theta, and transformers 4 and 5 take different ones then: add"
+            " the one that the model was trained with"
         )
     theta = _number("rope_theta", usual if theta is None else theta)
     notes = {name: named[name] for name in family.rope_notes if name in named}
@@ -182,11 +226,17 @@ def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, position
 
 
 def megatron_rope_lack(rope: Rope | None) -> str | None:
-    """The reason why Megatron-core 0.16.1's GPTModel would turn heads in another way; None if it would not."""
+    """The reason why Megatron-core 0.16.1's GPTModel would turn heads in another way; None if it
+    would not.
+    """
     if rope is None or rope.kind == "default":
         return None
     s = rope.settings
-    if rope.kind == "llama3" and (s["low_freq_factor"], s["high_freq_factor"], s[ORIGINAL]) == (1.0, 4.0, 8192):
+    if rope.kind == "llama3" and (s["low_freq_factor"], s["high_freq_factor"], s[ORIGINAL]) == (
+        1.0,
+        4.0,
+        8192,
+    ):
         return None
     if rope.kind == "linear" and s["factor"] == int(s["factor"]):
         return None
@@ -197,13 +247,20 @@ def megatron_rope_lack(rope: Rope | None) -> str | None:
         "linear": "linear with a factor that is not whole",
         "yarn": "yarn with an attention_factor, or for a part of a head",
     }
-    return f"Megatron-core's GPTModel has no rotary embeddings of type {which.get(rope.kind, rope.kind)}"
+    return (
+        "Megatron-core's GPTModel has no rotary embeddings of type"
+        f" {which.get(rope.kind, rope.kind)}"
+    )
 
 
 def kinds_of(family: Family) -> list[str]:
     """The types of rotary embeddings that a family can have."""
     of_others = {"longrope", "proportional"} - {family.rope_default.get("rope_type")}
-    return ["default", "longrope"] if family.long_rope else [one for one in KINDS if one not in of_others]
+    return (
+        ["default", "longrope"]
+        if family.long_rope
+        else [one for one in KINDS if one not in of_others]
+    )
 
 
 def _settings(
@@ -211,17 +268,24 @@ def _settings(
 ) -> dict[str, Any]:
     needed, optional = KINDS[kind]
     key = ORIGINAL
-    settings = {name: value for name, value in named.items() if name in needed + optional and value is not None}
+    settings = {
+        name: value
+        for name, value in named.items()
+        if name in needed + optional and value is not None
+    }
     if key in needed:
-        agreed = _agreed(key, ("rope_parameters", settings), ("config.json", _renamed(config, key, key)))
+        agreed = _agreed(
+            key, ("rope_parameters", settings), ("config.json", _renamed(config, key, key))
+        )
         settings[key] = (4096 if kind == "longrope" else positions) if agreed is None else agreed
     if kind == "yarn":
         settings.setdefault("factor", positions / _number(key, settings[key]))
     missing = [name for name in needed if name not in settings]
     if missing:
         raise CheckpointError(
-            f"config.json asks for rotary embeddings of type {kind} and lacks {' and '.join(missing)}: add what the "
-            "model was trained with to rope_parameters, or to rope_scaling"
+            f"config.json asks for rotary embeddings of type {kind} and lacks"
+            f" {' and '.join(missing)}: add what the model was trained with to rope_parameters, or"
+            " to rope_scaling"
         )
     for name, value in settings.items():
         if name in _LISTS:
@@ -233,46 +297,61 @@ def _settings(
     if kind == "longrope":
         settings["attention_factor"] = _long_attention(settings, positions)
     if kind == "llama3" and settings["high_freq_factor"] <= settings["low_freq_factor"]:
-        raise CheckpointError("config.json has a high_freq_factor that is not above its low_freq_factor")
+        raise CheckpointError(
+            "config.json has a high_freq_factor that is not above its low_freq_factor"
+        )
     return settings
 
 
 def _factors(name: str, value: Any, pairs: int) -> list[float]:
     if not isinstance(value, list) or len(value) != pairs:
         raise CheckpointError(
-            f"config.json has {name} = {str(value)[:80]} for its rotary embeddings: it must have a number for each of "
-            f"the {pairs} pairs of a head that turn"
+            f"config.json has {name} = {str(value)[:80]} for its rotary embeddings: it must have a"
+            f" number for each of the {pairs} pairs of a head that turn"
         )
     return [_number(name, one) for one in value]
 
 
 def _long_attention(settings: dict[str, Any], positions: int) -> float:
-    """The factor of cosines and sines of longrope, by how much the positions were extended (Ding et al. 2024, arXiv
-    2402.13753). Takes `factor` out of the settings; transformers 4 knows no value of one's own."""
+    """The factor of cosines and sines of longrope, by how much the positions were extended (Ding et
+    al. 2024, arXiv 2402.13753). Takes `factor` out of the settings; transformers 4 knows no value
+    of one's own.
+    """
     original = settings[ORIGINAL]
     extended = positions / original
-    usual = math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1 < original else 1.0
+    usual = (
+        math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1 < original else 1.0
+    )
     given = {"factor": (settings.pop("factor", extended), extended)}
     given["attention_factor"] = (settings.get("attention_factor", usual), usual)
     for name, (value, wanted) in given.items():
         if not math.isclose(value, wanted, rel_tol=1e-6):
             raise CheckpointError(
-                f"config.json has {name} = {value:g} for its rotary embeddings, and max_position_embeddings over "
-                f"{ORIGINAL} gives {wanted:.6g}, which transformers 4 takes: remove {name}"
+                f"config.json has {name} = {value:g} for its rotary embeddings, and"
+                f" max_position_embeddings over {ORIGINAL} gives {wanted:.6g}, which transformers 4"
+                f" takes: remove {name}"
             )
     return usual
 
 
-def _mapping(config: Mapping[str, Any], key: str, also_long: tuple[str, ...] = ()) -> dict[str, Any]:
+def _mapping(
+    config: Mapping[str, Any], key: str, also_long: tuple[str, ...] = ()
+) -> dict[str, Any]:
     value = config.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
         raise CheckpointError(
-            f"config.json has {key} = {value!r}: smtrain takes one set of settings for all layers, not one per kind"
+            f"config.json has {key} = {value!r}: smtrain takes one set of settings for all layers,"
+            " not one per kind"
         )
-    out = {k: "longrope" if k in ("type", "rope_type") and v in also_long else v for k, v in value.items()}
-    named = _agreed("rope_type", (f"{key}.rope_type", out), (f"{key}.type", _renamed(out, "type", "rope_type")))
+    out = {
+        k: "longrope" if k in ("type", "rope_type") and v in also_long else v
+        for k, v in value.items()
+    }
+    named = _agreed(
+        "rope_type", (f"{key}.rope_type", out), (f"{key}.type", _renamed(out, "type", "rope_type"))
+    )
     return {**out, "rope_type": named} if out else {}
 
 
@@ -280,18 +359,22 @@ def _renamed(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
     return {key: config[name]} if config.get(name) is not None else {}
 
 
-def _agreed(key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> Any:
+def _agreed(
+    key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
+) -> Any:
     """The value of `key` in either mapping. Raises `CheckpointError` if they disagree."""
     a, b = one[1].get(key), other[1].get(key)
     if a is not None and b is not None and a != b:
         raise CheckpointError(
-            f"config.json says {key} = {a!r} ({one[0]}) and {b!r} ({other[0]}), so transformers 4 and 5 would build "
-            "different models of it: keep what the model was trained with"
+            f"config.json says {key} = {a!r} ({one[0]}) and {b!r} ({other[0]}), so transformers 4"
+            " and 5 would build different models of it: keep what the model was trained with"
         )
     return b if a is None else a
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json has {name} = {value!r} for its rotary embeddings: it must be above 0")
+        raise CheckpointError(
+            f"config.json has {name} = {value!r} for its rotary embeddings: it must be above 0"
+        )
     return float(value)

@@ -1,7 +1,8 @@
-"""The sizes of a decoder, its parameters, and what follows from them: counts, FLOPs, and the meshes that divide it.
+"""The sizes of a decoder, its parameters, and what follows from them: counts, FLOPs, and the meshes
+that divide it.
 
-Pure Python. Names are those in Hugging Face files; `ModelShape.file_name` translates the names of transformers'
-modules, which may differ.
+Pure Python. Names are those in Hugging Face files; `ModelShape.file_name` translates the names of
+transformers' modules, which may differ.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class ModelShape:
     full: tuple[bool, ...] = ()
     """Whether each layer sees everything, if others have a window."""
     full_head_dim: int | None = None
-    """Head size of layers that see everything, if it differs from the others'; so are the next two."""
+    """Head size of layers that see everything, if it differs from the others'; so are the next two.
+    """
     full_kv_heads: int | None = None
     values_are_keys: bool = False
     """These layers have no values but their keys."""
@@ -96,8 +98,12 @@ class ModelShape:
 
         size = partial(read_size, got, family)
         gpt2, hidden, layers = family.form == "gpt2", size("hidden_size"), size("num_hidden_layers")
-        slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
-        window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
+        slides = family.windows in ("always", "kinds") or (
+            family.windows == "asked" and got.get("use_sliding_window")
+        )
+        window = (
+            size("sliding_window") if slides and got.get("sliding_window") is not None else None
+        )
         full: tuple[bool, ...] = ()
         if window is not None or family.windows == "kinds":
             full = tuple(w is None for w in layer_windows(got, family, layers, window))
@@ -111,9 +117,11 @@ class ModelShape:
         return cls(
             family=family.model_type,
             hidden=hidden,
-            intermediate=4 * hidden
-            if gpt2 and got.get("n_inner") is None
-            else size("n_inner" if gpt2 else "intermediate_size"),
+            intermediate=(
+                4 * hidden
+                if gpt2 and got.get("n_inner") is None
+                else size("n_inner" if gpt2 else "intermediate_size")
+            ),
             layers=layers,
             **head_sizes(got, family),
             vocab=size("vocab_size"),
@@ -179,7 +187,10 @@ class ModelShape:
         alike = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
         some = replace(alike, values_are_keys=False)
         full = replace(
-            alike, head_dim=self.full_head_dim, kv_heads=self.full_kv_heads or self.kv_heads, sliding_window=None
+            alike,
+            head_dim=self.full_head_dim,
+            kv_heads=self.full_kv_heads or self.kv_heads,
+            sliding_window=None,
         )
         return tuple(full if sees_all else some for sees_all in self.full or (True,) * self.layers)
 
@@ -195,7 +206,9 @@ class ModelShape:
 
     @cached_property
     def layer(self) -> tuple[Spec, ...]:
-        """The parameters of one decoder layer, by their names within it, if all layers are of one kind."""
+        """The parameters of one decoder layer, by their names within it, if all layers are of one
+        kind.
+        """
         return tuple(block(self))
 
     @cached_property
@@ -210,10 +223,14 @@ class ModelShape:
             last.append(Spec(self.head_name, Role.VOCAB, table))
         return first, last
 
-    def numbers(self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT) -> int:
+    def numbers(
+        self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT
+    ) -> int:
         """Size of the parameters that are `counted`; one layer of each kind is multiplied."""
         ends = sum(s.size for part in self._ends for s in part if counted(s))
-        return ends + sum(n * sum(s.size for s in kind.layer if counted(s)) for kind, n in self.kinds.items())
+        return ends + sum(
+            n * sum(s.size for s in kind.layer if counted(s)) for kind, n in self.kinds.items()
+        )
 
     @property
     def largest(self) -> int:
@@ -244,10 +261,12 @@ class ModelShape:
         return self.embed_name if self.tied and name == f"{self.rules.head}.weight" else name
 
     def file_parts(self, module_name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """The parameters in files, with their shapes, of which the module's parameter `module_name` consists.
+        """The parameters in files, with their shapes, of which the module's parameter `module_name`
+        consists.
 
-        transformers 5 has gate_up_proj [E, 2F, H] and down_proj [E, H, F] of all experts of a layer for the tensors of
-        each expert in files. They follow one another in the module's memory in the order given here.
+        transformers 5 has gate_up_proj [E, 2F, H] and down_proj [E, H, F] of all experts of a layer
+        for the tensors of each expert in files. They follow one another in the module's memory in
+        the order given here.
         """
         names, (path, _, leaf) = self.rules.experts, module_name.rpartition(".")
         if names is None or names.stacked or not path.endswith(".mlp.experts"):
@@ -257,7 +276,11 @@ class ModelShape:
         count, rows, columns = shape
         if leaf == "down_proj":
             return {f"{path}.{j}.{down}.weight": (rows, columns) for j in range(count)}
-        return {f"{path}.{j}.{part}.weight": (rows // 2, columns) for j in range(count) for part in (gate, up)}
+        return {
+            f"{path}.{j}.{part}.weight": (rows // 2, columns)
+            for j in range(count)
+            for part in (gate, up)
+        }
 
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""
@@ -270,31 +293,46 @@ class ModelShape:
         return self.numbers()
 
     def active_parameters(self) -> int:
-        """Number of parameters that a token meets: of the experts of a layer, only those that it chooses."""
+        """Number of parameters that a token meets: of the experts of a layer, only those that it
+        chooses.
+        """
         if self.experts is None:
             return self.parameters()
         of_experts = self.numbers(lambda spec: spec.of_experts)
-        return self.parameters() - of_experts + of_experts * self.experts.chosen // self.experts.count
+        return (
+            self.parameters() - of_experts + of_experts * self.experts.chosen // self.experts.count
+        )
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Floating-point operations of one token's forward and backward pass, for MFU; recomputation not counted.
+        """Floating-point operations of one token's forward and backward pass, for MFU;
+        recomputation not counted.
 
-        6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the weights that multiply
-        (everything but the embedding lookup, norms and biases; a tied head does multiply), L layers, H heads, Q head
-        size, T the sequence length or the sliding window, if shorter. As in PaLM, the causal mask saves nothing here.
-        A gated delta net has in place of 12 H Q T three products of a head's keys and values (what the state holds for
-        the key, the state's update, what it holds for the query): 18 D_k D_v for each value head. Of experts only those
-        count that a token chooses.
+        6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the
+        weights that multiply (everything but the embedding lookup, norms and biases; a tied head
+        does multiply), L layers, H heads, Q head size, T the sequence length or the sliding window,
+        if shorter. As in PaLM, the causal mask saves nothing here. A gated delta net has in place
+        of 12 H Q T three products of a head's keys and values (what the state holds for the key,
+        the state's update, what it holds for the query): 18 D_k D_v for each value head. Of experts
+        only those count that a token chooses.
         """
-        multiplied: float = self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
+        multiplied: float = (
+            self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
+        )
         if self.experts is not None:
             idle = self.experts.count - self.experts.chosen
-            multiplied -= self.numbers(lambda spec: spec.is_matrix and spec.of_experts) * idle / self.experts.count
+            multiplied -= (
+                self.numbers(lambda spec: spec.is_matrix and spec.of_experts)
+                * idle
+                / self.experts.count
+            )
         if not self.tied:
             multiplied -= self.vocab * self.hidden
         spans = sum(
-            layer.head_dim * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
-            for layer, sees_all in zip(self.by_layer, self.full or (False,) * self.layers, strict=True)
+            layer.head_dim
+            * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
+            for layer, sees_all in zip(
+                self.by_layer, self.full or (False,) * self.layers, strict=True
+            )
             if layer.delta is None
         )
         nets = sum(n for kind, n in self.kinds.items() if kind.delta is not None)
@@ -305,35 +343,50 @@ class ModelShape:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep, cp)."""
         faults = []
         if self.heads % tp:
-            faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
+            faults.append(
+                f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads"
+            )
         for kv_heads in dict.fromkeys(kind.kv_heads for kind in self.kinds):
             if kv_heads % tp and tp % kv_heads:
                 faults.append(
-                    f"parallel.tp = {tp} does not divide the model's {kv_heads} key/value heads and is not a "
-                    "multiple of them"
+                    f"parallel.tp = {tp} does not divide the model's {kv_heads} key/value heads and"
+                    " is not a multiple of them"
                 )
         if self.delta is not None and self.delta.key_heads % tp:
             faults.append(
-                f"parallel.tp = {tp} does not divide the {self.delta.key_heads} key heads of the model's linear "
-                "attention"
+                f"parallel.tp = {tp} does not divide the {self.delta.key_heads} key heads of the"
+                " model's linear attention"
             )
         elif self.delta is not None and self.delta.key_heads // tp % cp:
             faults.append(
-                f"parallel.cp = {cp} does not divide the {self.delta.key_heads // tp} key heads of the model's linear "
-                f"attention{f' on a process with parallel.tp = {tp}' if tp > 1 else ''}"
+                f"parallel.cp = {cp} does not divide the {self.delta.key_heads // tp} key heads of"
+                " the model's linear"
+                f" attention{f' on a process with parallel.tp = {tp}' if tp > 1 else ''}"
             )
         if self.experts is not None and self.experts.width % tp:
-            faults.append(f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's experts")
+            faults.append(
+                f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's"
+                " experts"
+            )
         if self.experts is not None and self.experts.count % ep:
-            faults.append(f"parallel.ep = {ep} does not divide the {self.experts.count} experts of the model's layers")
+            faults.append(
+                f"parallel.ep = {ep} does not divide the {self.experts.count} experts of the"
+                " model's layers"
+            )
         if self.experts is None and ep > 1:
-            faults.append(f"parallel.ep: {with_article(self.family)} model has no experts to divide; set it to 1")
+            faults.append(
+                f"parallel.ep: {with_article(self.family)} model has no experts to divide; set it"
+                " to 1"
+            )
         if any(kind.experts is None for kind in self.kinds) and self.intermediate % tp:
-            faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
+            faults.append(
+                f"parallel.tp = {tp} does not divide the model's intermediate size"
+                f" {self.intermediate}"
+            )
         if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:
             faults.append(
-                f"parallel.tp = {tp} is more than the model's {self.kv_heads} key/value heads, which smtrain does not "
-                "copy in a fused qkv_proj"
+                f"parallel.tp = {tp} is more than the model's {self.kv_heads} key/value heads,"
+                " which smtrain does not copy in a fused qkv_proj"
             )
         if pp > self.layers:
             faults.append(f"parallel.pp = {pp} is more than the model's {self.layers} layers")

@@ -12,7 +12,11 @@ from smtrain.core.model.family import Family
 from smtrain.core.model.layer_kinds import FULL
 from smtrain.core.text import with_article
 
-_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
+_MOST = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+}
 _MOST_EXPERTS = 4096
 """Limits of sizes over which code loops, against a damaged config.json."""
 
@@ -49,11 +53,14 @@ class ExpertSizes:
     chosen: int
     """Experts of a token."""
     width: int
-    """Intermediate units of an expert; `ModelShape.intermediate` are those of layers without experts."""
+    """Intermediate units of an expert; `ModelShape.intermediate` are those of layers without
+    experts.
+    """
 
 
 def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, Any]:
-    """The sizes of layers without a window under their own keys, if transformers 5.24 wrote them as per_layer_config.
+    """The sizes of layers without a window under their own keys, if transformers 5.24 wrote them as
+    per_layer_config.
 
     Raises `CheckpointError` if these layers differ, or if others have sizes of their own.
     """
@@ -61,48 +68,69 @@ def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[
         return {}
     each = config["per_layer_config"] or {}  # null: these layers are like the others
     # From 11 layers on transformers writes the numbers of layers with leading zeros, "05".
-    sizes_of = {int(i): sizes for i, sizes in each.items() if str(i).isdecimal()} if isinstance(each, Mapping) else None
+    sizes_of = (
+        {int(i): sizes for i, sizes in each.items() if str(i).isdecimal()}
+        if isinstance(each, Mapping)
+        else None
+    )
     those = [] if sizes_of is None else [sizes_of.get(i, {}) for i in range(len(full))]
     said: Any = next((sizes for sizes, sees_all in zip(those, full, strict=False) if sees_all), {})
     keys = {"head_dim": "global_head_dim"}
     if config.get("attention_k_eq_v"):
         keys["num_key_value_heads"] = "num_global_key_value_heads"
-    if those != [said if sees_all else {} for sees_all in full] or not isinstance(said, Mapping) or {*said} - {*keys}:
+    if (
+        those != [said if sees_all else {} for sees_all in full]
+        or not isinstance(said, Mapping)
+        or {*said} - {*keys}
+    ):
         raise CheckpointError(
-            f"config.json has per_layer_config = {each!r}: smtrain takes {' and '.join(keys)}, the same for all layers "
-            f"of {FULL} and for no others"
+            f"config.json has per_layer_config = {each!r}: smtrain takes {' and '.join(keys)}, the"
+            f" same for all layers of {FULL} and for no others"
         )
     return {own: said.get(key, config.get(key)) for key, own in keys.items()}
 
 
 def read_size(got: Mapping[str, Any], family: Family, name: str) -> int:
-    """A size of a config.json by the usual name of its key. Raises `CheckpointError` if it is none."""
+    """A size of a config.json by the usual name of its key.
+
+    Raises `CheckpointError` if it is none.
+    """
     kind = family.model_type
     key = family.keys.get(name, name)
     value = got.get(key)
     if value is None:
         raise CheckpointError(
-            f"config.json has no {key}, which {with_article(kind)} model needs (a whole number of at least "
-            "1): add it, or take the whole config.json of the model"
+            f"config.json has no {key}, which {with_article(kind)} model needs (a whole number of"
+            " at least 1): add it, or take the whole config.json of the model"
         )
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(
-            f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole number of at least 1"
+            f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole"
+            " number of at least 1"
         )
     if value > (most := _MOST.get(name, 1 << 40)):
         raise CheckpointError(
-            f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than {most:,} are "
-            "in no model: take the config.json of a model that exists"
+            f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than"
+            f" {most:,} are in no model: take the config.json of a model that exists"
         )
     return value
 
 
 def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The numbers and sizes of heads, by the fields of `ModelShape`. Raises `CheckpointError` if they do not divide."""
+    """The numbers and sizes of heads, by the fields of `ModelShape`.
+
+    Raises `CheckpointError` if they do not divide.
+    """
     size = partial(read_size, got, family)
     hidden, heads, plain = size("hidden_size"), size("num_attention_heads"), family.norm_bias
-    kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
-    head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+    kv_heads = (
+        size("num_key_value_heads")
+        if got.get("num_key_value_heads") is not None and not plain
+        else heads
+    )
+    head_dim = (
+        size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+    )
     full_head_dim = full_kv_heads = None
     if family.full_sizes:
         full_head_dim, full_kv_heads = size("global_head_dim"), kv_heads
@@ -114,68 +142,92 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
         or ((plain or got.get("head_dim") is None) and hidden % heads)
     ):
         raise CheckpointError(
-            f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
-            f"multiple of num_key_value_heads = {kv_heads}"
+            f"config.json has num_attention_heads = {heads}, which must divide hidden_size ="
+            f" {hidden} and be a multiple of num_key_value_heads = {kv_heads}"
             + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
         )
     return {
-        "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "full_head_dim": full_head_dim,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "full_head_dim": full_head_dim,
         "full_kv_heads": full_kv_heads,
-    }  # fmt: skip
+    }
 
 
 def delta_sizes(got: Mapping[str, Any], family: Family) -> DeltaSizes:
     """The sizes of gated delta nets. Raises `CheckpointError` if they do not divide."""
     size = partial(read_size, got, family)
     delta = DeltaSizes(
-        size("linear_num_key_heads"), size("linear_num_value_heads"), size("linear_key_head_dim"),
-        size("linear_value_head_dim"), size("linear_conv_kernel_dim"),
-    )  # fmt: skip
+        size("linear_num_key_heads"),
+        size("linear_num_value_heads"),
+        size("linear_key_head_dim"),
+        size("linear_value_head_dim"),
+        size("linear_conv_kernel_dim"),
+    )
     if delta.value_heads % delta.key_heads:
         raise CheckpointError(
-            f"config.json has linear_num_value_heads = {delta.value_heads}, which must be a multiple of "
-            f"linear_num_key_heads = {delta.key_heads}"
+            f"config.json has linear_num_value_heads = {delta.value_heads}, which must be a"
+            f" multiple of linear_num_key_heads = {delta.key_heads}"
         )
     return delta
 
 
-def expert_sizes(config: Mapping[str, Any], got: Mapping[str, Any], family: Family) -> ExpertSizes | None:
-    """The sizes of a mixture of experts; None for a family without. Raises `CheckpointError` if they cannot be.
+def expert_sizes(
+    config: Mapping[str, Any], got: Mapping[str, Any], family: Family
+) -> ExpertSizes | None:
+    """The sizes of a mixture of experts; None for a family without.
 
-    transformers 4 calls the count of some families num_experts, transformers 5 that of all num_local_experts.
+    Raises `CheckpointError` if they cannot be.
+
+    transformers 4 calls the count of some families num_experts, transformers 5 that of all
+    num_local_experts.
     """
     if family.experts is None:
         return None
-    counts = {key: config[key] for key in ("num_experts", "num_local_experts") if config.get(key) is not None}
+    counts = {
+        key: config[key]
+        for key in ("num_experts", "num_local_experts")
+        if config.get(key) is not None
+    }
     if len(set(counts.values())) > 1:
         both = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
         raise CheckpointError(
-            f"config.json has {both}, so transformers 4 and 5 would build different models of it: keep what the model "
-            "was trained with"
+            f"config.json has {both}, so transformers 4 and 5 would build different models of it:"
+            " keep what the model was trained with"
         )
     usual = next(got[key] for key in ("num_experts", "num_local_experts") if key in family.defaults)
     key, count = next(iter(counts.items()), ("num_experts", usual))
-    width, chosen = read_size(got, family, family.experts.width), read_size(got, family, "num_experts_per_tok")
+    width, chosen = (
+        read_size(got, family, family.experts.width),
+        read_size(got, family, "num_experts_per_tok"),
+    )
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_EXPERTS:
         raise CheckpointError(
-            f"config.json has {key} = {count!r}: it must be a whole number from 1 to {_MOST_EXPERTS}, the experts of a "
-            "layer"
+            f"config.json has {key} = {count!r}: it must be a whole number from 1 to"
+            f" {_MOST_EXPERTS}, the experts of a layer"
         )
     if chosen > count:
         raise CheckpointError(
-            f"config.json has num_experts_per_tok = {chosen}, more than the {count} experts of a layer: keep what the "
-            "model was trained with"
+            f"config.json has num_experts_per_tok = {chosen}, more than the {count} experts of a"
+            " layer: keep what the model was trained with"
         )
     return ExpertSizes(count, chosen, width)
 
 
 def untrained_part(config: Mapping[str, Any], family: Family) -> str | None:
-    """The sentence for a part of the model that smtrain does not train, if config.json asks for one."""
+    """The sentence for a part of the model that smtrain does not train, if config.json asks for
+    one.
+    """
     for key, (usual, what) in family.refused.items():
         if value := config.get(key, usual):
-            said = f"has {key} = {value!r}" if key in config else f"has no {key}, which stands for {usual!r}"
+            said = (
+                f"has {key} = {value!r}"
+                if key in config
+                else f"has no {key}, which stands for {usual!r}"
+            )
             return (
-                f"config.json {said}: that {what}, and smtrain trains {family.model_type} models without it, as "
-                "Gemma 4 31B is: take such a model"
+                f"config.json {said}: that {what}, and smtrain trains {family.model_type} models"
+                " without it, as Gemma 4 31B is: take such a model"
             )
     return None

@@ -1,7 +1,9 @@
-"""The text model within a multimodal one: its config.json and the names of its parameters; pure Python.
+"""The text model within a multimodal one: its config.json and the names of its parameters; pure
+Python.
 
-Such a folder describes its parts in one config.json, the text model under `text_config`, and stores all parts in the
-same files. smtrain trains the text model and leaves the rest alone. A plain model is its own text part.
+Such a folder describes its parts in one config.json, the text model under `text_config`, and stores
+all parts in the same files. smtrain trains the text model and leaves the rest alone. A plain model
+is its own text part.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from typing import Any
 
 TEXT = "text_config"
 """The key of the text model's own config.json."""
-_SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
+_SHARED = (
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
 """Keys of the whole model that hold for its text part."""
 _INSIDE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<own>.+)")
 """Names of the text part's tensors, as releases 4 and 5 of transformers write them."""
@@ -37,7 +46,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_name(stored: str, prefix: str) -> str | None:
-    """The text model's own name of a tensor of a multimodal folder; None if it belongs to another part.
+    """The text model's own name of a tensor of a multimodal folder; None if it belongs to another
+    part.
 
     `prefix` is the first word of the family's names, such as `model`.
     """
@@ -51,6 +61,11 @@ def text_name(stored: str, prefix: str) -> str | None:
 
 
 def parts_named(names: Iterable[str]) -> str:
-    """Name the other parts by the beginnings of their tensors' names, with the number of tensors of each."""
+    """Name the other parts by the beginnings of their tensors' names, with the number of tensors of
+    each.
+    """
     counts = Counter(name.removeprefix("model.").partition(".")[0] for name in names)
-    return ", ".join(f"{part} ({count} tensor{'s' if count > 1 else ''})" for part, count in sorted(counts.items()))
+    return ", ".join(
+        f"{part} ({count} tensor{'s' if count > 1 else ''})"
+        for part, count in sorted(counts.items())
+    )

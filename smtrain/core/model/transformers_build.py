@@ -23,14 +23,15 @@ _TOLERANCE = 1e-5  # relative, between single and double precision
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """The installed transformers' config object for a config.json of any version. Raises `CheckpointError` if
-    refused."""
+    """The installed transformers' config object for a config.json of any version. Raises
+    `CheckpointError` if refused.
+    """
     written = explicit(config)
     family = FAMILIES[str(written["model_type"])]
     if int(transformers.__version__.partition(".")[0]) < family.since:
         raise CheckpointError(
-            f"transformers {transformers.__version__} has no {family.model_type} models: install transformers "
-            f"{family.since}"
+            f"transformers {transformers.__version__} has no {family.model_type} models: install"
+            f" transformers {family.since}"
         )
     try:
         made = AutoConfig.for_model(**written)
@@ -38,17 +39,22 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
     shape = ModelShape.from_config(written)
-    # torch's grouped_mm, which transformers 5 prefers, fails if rows of 16-bit numbers are not multiples of 16 bytes.
-    uneven = shape.experts is not None and any(width % 8 for width in (shape.hidden, shape.experts.width))
+    # torch's grouped_mm, which transformers 5 prefers, fails if rows of 16-bit numbers are not
+    # multiples of 16 bytes.
+    uneven = shape.experts is not None and any(
+        width % 8 for width in (shape.hidden, shape.experts.width)
+    )
     if uneven and hasattr(made, "_experts_implementation"):
         made._experts_implementation = "eager"
     return made
 
 
 def check_model(model: Any, config: HFConfig) -> None:
-    """Compare a causal LM that transformers built with its config.json, before training or generation.
+    """Compare a causal LM that transformers built with its config.json, before training or
+    generation.
 
-    Raises `CheckpointError` with all differences in rotary embeddings, norms, activation, attention and parameters.
+    Raises `CheckpointError` with all differences in rotary embeddings, norms, activation, attention
+    and parameters.
     """
     shape = config.shape
     theirs: dict[str, tuple[int, ...]] = {}
@@ -59,8 +65,9 @@ def check_model(model: Any, config: HFConfig) -> None:
     if theirs != ours:
         name = min(set(theirs.items()) ^ set(ours.items()))[0]
         raise CheckpointError(
-            f"transformers builds {name} as {theirs.get(name)} and smtrain's table of {shape.family} says "
-            f"{ours.get(name)}: this config.json is not one of a plain {shape.family} model"
+            f"transformers builds {name} as {theirs.get(name)} and smtrain's table of"
+            f" {shape.family} says {ours.get(name)}: this config.json is not one of a plain"
+            f" {shape.family} model"
         )
     _refuse(_differences(model, config))
 
@@ -71,7 +78,9 @@ def base_of(model: Any, config: HFConfig) -> Any:
 
 
 def build_rotary(base: Any) -> None:
-    """Build the rotary embeddings again: a model made on `meta` lacks their numbers, which no checkpoint has."""
+    """Build the rotary embeddings again: a model made on `meta` lacks their numbers, which no
+    checkpoint has.
+    """
     for name, module in list(base.named_modules()):
         if name.startswith("rotary_emb") and hasattr(module, "config"):
             parent, _, leaf = name.rpartition(".")
@@ -82,7 +91,11 @@ def build_rotary(base: Any) -> None:
 def turned_by(base: Any) -> tuple[str, ...]:
     """The arguments of a block that are rotary embeddings; a block takes that of its own kind."""
     both = hasattr(base, "rotary_emb_local")  # Gemma 3 in transformers 4
-    return ("position_embeddings_global", "position_embeddings_local") if both else ("position_embeddings",)
+    return (
+        ("position_embeddings_global", "position_embeddings_local")
+        if both
+        else ("position_embeddings",)
+    )
 
 
 class Turning(NamedTuple):
@@ -98,23 +111,33 @@ def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     """The rotary embedding of layers with or without a window."""
     module: Any = getattr(base, "rotary_emb", None)
     if hasattr(module, "mrope_section"):
-        # For texts its three kinds of positions are equal. transformers 5.17 wants all three, later ones make them.
+        # For texts its three kinds of positions are equal. transformers 5.17 wants all three, later
+        # ones make them.
         module.recomposition_frequencies = lambda turned: torch.cat([turned[0], turned[0]], -1)
         return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_kinds, module))
     if config.rope is not None and config.rope.original is not None:
         module = base.rotary_emb
-        return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_length, module))
+        return Turning(
+            module.inv_freq, module.attention_scaling, partial(_turned_by_length, module)
+        )
     kind = SLIDING if sliding else FULL
     if hasattr(base, "rotary_embs"):  # OLMo 3 in transformers 4
         module = base.rotary_embs[kind]
     else:
-        module = base.rotary_emb_local if sliding and hasattr(base, "rotary_emb_local") else base.rotary_emb
+        module = (
+            base.rotary_emb_local
+            if sliding and hasattr(base, "rotary_emb_local")
+            else base.rotary_emb
+        )
     if hasattr(module, "inv_freq"):
-        return Turning(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
+        return Turning(
+            module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at)
+        )
     return Turning(
-        getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
+        getattr(module, f"{kind}_inv_freq"),
+        getattr(module, f"{kind}_attention_scaling"),
         lambda x, at: module(x, at, kind),
-    )  # fmt: skip
+    )
 
 
 def _turned_by_kinds(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
@@ -122,10 +145,12 @@ def _turned_by_kinds(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
 
 
 def _turned_by_length(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
-    """The cosines and sines of a module of type longrope, whose factors the length of the rows decides.
+    """The cosines and sines of a module of type longrope, whose factors the length of the rows
+    decides.
 
-    transformers decides by the largest position, so that packed documents would turn otherwise than one of the length
-    of the row. A position at the end of the row, which is taken off again, decides it for all stages and batches alike.
+    transformers decides by the largest position, so that packed documents would turn otherwise than
+    one of the length of the row. A position at the end of the row, which is taken off again,
+    decides it for all stages and batches alike.
     """
     end = torch.full_like(at[:, :1], at.shape[1] - 1)
     cos, sin = module(x, position_ids=torch.cat([at, end], 1))
@@ -140,8 +165,9 @@ def check_rotary(rotary: Any, rope: Rope) -> None:
 def _refuse(differences: Iterable[str]) -> None:
     if distinct := list(dict.fromkeys(differences)):
         raise CheckpointError(
-            f"transformers {transformers.__version__} builds another model than config.json describes: "
-            f"{'; '.join(distinct)}. Install another release of transformers (smtrain is tested with 4.56, 4.57 and 5)"
+            f"transformers {transformers.__version__} builds another model than config.json"
+            f" describes: {'; '.join(distinct)}. Install another release of transformers (smtrain"
+            " is tested with 4.56, 4.57 and 5)"
         )
 
 
@@ -151,7 +177,9 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
     for sliding, rope in config.ropes.items():
         yield from _rotary_differences(rotary_of(base, config, sliding), rope)
     norms = [getattr(base, family.norm)]
-    for block, window, kind in zip(getattr(base, family.layers), config.windows, shape.by_layer, strict=True):
+    for block, window, kind in zip(
+        getattr(base, family.layers), config.windows, shape.by_layer, strict=True
+    ):
         norms += [getattr(block, name) for name in family.block_norms]
         if kind.delta is not None:
             net = getattr(block, family.linear or "")
@@ -168,7 +196,9 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
             yield from _activation_differences(next(filter(None, named)), config.activation)
         else:
             yield from _expert_differences(mlp, model.config, config)
-        if (wanted := config.scales.get("residual", 1.0)) != getattr(block, "residual_multiplier", 1.0):
+        if (wanted := config.scales.get("residual", 1.0)) != getattr(
+            block, "residual_multiplier", 1.0
+        ):
             yield f"a block adds its parts times {block.residual_multiplier:g}, not {wanted:g}"
         if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
             yield f"use_parallel_residual is {block.use_parallel_residual}"
@@ -193,19 +223,27 @@ def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
         yield f"rotary embeddings are scaled by {scaling:g}, not by {rope.attention_scaling():g}"
 
 
-def _attention_differences(attention: Any, made: Any, config: HFConfig, window: int | None) -> Iterator[str]:
+def _attention_differences(
+    attention: Any, made: Any, config: HFConfig, window: int | None
+) -> Iterator[str]:
     wanted = config.attention_scale
     scaling = getattr(attention, "scaling", wanted)  # GPT-2's names none in transformers 4
     if not _close(scaling, wanted):
         yield f"attention is scaled by {scaling:g}, not by {wanted:g}"
     if config.shape.rules.windows != "never":
-        built = made.sliding_window if config.shape.rules.windows == "always" else attention.sliding_window
+        built = (
+            made.sliding_window
+            if config.shape.rules.windows == "always"
+            else attention.sliding_window
+        )
         if built != window:
             yield f"a layer's sliding window is {built}, not {window}"
 
 
 def _expert_differences(mlp: Any, made: Any, config: HFConfig) -> Iterator[str]:
-    """The differences of a mixture of experts: of transformers 5 in modules with all experts, of 4 in one for each."""
+    """The differences of a mixture of experts: of transformers 5 in modules with all experts, of 4
+    in one for each.
+    """
     sizes, routing = config.shape.experts, config.routing
     assert sizes is not None
     assert routing is not None

@@ -1,4 +1,5 @@
-"""Explain a config.json that smtrain cannot train: what it describes, the nearest family, and what differs.
+"""Explain a config.json that smtrain cannot train: what it describes, the nearest family, and what
+differs.
 
 Pure Python, from the keys of the file alone, so that every command says the same on every machine.
 """
@@ -15,14 +16,30 @@ from smtrain.core.text import with_article
 if TYPE_CHECKING:
     from smtrain.core.model.family import Family
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_moe_experts",
+)
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("an encoder and a decoder", ("is_encoder_decoder", "encoder_layers", "num_decoder_layers", "encoder_config")),
+    (
+        "an encoder and a decoder",
+        ("is_encoder_decoder", "encoder_layers", "num_decoder_layers", "encoder_config"),
+    ),
     ("attention over compressed keys and values, MLA", ("kv_lora_rank",)),
     (
         "layers of a state-space model",
         (
-            *("state_size", "ssm_state_size", "ssm_cfg", "d_state", "mamba_d_state", "mamba_state_dim"),
+            *(
+                "state_size",
+                "ssm_state_size",
+                "ssm_cfg",
+                "d_state",
+                "mamba_d_state",
+                "mamba_state_dim",
+            ),
             *("mamba_expand", "mamba_num_heads", "mamba_d_ssm", "time_step_rank"),
         ),
     ),
@@ -39,16 +56,84 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _FAR = ("amba", "rwkv", "xlstm", "gemma3n")
 """Parts of a model_type to which no family comes near."""
 _EVERYWHERE = {
-    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "attention_dropout", "initializer_range"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
-    *("torch_dtype", "dtype", "transformers_version", "use_cache", "auto_map", "pretraining_tp", "_name_or_path"),
-    *("chunk_size_feed_forward", "id2label", "label2id", "problem_type", "return_dict", "output_attentions"),
-    *("output_hidden_states", "is_encoder_decoder", "is_decoder", "hidden_dropout", "resid_pdrop", "embd_pdrop"),
-    *("attn_pdrop", "quantization_config", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    *("tf_legacy_loss", "torchscript", "pruned_heads", "cache_implementation", "text_config", "output_router_logits"),
-    *("router_aux_loss_coef", "router_jitter_noise", "add_cross_attention", "cross_attention_hidden_size"),
+    *(
+        "architectures",
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+    ),
+    *(
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    ),
+    *(
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "attention_bias",
+        "attention_dropout",
+        "initializer_range",
+    ),
+    *(
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+    ),
+    *(
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "use_cache",
+        "auto_map",
+        "pretraining_tp",
+        "_name_or_path",
+    ),
+    *(
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "return_dict",
+        "output_attentions",
+    ),
+    *(
+        "output_hidden_states",
+        "is_encoder_decoder",
+        "is_decoder",
+        "hidden_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+    ),
+    *(
+        "attn_pdrop",
+        "quantization_config",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+    ),
+    *(
+        "tf_legacy_loss",
+        "torchscript",
+        "pruned_heads",
+        "cache_implementation",
+        "text_config",
+        "output_router_logits",
+    ),
+    *(
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+    ),
 }
 """Keys that tell no family from another."""
 _SHOWN = 4
@@ -57,41 +142,61 @@ _LETTERS = 4
 
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a mixture of experts; dense models may have the same keys with null, 0 or 1."""
+    """Whether a config.json describes a mixture of experts; dense models may have the same keys
+    with null, 0 or 1.
+    """
     counts = (config.get(key) for key in _EXPERTS)
     return any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in counts)
 
 
-def refusal(config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]) -> str:
-    """The sentence for a config.json whose model_type is missing or cannot be trained; `text` is its text part."""
+def refusal(
+    config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]
+) -> str:
+    """The sentence for a config.json whose model_type is missing or cannot be trained; `text` is
+    its text part.
+    """
     kind, text = text.get("model_type"), _in_use(text)
     if kind is None:
         return _without_type(config, text, families)
     place = "config.json has"
     if text != config and "text_config" in config:
-        place = f"config.json is of a multimodal model ({config.get('model_type')}), whose text part has"
+        place = (
+            f"config.json is of a multimodal model ({config.get('model_type')}), whose text"
+            " part has"
+        )
     about = "; ".join(_signs(text))
     said = f" ({about})" if about else ""
     near = "" if _is_other(text) else "; nearest is {}, {}".format(*_nearest(text, families))
     known = ", ".join(families)
-    return f"{place} model_type {str(kind)[:80]!r}{said}, which smtrain cannot train: take one of {known}{near}"
+    return (
+        f"{place} model_type {str(kind)[:80]!r}{said}, which smtrain cannot train: take one of"
+        f" {known}{near}"
+    )
 
 
 def _in_use(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config.json without the sizes of state-space layers if layer_types names attention only (Granite 4 dense)."""
+    """A config.json without the sizes of state-space layers if layer_types names attention only
+    (Granite 4 dense).
+    """
     kinds = config.get("layer_types") or config.get("layers_block_type")
-    if not isinstance(kinds, list) or not kinds or not all("attention" in str(kind) for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or not kinds
+        or not all("attention" in str(kind) for kind in kinds)
+    ):
         return config
     return {key: value for key, value in config.items() if not key.startswith("mamba_")}
 
 
 def odd_attention(config: Mapping[str, Any]) -> str | None:
-    """The fault of a config.json of a known family whose attention sees later tokens, as in models of embeddings."""
+    """The fault of a config.json of a known family whose attention sees later tokens, as in models
+    of embeddings.
+    """
     for key, wrong in (("is_causal", False), ("use_bidirectional_attention", True)):
         if config.get(key) is wrong:
             return (
-                f"config.json has {key} = {wrong}: attention that sees later tokens, with which no text is learned "
-                "token by token: take a model that continues texts"
+                f"config.json has {key} = {wrong}: attention that sees later tokens, with which no"
+                " text is learned token by token: take a model that continues texts"
             )
     return None
 
@@ -114,21 +219,28 @@ def _is_other(config: Mapping[str, Any]) -> bool:
     """Whether nothing in the table of families comes near."""
     far = [keys for what, keys in _SIGNS if "tanh" not in what]
     named = any(part in str(config.get("model_type")) for part in _FAR)
-    return named or "vocab_size" not in config or any(config.get(key) for keys in far for key in keys)
+    return (
+        named or "vocab_size" not in config or any(config.get(key) for keys in far for key in keys)
+    )
 
 
 def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str | None, str]:
     """The family with most of the keys, and what differs, in words."""
     told = {key for key, value in config.items() if _tells(value)} - _EVERYWHERE
     alike = _alike(str(config.get("model_type")), families)
-    scores = {name: 2 * len(told & _keys(row)) - len(row.scales) - len(row.only) for name, row in families.items()}
+    scores = {
+        name: 2 * len(told & _keys(row)) - len(row.scales) - len(row.only)
+        for name, row in families.items()
+    }
     if alike is not None:
         scores[alike] += 9
     near = max(scores, key=lambda name: scores[name])
     more = sorted(told - _keys(families[near]))
     shown = ", ".join(f"{key} = {str(config[key])[:40]}" for key in more[:_SHOWN])
     rest = f" and {len(more) - _SHOWN} more" if len(more) > _SHOWN else ""
-    return near, f"which has no {shown}{rest}" if more else "which has the same keys, so the code differs"
+    return near, (
+        f"which has no {shown}{rest}" if more else "which has the same keys, so the code differs"
+    )
 
 
 def _alike(kind: str, families: Mapping[str, Family]) -> str | None:
@@ -140,20 +252,36 @@ def _alike(kind: str, families: Mapping[str, Family]) -> str | None:
 
 def _common(one: str, other: str) -> int:
     """Number of equal letters at the beginning of two words, without the underscore after them."""
-    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    equal = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )
     return len(one[:equal].rstrip("_"))
 
 
 def _keys(family: Family) -> set[str]:
     """The keys of a family's config.json that tell it from others."""
-    keys = {family.eps[0], family.activation[0], *family.only, *family.keys.values(), *family.rope_keys}
+    keys = {
+        family.eps[0],
+        family.activation[0],
+        *family.only,
+        *family.keys.values(),
+        *family.rope_keys,
+    }
     keys |= {*family.defaults, *family.refused}
     keys |= {key for key, _ in family.scales.values()}
     keys |= {"mlp_bias"} if family.mlp_bias == "key" else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotates_some else set()
-    keys |= {"partial_rotary_factor", "original_max_position_embeddings"} if family.partial_rotary else set()
+    keys |= (
+        {"partial_rotary_factor", "original_max_position_embeddings"}
+        if family.partial_rotary
+        else set()
+    )
     keys |= {family.local_theta[0]} if family.local_theta and family.local_theta[0] else set()
-    keys |= {"use_parallel_residual", "rotary_pct", "rotary_emb_base"} if family.form == "gpt_neox" else set()
+    keys |= (
+        {"use_parallel_residual", "rotary_pct", "rotary_emb_base"}
+        if family.form == "gpt_neox"
+        else set()
+    )
     return keys - _EVERYWHERE
 
 
@@ -162,22 +290,33 @@ def _tells(value: Any) -> bool:
     return value not in (None, False, 0, 1, "", [], {})
 
 
-def _without_type(config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]) -> str:
+def _without_type(
+    config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]
+) -> str:
     known = ", ".join(families)
     if "text_config" in config and config.get("model_type") is not None:
         return (
-            f"config.json is of a multimodal model ({config['model_type']}), and its text_config has no model_type: "
-            f"add that of the text model to it (smtrain trains {known})"
+            f"config.json is of a multimodal model ({config['model_type']}), and its text_config"
+            f" has no model_type: add that of the text model to it (smtrain trains {known})"
         )
     named = config.get("architectures")
     first = str(named[0]) if isinstance(named, list) and named else ""
     own = next((f for f in families if first.lower().startswith(f.replace("_", "") + "for")), None)
     if own:
-        return f"config.json has no model_type: add model_type: {own}, by its architectures ({first})"
+        return (
+            f"config.json has no model_type: add model_type: {own}, by its architectures ({first})"
+        )
     if "_class_name" in config or "_diffusers_version" in config:
-        return "config.json is of a model of diffusers, which makes pictures: give the folder of a language model"
-    near = "" if _is_other(text) else f", of which {with_article(str(_nearest(text, families)[0]))} comes nearest"
+        return (
+            "config.json is of a model of diffusers, which makes pictures: give the folder of a"
+            " language model"
+        )
+    near = (
+        ""
+        if _is_other(text)
+        else f", of which {with_article(str(_nearest(text, families)[0]))} comes nearest"
+    )
     return (
-        f"config.json has no model_type: add the one of the model (smtrain trains {known}{near}), or take the "
-        "whole config.json of the model"
+        f"config.json has no model_type: add the one of the model (smtrain trains {known}{near}),"
+        " or take the whole config.json of the model"
     )

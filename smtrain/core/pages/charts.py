@@ -1,4 +1,6 @@
-"""Charts as SVG: curves that take the colours of their page, and curves and bars as images for notebooks."""
+"""Charts as SVG: curves that take the colours of their page, and curves and bars as images for
+notebooks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class _Area:
     y: tuple[float, float]
 
     def at(self, x: float, y: float) -> tuple[str, str]:
-        return f"{self.left + _share(x, self.x, 0.0) * (self.right - self.left):.1f}", self.height(y)
+        return f"{self.left + _share(x, self.x, 0.0) * (self.right - self.left):.1f}", self.height(
+            y
+        )
 
     def height(self, y: float) -> str:
         return f"{self.bottom - _share(y, self.y, 0.5) * (self.bottom - self.top):.1f}"
@@ -42,14 +46,21 @@ def _share(value: float, ends: tuple[float, float], flat: float) -> float:
 
 
 def chart(
-    title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False, marks: Marks = (),
+    title: str,
+    line: Points,
+    dots: Points = (),
+    *,
+    dots_are: str = "",
+    log: bool = False,
+    marks: Marks = (),
     along: str = "step",
-) -> str:  # fmt: skip
-    """A figure with a line and dots over steps, for a page; empty if the line has fewer than two points.
+) -> str:
+    """A figure with a line and dots over steps, for a page; empty if the line has fewer than two
+    points.
 
-    `along` names what is drawn from left to right.
-    `marks` are steps with a text each, drawn as vertical lines. `log` draws the logarithm if all values are above 0.
-    Values that are not finite are left out.
+    `along` names what is drawn from left to right. `marks` are steps with a text each, drawn as
+    vertical lines. `log` draws the logarithm if all values are above 0. Values that are not finite
+    are left out.
     """
     line, dots = _thinned(_finite(line)), _thinned(_finite(dots))
     if len(line) < 2:
@@ -64,35 +75,56 @@ def chart(
     high = high if high > low else low + (abs(low) or 1.0) * 0.1
     width, height = 420, 190  # of the drawing; the page scales it
     area = _Area(52, 10, width - 10, height - 26, _ends(x for x, _ in every), (low, high))
-    ticks = [(area.height(y), _short(10**y if log else y)) for y in (_powers if log else _ticks)(low, high)]
+    ticks = [
+        (area.height(y), _short(10**y if log else y))
+        for y in (_powers if log else _ticks)(low, high)
+    ]
     return render(
-        "chart.html", title=title, dots_are=dots_are, width=width, height=height, area=area, ticks=ticks,
+        "chart.html",
+        title=title,
+        dots_are=dots_are,
+        width=width,
+        height=height,
+        area=area,
+        ticks=ticks,
         line=[area.at(x, scaled(y)) for x, y in line],
-        dots=[(*area.at(x, scaled(y)), f"{along} {x:.0f}: {y:.4g}") for x, y in dots], along=along,
+        dots=[(*area.at(x, scaled(y)), f"{along} {x:.0f}: {y:.4g}") for x, y in dots],
+        along=along,
         marks=[(area.at(x, low)[0], text) for x, text in marks if area.x[0] <= x <= area.x[1]],
-    )  # fmt: skip
+    )
 
 
-def curve(losses: Points, width: int = 720, height: int = 110, points: int = _MOST, validated: Points = ()) -> str:
+def curve(
+    losses: Points, width: int = 720, height: int = 110, points: int = _MOST, validated: Points = ()
+) -> str:
     """(step, loss) pairs as an SVG of at most `points` points; empty if there are fewer than two.
 
-    `validated` are losses on held-out text, drawn as dots. `width` and `height` are pixels. Its grey can be read on
-    light and dark pages.
+    `validated` are losses on held-out text, drawn as dots. `width` and `height` are pixels. Its
+    grey can be read on light and dark pages.
     """
     line, dots = _thinned(_finite(losses), points), _finite(validated)[-points:]
     if len(line) < 2:
         return ""
     every = [*line, *dots]
-    area = _Area(48, 8, width - 8, height - 20, _ends(x for x, _ in every), _ends(y for _, y in every))
+    area = _Area(
+        48, 8, width - 8, height - 20, _ends(x for x, _ in every), _ends(y for _, y in every)
+    )
     return render(
-        "curve.svg", width=width, height=height, area=area, line=[area.at(*point) for point in line],
-        dots=[area.at(*point) for point in dots], held_out=HELD_OUT,
-    )  # fmt: skip
+        "curve.svg",
+        width=width,
+        height=height,
+        area=area,
+        line=[area.at(*point) for point in line],
+        dots=[area.at(*point) for point in dots],
+        held_out=HELD_OUT,
+    )
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of parts, as long as their sum is of `whole`; `mark` is a value at which a line is drawn."""
+    """A bar of parts, as long as their sum is of `whole`; `mark` is a value at which a line is
+    drawn.
+    """
 
     name: str
     parts: Mapping[str, float]
@@ -101,20 +133,36 @@ class Bar:
     mark: float | None = None
 
 
-def heat_map(title: str, rows: Sequence[tuple[str, Sequence[float]]], columns: Sequence[str]) -> str:
+def heat_map(
+    title: str, rows: Sequence[tuple[str, Sequence[float]]], columns: Sequence[str]
+) -> str:
     """Cells of shares from 0 to 1 as an SVG: rows by name, each with a value for every column."""
     cells = [
-        (name, [(x * _HEAT_CELL, f"{value:.2f}", f"{value:.3f}", value < 0.6) for x, value in enumerate(values)])
+        (
+            name,
+            [
+                (x * _HEAT_CELL, f"{value:.2f}", f"{value:.3f}", value < 0.6)
+                for x, value in enumerate(values)
+            ],
+        )
         for name, values in rows
     ]
     return render(
-        "heat_map.svg", title=title, rows=cells, columns=[(x * _HEAT_CELL, name) for x, name in enumerate(columns)],
-        left=_BARS_LEFT, cell=_HEAT_CELL, height=_HEAT_ROW, width=_BARS_LEFT + _HEAT_CELL * len(columns) + 8,
-    )  # fmt: skip
+        "heat_map.svg",
+        title=title,
+        rows=cells,
+        columns=[(x * _HEAT_CELL, name) for x, name in enumerate(columns)],
+        left=_BARS_LEFT,
+        cell=_HEAT_CELL,
+        height=_HEAT_ROW,
+        width=_BARS_LEFT + _HEAT_CELL * len(columns) + 8,
+    )
 
 
 def bars(rows: Sequence[Bar], words: str) -> str:
-    """Bars below each other, each with the names of the parts that have room for one; empty without bars."""
+    """Bars below each other, each with the names of the parts that have room for one; empty without
+    bars.
+    """
     if not rows:
         return ""
     drawn = []
@@ -124,10 +172,17 @@ def bars(rows: Sequence[Bar], words: str) -> str:
             wide, name = value / bar.whole * _BARS_WIDTH, part.replace("_", " ")
             parts.append((x, wide, _BARS[number % len(_BARS)], name, f"{value:,.2f}"))
             x += wide
-        mark = None if bar.mark is None else f"{_BARS_LEFT + bar.mark / bar.whole * _BARS_WIDTH:.1f}"
+        mark = (
+            None if bar.mark is None else f"{_BARS_LEFT + bar.mark / bar.whole * _BARS_WIDTH:.1f}"
+        )
         drawn.append((bar, parts, mark))
     return render(
-        "bars.svg", bars=drawn, words=words, width=BARS_WIDE, row=_BAR_ROW, after=_BARS_LEFT + _BARS_WIDTH + 8
+        "bars.svg",
+        bars=drawn,
+        words=words,
+        width=BARS_WIDE,
+        row=_BAR_ROW,
+        after=_BARS_LEFT + _BARS_WIDTH + 8,
     )
 
 
@@ -156,8 +211,15 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Logarithms of 1, 2 and 5 times powers of ten between the two; only whole powers if there are many."""
-    logs = [k + log10(m) for k in range(floor(low), floor(high) + 1) for m in (1, 2, 5) if low <= k + log10(m) <= high]
+    """Logarithms of 1, 2 and 5 times powers of ten between the two; only whole powers if there are
+    many.
+    """
+    logs = [
+        k + log10(m)
+        for k in range(floor(low), floor(high) + 1)
+        for m in (1, 2, 5)
+        if low <= k + log10(m) <= high
+    ]
     if len(logs) <= 6:
         return logs
     whole = [value for value in logs if abs(value - round(value)) < 1e-9]

@@ -1,4 +1,7 @@
-"""Fill the templates of this folder. Every value is cleaned and escaped; the pages fetch nothing."""
+"""Fill the templates of this folder.
+
+Every value is cleaned and escaped; the pages fetch nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,20 @@ def number(text: str, below: str = "") -> Cell:
 
 
 def render(template: str, /, *, hide_secrets: bool = False, **values: Any) -> str:
-    """Fill a template. Only `| safe` in a template inserts the result into another one without escaping it again."""
+    """Fill a template.
+
+    Only `| safe` in a template inserts the result into another one without escaping it again.
+    """
     return _environment(hide_secrets).get_template(f"{template}.j2").render(values, no_math=NO_MATH)
 
 
 @cache
 def _environment(hide_secrets: bool) -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not at import: it costs every command 50 ms
+    from jinja2 import (
+        Environment,
+        FileSystemLoader,
+        StrictUndefined,
+    )  # not at import: it costs every command 50 ms
 
     from smtrain.core.config.secrets import hide
 
@@ -49,11 +59,19 @@ def _environment(hide_secrets: bool) -> Environment:
         return hide(text) if hide_secrets else text
 
     return Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, finalize=safe_text, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=safe_text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def image(svg: str, words: str, width: int) -> str:
-    """An SVG as an image of at most `width` pixels: an untrusted notebook shows SVG only inside an image."""
-    return render("image.html", data=base64.b64encode(svg.encode()).decode(), words=words, width=width)
+    """An SVG as an image of at most `width` pixels: an untrusted notebook shows SVG only inside an
+    image.
+    """
+    return render(
+        "image.html", data=base64.b64encode(svg.encode()).decode(), words=words, width=width
+    )

@@ -1,1 +1,3 @@
-"""The contract between client and worker: /opt/ml, log lines, lineage of checkpoints, and their owner."""
+"""The contract between client and worker: /opt/ml, log lines, lineage of checkpoints, and their
+owner.
+"""

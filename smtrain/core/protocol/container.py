@@ -1,7 +1,7 @@
 """The inputs and outputs of a training container: SageMaker's /opt/ml contract.
 
-Everything is read from files below `ml_root()`, which the v2 toolkit, the v3 drivers, the local sandbox and a shell can
-all provide; SM_* variables override the path of a folder.
+Everything is read from files below `ml_root()`, which the v2 toolkit, the v3 drivers, the local
+sandbox and a shell can all provide; SM_* variables override the path of a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def ml_root() -> Path:
 
 
 def listings_name(job: str) -> str:
-    """The name of a file next to the stage's config: digests of the listings of the user's own prefixes, by URI."""
+    """The name of a file next to the stage's config: digests of the listings of the user's own
+    prefixes, by URI.
+    """
     return f"{job}.inputs.json"
 
 
@@ -49,7 +51,9 @@ class Container:
             return cls(root, ("algo-1",), "algo-1")
         except (OSError, ValueError, KeyError, TypeError) as error:
             file = root / "input/config/resourceconfig.json"
-            raise SmtrainError(f"{file} is damaged ({first_line(error)}); launch the stage again") from None
+            raise SmtrainError(
+                f"{file} is damaged ({first_line(error)}); launch the stage again"
+            ) from None
         return cls(root, hosts, str(host))
 
     @property
@@ -60,11 +64,15 @@ class Container:
         """The folder of an input channel; raises `SmtrainError` if the job has no such channel."""
         folder = Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name))
         if not folder.is_dir():
-            raise SmtrainError(f"{folder}: the job has no input channel named {name!r}; add it to the request")
+            raise SmtrainError(
+                f"{folder}: the job has no input channel named {name!r}; add it to the request"
+            )
         return folder
 
     def has_channel(self, name: str) -> bool:
-        return Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name)).is_dir()
+        return Path(
+            os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name)
+        ).is_dir()
 
     @property
     def model_dir(self) -> Path:
@@ -91,12 +99,15 @@ class Container:
 
     @property
     def listings(self) -> str:
-        """The record of the user's prefixes when the job was launched (`listings_name`); empty without any."""
+        """The record of the user's prefixes when the job was launched (`listings_name`); empty
+        without any.
+        """
         path = self.root / "input/data/config" / listings_name(self.job)
         return path.read_text("utf-8", "replace") if path.is_file() else ""
 
     def report_failure(self, message: str) -> None:
-        """Write the first failure of this host to the file from which SageMaker takes FailureReason.
+        """Write the first failure of this host to the file from which SageMaker takes
+        FailureReason.
 
         On a full disk no file is left: SageMaker then shows the last line of the log.
         """

@@ -1,7 +1,7 @@
 """The entry scripts, and the packages that a stage needs for the options in `data`.
 
-entrypoints/requirements.txt has a comment after each requirement: the stages or options that need it. Standard library
-only, as the launcher reads it before anything is installed.
+entrypoints/requirements.txt has a comment after each requirement: the stages or options that need
+it. Standard library only, as the launcher reads it before anything is installed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def entrypoints_folder() -> Path:
 
 
 GRAPHS, GRAPHS_FOLDER = "SMTRAIN_GRAPHS", "SMTRAIN_GRAPHS_FOLDER"
-"""Variables of a job of engine native on Neuron cores: the place that keeps compiled graphs between jobs, and the
-folder of a warm pool that keeps them on its machines."""
+"""Variables of a job of engine native on Neuron cores: the place that keeps compiled graphs between
+jobs, and the folder of a warm pool that keeps them on its machines.
+"""
 
 EXTRAS = {
     "data.filters": "filters",
@@ -43,10 +44,15 @@ WORDS = {need: f"{_STAGES[need.partition('.')[0]]}+{extra}" for need, extra in E
 _DUMP = re.compile(r"\.xml(\.\w+)?$", re.IGNORECASE)
 
 
-def package_needs(config: Mapping[str, Any], stages: Collection[str] = ("prepare", "train")) -> list[str]:
+def package_needs(
+    config: Mapping[str, Any], stages: Collection[str] = ("prepare", "train")
+) -> list[str]:
     """The options of a config that need more packages in one of these stages."""
     adapter = (config.get("train") or {}).get("adapter") or {}
-    found = [*_data_needs(config.get("data") or {}), *(["train.adapter.quantize"] if adapter.get("quantize") else [])]
+    found = [
+        *_data_needs(config.get("data") or {}),
+        *(["train.adapter.quantize"] if adapter.get("quantize") else []),
+    ]
     return [need for need in found if stage_of(need) in stages]
 
 
@@ -68,8 +74,10 @@ def _data_needs(data: Mapping[str, Any]) -> list[str]:
         "data.pii": data.get("pii"),
         "data.fix_mojibake": data.get("fix_mojibake"),
         "data.language": data.get("language") is not None,
-        "data.format: mediawiki": data.get("format") == "mediawiki"
-        or (data.get("format", "auto") == "auto" and any(_DUMP.search(path) for path in paths)),
+        "data.format: mediawiki": (
+            data.get("format") == "mediawiki"
+            or (data.get("format", "auto") == "auto" and any(_DUMP.search(path) for path in paths))
+        ),
         "data.path: hf://": any(path.startswith("hf://") for path in [*paths, tests]),
         "data.machines": (data.get("machines") or 1) > 1 or data.get("ray_address"),
     }
@@ -84,7 +92,11 @@ def requirements(file: Path, word: str) -> list[str]:
     text = file.read_text("utf-8").replace("\\\n", " ")
     parts = [line.partition("#") for line in text.splitlines()]
     every = [] if word in WORDS.values() else [word]
-    return [line.strip() for line, _, words in parts if line.strip() and word in (words.split() or every)]
+    return [
+        line.strip()
+        for line, _, words in parts
+        if line.strip() and word in (words.split() or every)
+    ]
 
 
 def packages(file: Path, need: str) -> list[str]:

@@ -1,7 +1,9 @@
-"""Choose jobs that may be removed: those of finished runs, with inputs and outputs that only they use.
+"""Choose jobs that may be removed: those of finished runs, with inputs and outputs that only they
+use.
 
-Nothing that a running job or an unfinished run needs is removed. A run is finished if the newest job of each stage is
-Completed and its model is exported; a job that `smtrain run` did not name is finished when it has ended.
+Nothing that a running job or an unfinished run needs is removed. A run is finished if the newest
+job of each stage is Completed and its model is exported; a job that `smtrain run` did not name is
+finished when it has ended.
 """
 
 from __future__ import annotations
@@ -55,26 +57,40 @@ class Going:
     def needed(self, records: Iterable[Record]) -> set[str]:
         """Prefixes that must stay: those of all other jobs, and the exported models."""
         names = {record.name for record in [*self.jobs, *self.models]}
-        uris = {uri for record in records if record.name not in names for uri in record.reads | record.writes}
+        uris = {
+            uri
+            for record in records
+            if record.name not in names
+            for uri in record.reads | record.writes
+        }
         return uris | {uri for record in self.models for uri in record.writes}
 
     def theirs(self) -> set[str]:
         """Prefixes that the jobs wrote, and inputs that a later launch would upload again."""
         uris = {uri for record in self.jobs for uri in record.writes}
-        return uris | {uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)}
+        return uris | {
+            uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)
+        }
 
 
 def going(
-    records: Iterable[Record], *, jobs: bool, older_than: float | None, everything: bool, run: str | None
+    records: Iterable[Record],
+    *,
+    jobs: bool,
+    older_than: float | None,
+    everything: bool,
+    run: str | None,
 ) -> Going:
-    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a run that is unknown
-    or must stay."""
+    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a
+    run that is unknown or must stay.
+    """
     by_run: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_run[record.run].append(record)
     if run is not None and run not in by_run:
         raise JobError(
-            f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}", code="job.not_found"
+            f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}",
+            code="job.not_found",
         )
     selected = Going()
     for name, members in by_run.items():
@@ -86,7 +102,9 @@ def going(
         if reason is None and (jobs or everything or run):
             # The export job stays with its model, which is downloaded by its name.
             selected.jobs += [r for r in members if everything or run or r.stage != "export"]
-            selected.models += [r for r in members if not (everything or run) and r.stage == "export"]
+            selected.models += [
+                r for r in members if not (everything or run) and r.stage == "export"
+            ]
         else:
             selected.kept[name] = reason or NOT_ASKED
     return selected
@@ -118,5 +136,7 @@ def _stays(members: list[Record], older_than: float | None, *, named: bool) -> s
 
 
 def made_again(uri: str) -> bool:
-    """Whether a launch would upload this again: inputs, code and configs, under the hash of their content."""
+    """Whether a launch would upload this again: inputs, code and configs, under the hash of their
+    content.
+    """
     return re.search(r"/(inputs/\w+|code|configs)/[0-9a-f]{16}/$", uri) is not None

@@ -1,12 +1,14 @@
-"""Lineage of checkpoints: each train job writes a folder of its own, with a record of the checkpoint it started from.
+"""Lineage of checkpoints: each train job writes a folder of its own, with a record of the
+checkpoint it started from.
 
     checkpoints/step_00000010/...           of a job without a name
     checkpoints/<job>/line.json             the job's origin, written by rank 0 before its first step
     checkpoints/<job>/step_00000020/...
 
-A line consists of a job's checkpoints, those of the job that it started from up to that step, and so on. A resume
-follows one line, so that one checkpoint never has files of two writers, and one run never mixes checkpoints of two.
-Pure data, read by client and worker."""
+A line consists of a job's checkpoints, those of the job that it started from up to that step, and
+so on. A resume follows one line, so that one checkpoint never has files of two writers, and one run
+never mixes checkpoints of two. Pure data, read by client and worker.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Origin:
     number: int
     """Higher than that of all earlier jobs of the run: the highest is the newest line."""
     job: str | None
-    """The job whose line it continues, `PREFIX` for checkpoints in the prefix itself; None: it started from scratch."""
+    """The job whose line it continues, `PREFIX` for checkpoints in the prefix itself; None: it
+    started from scratch.
+    """
     step: int | None
     """The step in that line."""
 
@@ -79,7 +83,9 @@ class Lines:
     """The lines below a run's prefix, from the relative paths of its contents."""
 
     def __init__(self, paths: Iterable[str], read: Callable[[str], str | bytes]) -> None:
-        """`paths` are of files, or of folders ("step_00000010/", "job/step_00000020"); `read` gives a record's text."""
+        """`paths` are of files, or of folders ("step_00000010/", "job/step_00000020"); `read` gives
+        a record's text.
+        """
         self.folders: dict[str, Folder] = {}
         for path in paths:
             job, *rest = path.split("/")
@@ -94,7 +100,9 @@ class Lines:
         return self.folders.setdefault(job, Folder())
 
     def number(self, job: str) -> int:
-        """The order in which lines started; one without a record counts as the last, as its order is unknown."""
+        """The order in which lines started; one without a record counts as the last, as its order
+        is unknown.
+        """
         origin = self.folders[job].origin
         if job == PREFIX or origin:
             return origin.number if origin else 0
@@ -132,8 +140,12 @@ class Lines:
         return sorted(names.items())
 
     def left(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
-        """The same, with the steps that the line's jobs wrote after those from which it continued."""
-        return sorted((s, path) for p in parts for s, path in self.folders.get(p.job, Folder()).steps.items())
+        """The same, with the steps that the line's jobs wrote after those from which it
+        continued.
+        """
+        return sorted(
+            (s, path) for p in parts for s, path in self.folders.get(p.job, Folder()).steps.items()
+        )
 
 
 def lines_in(root: Path) -> Lines:
@@ -145,7 +157,9 @@ def lines_in(root: Path) -> Lines:
                 continue
             yield f"{top.name}/"
             if _JOB.fullmatch(top.name):
-                yield from (f"{top.name}/{p.name}" for p in top.iterdir() if p.is_dir() or p.name == NAME)
+                yield from (
+                    f"{top.name}/{p.name}" for p in top.iterdir() if p.is_dir() or p.name == NAME
+                )
 
     return Lines(paths(), lambda path: (root / path).read_bytes())
 
@@ -161,7 +175,9 @@ class Lineage:
 
     @classmethod
     def of(cls, root: Path, job: str) -> Lineage:
-        """The line of a job: the one that it started earlier, else a new one that continues the run's newest."""
+        """The line of a job: the one that it started earlier, else a new one that continues the
+        run's newest.
+        """
         lines = lines_in(root)
         if job == PREFIX and set(lines.folders) - {PREFIX}:
             job = UNNAMED
@@ -175,7 +191,9 @@ class Lineage:
         return self.root / self.parts[0].job
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """(step, folder) of the checkpoints of the line on this disk, complete or not, oldest first."""
+        """(step, folder) of the checkpoints of the line on this disk, complete or not, oldest
+        first.
+        """
         return [(step, self.root / path) for step, path in lines_in(self.root).steps(self.parts)]
 
     def name(self, checkpoint: Path) -> str:
@@ -187,7 +205,9 @@ class Lineage:
         if step is None:
             return Lineage(self.root, self.parts[:1])
         limits = (step if part.last is None else min(part.last, step) for part in self.parts[1:])
-        older = (LineagePart(part.job, last) for part, last in zip(self.parts[1:], limits, strict=True))
+        older = (
+            LineagePart(part.job, last) for part, last in zip(self.parts[1:], limits, strict=True)
+        )
         return Lineage(self.root, (self.parts[0], *older))
 
     def record(self) -> None:
@@ -196,7 +216,9 @@ class Lineage:
         if job == PREFIX or (record.exists() and Origin.parse(record.read_bytes())):
             return
         lines = lines_in(self.root)
-        number = 1 + max((lines.number(other) for other in lines.folders if other != job), default=0)
+        number = 1 + max(
+            (lines.number(other) for other in lines.folders if other != job), default=0
+        )
         before = self.parts[1] if len(self.parts) > 1 else None
         origin = Origin(number, before.job, before.last) if before else Origin(number, None, None)
         self.own.mkdir(parents=True, exist_ok=True)

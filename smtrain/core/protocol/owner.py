@@ -1,9 +1,12 @@
-"""Ensure that only one job at a time writes a run's checkpoints, by a record in S3 with conditional writes.
+"""Ensure that only one job at a time writes a run's checkpoints, by a record in S3 with conditional
+writes.
 
-`checkpoints.owner.json` is next to the prefix, and is written only if it does not exist yet (If-None-Match) or has not
-changed since it was read (If-Match): S3 accepts one of two concurrent writers. The client takes it for a job before it
-sends CreateTrainingJob; rank 0 of the job renews it while it trains, and checks it before it writes each manifest.
-Another job gets it only after its owner has ended: according to SageMaker, or because it was not renewed for long."""
+`checkpoints.owner.json` is next to the prefix, and is written only if it does not exist yet
+(If-None-Match) or has not changed since it was read (If-Match): S3 accepts one of two concurrent
+writers. The client takes it for a job before it sends CreateTrainingJob; rank 0 of the job renews
+it while it trains, and checks it before it writes each manifest. Another job gets it only after its
+owner has ended: according to SageMaker, or because it was not renewed for long.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ LONGEST = 30 * 86400.0
 """Seconds, longer than any job of SageMaker."""
 
 Status = Callable[[str, str], "str | None"]
-"""TrainingJobStatus of a job in a region; None without such a job. Raises if SageMaker cannot be asked."""
+"""TrainingJobStatus of a job in a region; None without such a job.
+
+Raises if SageMaker cannot be asked.
+"""
 
 
 class OwnerError(JobError):
@@ -48,7 +54,8 @@ class Owner:
     renewed: bool = False
     """Whether the job itself wrote it, and renews it every five minutes."""
     until: float = 0.0
-    """Time (seconds since 1970) by which the job has certainly ended, by the limits of its request."""
+    """Time (seconds since 1970) by which the job has certainly ended, by the limits of its request.
+    """
 
     def to_json(self) -> bytes:
         return (json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n").encode()
@@ -62,14 +69,16 @@ class Owner:
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JobError(
-                f"{uri} cannot be read ({error}), so the job that writes the checkpoints is unknown; delete it once no "
-                "job of the run is in progress"
+                f"{uri} cannot be read ({error}), so the job that writes the checkpoints is"
+                " unknown; delete it once no job of the run is in progress"
             ) from None
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The record as read: contents, ETag, and its age in seconds and the time, both by S3's clock."""
+    """The record as read: contents, ETag, and its age in seconds and the time, both by S3's
+    clock.
+    """
 
     owner: Owner
     etag: str
@@ -91,7 +100,10 @@ class Fence:
         self._etag: str | None = None
 
     def claim(self) -> None:
-        """Make the job the owner. Raises `OwnerError` with the name of another owner, and ClientError of S3."""
+        """Make the job the owner.
+
+        Raises `OwnerError` with the name of another owner, and ClientError of S3.
+        """
         if not self._write(self.me, None):  # False if there is a record already
             self._take()
 
@@ -119,13 +131,17 @@ class Fence:
         self._take()
 
     def check(self) -> None:
-        """Raise `OwnerError` if another job owns the checkpoints; a missing record counts as ours."""
+        """Raise `OwnerError` if another job owns the checkpoints; a missing record counts as
+        ours.
+        """
         seen = self._read()
         if seen and seen.owner.job not in (None, self.me.job):
             raise OwnerError(self._lost(seen.owner))
 
     def release(self) -> None:
-        """Release the record of `claim` for a job that was never created, unless another job has taken it."""
+        """Release the record of `claim` for a job that was never created, unless another job has
+        taken it.
+        """
         if self._etag is not None:
             self._write(replace(self.me, job=None), self._etag)
 
@@ -140,22 +156,24 @@ class Fence:
             if (owner.renewed and seen.age > LEASE) or seen.now > owner.until:
                 return
             raise OwnerError(
-                f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints and cannot be "
-                f"looked up ({error}); wait until it has ended, or give this run another name"
+                f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints"
+                f" and cannot be looked up ({error}); wait until it has ended, or give this run"
+                " another name"
             ) from None
         if status in ENDED or (status is None and seen.age > CLAIM):
             return
         if status is None:
             raise OwnerError(
-                f"{owner.job} took the run's checkpoints {seen.age:.0f} s ago and is being created; follow that job, "
-                f"or try again in {CLAIM - seen.age:.0f} s if its launch was cut off"
+                f"{owner.job} took the run's checkpoints {seen.age:.0f} s ago and is being created;"
+                f" follow that job, or try again in {CLAIM - seen.age:.0f} s if its launch was"
+                " cut off"
             )
         raise OwnerError(self._lost(owner))
 
     def _lost(self, owner: Owner) -> str:
         return (
-            f"{owner.job} is writing checkpoints of this run; wait for it, stop it with `smtrain stop {owner.job}`, or "
-            "give this run another name"
+            f"{owner.job} is writing checkpoints of this run; wait for it, stop it with `smtrain"
+            f" stop {owner.job}`, or give this run another name"
         )
 
     def _read(self) -> _Seen | None:
@@ -167,16 +185,26 @@ class Fence:
             raise
         now = _date(answer["ResponseMetadata"]["HTTPHeaders"].get("date"), answer["LastModified"])
         age = (now - answer["LastModified"]).total_seconds()
-        return _Seen(Owner.parse(answer["Body"].read(), self.uri), answer["ETag"], age, now.timestamp())
+        return _Seen(
+            Owner.parse(answer["Body"].read(), self.uri), answer["ETag"], age, now.timestamp()
+        )
 
     def _write(self, owner: Owner, etag: str | None) -> bool:
         """Write if nothing has changed; False if S3 refuses."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
-            answer = self._s3.put_object(Bucket=self._bucket, Key=self._key, Body=owner.to_json(), **condition)
+            answer = self._s3.put_object(
+                Bucket=self._bucket, Key=self._key, Body=owner.to_json(), **condition
+            )
         except self._s3.exceptions.ClientError as error:
             code = error.response["Error"].get("Code")
-            if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
+            if code in (
+                "PreconditionFailed",
+                "ConditionalRequestConflict",
+                "412",
+                "409",
+                "NoSuchKey",
+            ):
                 return False
             raise
         self._etag = answer["ETag"]
@@ -186,17 +214,23 @@ class Fence:
 def container_fence(checkpoints: str, job: str, region: str, account: str) -> tuple[Any, Fence]:
     """An S3 client with short timeouts, and the fence of the job in this container.
 
-    Raises ImportError if the image has no boto3. No other code in a container needs it: only S3 knows who else writes,
-    and what has arrived.
+    Raises ImportError if the image has no boto3. No other code in a container needs it: only S3
+    knows who else writes, and what has arrived.
     """
     import boto3
     from botocore.config import Config
 
-    short = Config(connect_timeout=5, read_timeout=15, retries={"mode": "standard", "total_max_attempts": 2})
+    short = Config(
+        connect_timeout=5, read_timeout=15, retries={"mode": "standard", "total_max_attempts": 2}
+    )
     session = boto3.Session()  # boto3's shared one may have been made under another environment
     s3 = session.client("s3", config=short)
-    status = status_of(lambda where: session.client("sagemaker", region_name=where or None, config=short))
-    return s3, Fence(s3, checkpoints, Owner(job, region, account, until=time.time() + LONGEST), status)
+    status = status_of(
+        lambda where: session.client("sagemaker", region_name=where or None, config=short)
+    )
+    return s3, Fence(
+        s3, checkpoints, Owner(job, region, account, until=time.time() + LONGEST), status
+    )
 
 
 def status_of(sagemaker: Callable[[str], Any]) -> Status:
@@ -208,7 +242,10 @@ def status_of(sagemaker: Callable[[str], Any]) -> Status:
             return str(client.describe_training_job(TrainingJobName=job)["TrainingJobStatus"])
         except client.exceptions.ClientError as error:
             answer = error.response["Error"]
-            if answer.get("Code") == "ResourceNotFound" or "not found" in answer.get("Message", "").lower():
+            if (
+                answer.get("Code") == "ResourceNotFound"
+                or "not found" in answer.get("Message", "").lower()
+            ):
                 return None
             raise
 

@@ -58,7 +58,9 @@ class _Manifest(BaseModel):
 
 
 def manifest_damage(fields: dict[str, Any]) -> str | None:
-    """The first key of a manifest whose value has the wrong type, and the reason; None if all can be used."""
+    """The first key of a manifest whose value has the wrong type, and the reason; None if all can
+    be used.
+    """
     try:
         _Manifest.model_validate(fields)
     except ValidationError as error:

@@ -9,7 +9,9 @@ from typing import Any
 from smtrain.core.machine import name_here
 
 HERE = "SMTRAIN_HERE"
-"""Variable of a job that runs on the user's machine itself, not on a stand-in for the instance type in its request."""
+"""Variable of a job that runs on the user's machine itself, not on a stand-in for the instance type
+in its request.
+"""
 _EXPORTED = re.compile(r".*/jobs/([\w-]+)/output/model/?")
 _OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
 
@@ -27,8 +29,9 @@ def is_of_run(name: str, run: str) -> bool:
 
 
 def exporter_of(uri: str) -> str | None:
-    """The export job whose model lies at a prefix, such as s3://bucket/smtrain/RUN/jobs/JOB/output/model/; None for
-    other places."""
+    """The export job whose model lies at a prefix, such as
+    s3://bucket/smtrain/RUN/jobs/JOB/output/model/; None for other places.
+    """
     match = _EXPORTED.fullmatch(uri)
     return match[1] if match and (stage_of(match[1]) or ("", ""))[1] == "export" else None
 
@@ -46,7 +49,9 @@ def machines_of(description: Mapping[str, Any]) -> str:
     return name_here() if hosts == 1 else f"{hosts} hosts on {name_here()}"
 
 
-def rate_changes(attempts: Iterable[tuple[Mapping[str, Any], float | None]]) -> list[tuple[float, str, str]]:
+def rate_changes(
+    attempts: Iterable[tuple[Mapping[str, Any], float | None]],
+) -> list[tuple[float, str, str]]:
     """(first step, rate before, rate from there on) of every resume that changed the learning rate.
 
     attempts: description of each train job, oldest first, and the first step that it logged.

@@ -15,7 +15,8 @@ PATIENCE_S = 10.0
 
 
 def unanswered(uri: str) -> str | None:
-    """The reason why S3 cannot be asked about a URI, with a remedy, without full stop; None if it answers.
+    """The reason why S3 cannot be asked about a URI, with a remedy, without full stop; None if it
+    answers.
 
     Any answer counts: the client finds out about permissions.
     """
@@ -36,7 +37,10 @@ def unanswered(uri: str) -> str | None:
             return None
         why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         why = f"{why[0].lower()}{why[1:]}"
-        return f"S3 could not be reached at {where} ({why}); check the network, the proxy and the region"
+        return (
+            f"S3 could not be reached at {where} ({why}); check the network, the proxy and the"
+            " region"
+        )
     return None
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from smtrain.core.targets import TARGETS
 
 HUBS = ("hf://", "modelscope://")
-"""Schemes of models that stage fetch downloads: the Hugging Face hub, or a mirror of it, and ModelScope."""
+"""Schemes of models that stage fetch downloads: the Hugging Face hub, or a mirror of it, and
+ModelScope.
+"""
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of a hub: the scheme, its id, and a revision."""
 
@@ -26,13 +28,18 @@ _HUB_PAGE = re.compile(
     rf"(?:/(?:tree|blob|resolve|raw|commit)/({_NAME}))?(?:[/?#].*)?",
     re.I,
 )
-_MODELSCOPE_PAGE = re.compile(rf"{_WEB}modelscope\.(?:cn|ai)/(?:models|datasets)/({_NAME}/{_NAME})(?:[/?#].*)?", re.I)
+_MODELSCOPE_PAGE = re.compile(
+    rf"{_WEB}modelscope\.(?:cn|ai)/(?:models|datasets)/({_NAME}/{_NAME})(?:[/?#].*)?", re.I
+)
 _BUCKET_HOST = re.compile(
     r"https?:/{1,2}([a-z0-9.-]+)\.s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com(?:\.cn)?/?([^?#]*).*", re.I
 )
-_S3_HOST = re.compile(r"https?:/{1,2}s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com(?:\.cn)?/([^/?#]+)/?([^?#]*).*", re.I)
+_S3_HOST = re.compile(
+    r"https?:/{1,2}s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com(?:\.cn)?/([^/?#]+)/?([^?#]*).*", re.I
+)
 _S3_CONSOLE = re.compile(
-    r"https?:/{1,2}\S*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^/?#]+)(?:.*?prefix=([^&#]*))?.*", re.I
+    r"https?:/{1,2}\S*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^/?#]+)(?:.*?prefix=([^&#]*))?.*",
+    re.I,
 )
 _S3_ARN = re.compile(r"arn:aws[\w-]*:s3:::([^/]+)/?(.*)")
 _SCHEMES = (
@@ -47,8 +54,9 @@ _SCHEMES = (
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key (or prefix) of an s3:// or oss:// URI: `("bucket", "some/key")` for `s3://bucket/some/key`; for a
-    file:// URI an empty bucket and the path."""
+    """Bucket and key (or prefix) of an s3:// or oss:// URI: `("bucket", "some/key")` for
+    `s3://bucket/some/key`; for a file:// URI an empty bucket and the path.
+    """
     if uri.startswith("file://"):
         return "", uri.removeprefix("file://")
     bucket, _, key = uri.removeprefix("s3://").removeprefix("oss://").partition("/")
@@ -56,7 +64,9 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def objects_at(list_page: Callable[..., dict[str, Any]], uri: str) -> Iterator[dict[str, Any]]:
-    """The objects whose URIs begin with this one, as S3 describes them; `list_page` sends a ListObjectsV2."""
+    """The objects whose URIs begin with this one, as S3 describes them; `list_page` sends a
+    ListObjectsV2.
+    """
     bucket, prefix = split_uri(uri)
     token: dict[str, str] = {}
     while True:
@@ -70,8 +80,8 @@ def objects_at(list_page: Callable[..., dict[str, Any]], uri: str) -> Iterator[d
 def meant(text: str, *, data: bool = False) -> str | None:
     """The address in our spelling; None if it is already spelled so, or is not an address.
 
-    Recognises pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes with other slashes or
-    upper case. data: a data set is meant, whose revision follows `#`.
+    Recognises pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes
+    with other slashes or upper case. data: a data set is meant, whose revision follows `#`.
     """
     if (page := _HUB_PAGE.fullmatch(text)) and (data or not page[1]):
         name = page[2] if "/" in page[2] or data else f"organization/{page[2]}"
@@ -89,14 +99,21 @@ def meant(text: str, *, data: bool = False) -> str | None:
 
 
 def respelled(text: str, taken: tuple[str, ...], *, data: bool = False) -> str | None:
-    """Say how smtrain writes an address; None if it is written so, is not an address, or has a scheme that is not
-    `taken` (paths always are)."""
+    """Say how smtrain writes an address; None if it is written so, is not an address, or has a
+    scheme that is not `taken` (paths always are).
+    """
     ours = meant(text, data=data)
-    return f"{text} is written {ours} here; give that" if ours and ours.startswith(("/", *taken)) else None
+    return (
+        f"{text} is written {ours} here; give that"
+        if ours and ours.startswith(("/", *taken))
+        else None
+    )
 
 
 def not_here(text: str) -> str | None:
-    """Say how to download a model of a hub, for commands that read folders; None for other paths."""
+    """Say how to download a model of a hub, for commands that read folders; None for other
+    paths.
+    """
     where = meant(text) or text
     if not where.startswith(HUBS):
         return None
@@ -104,10 +121,16 @@ def not_here(text: str) -> str | None:
     name, _, revision = name.partition("@")
     folder = name.rpartition("/")[2]
     if scheme == "hf":
-        copy = f"hf download {name}{f' --revision {revision}' if revision else ''} --local-dir {folder}"
+        copy = (
+            f"hf download {name}{f' --revision {revision}' if revision else ''} --local-dir"
+            f" {folder}"
+        )
     else:
         copy = f"modelscope download --model {name} --local_dir {folder}"
-    return f"{text} is a model of a hub, and this command reads a folder; `{copy}` makes one, then give {folder}"
+    return (
+        f"{text} is a model of a hub, and this command reads a folder; `{copy}` makes one, then"
+        f" give {folder}"
+    )
 
 
 TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
@@ -115,7 +138,9 @@ _URI = re.compile(r"(fsx|efs)://(fs-[0-9a-f]{8,18})(/[^\s]*)")
 
 
 def is_mounted(uri: str | None) -> bool:
-    """Whether this is a URI of an AWS file system: fsx://fs-ID/FOLDER (FSx for Lustre) or efs://fs-ID/FOLDER."""
+    """Whether this is a URI of an AWS file system: fsx://fs-ID/FOLDER (FSx for Lustre) or
+    efs://fs-ID/FOLDER.
+    """
     return bool(uri) and str(uri).partition("://")[0] in TYPES
 
 
@@ -142,7 +167,12 @@ A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
 
 
 def readable_schemes(target: str, *, mounted: bool = False) -> tuple[str, ...]:
-    """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted` AWS's file systems,
-    and file://, which stands for a path that the jobs see (load.py)."""
+    """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted`
+    AWS's file systems, and file://, which stands for a path that the jobs see (load.py).
+    """
     record = TARGETS[target]
-    return (record.store, *(record.file_systems if mounted else ()), *(("file://",) if record.paths else ()))
+    return (
+        record.store,
+        *(record.file_systems if mounted else ()),
+        *(("file://",) if record.paths else ()),
+    )

@@ -1,1 +1,3 @@
-"""Send steps to MLflow and Weights & Biases: buffered, each step once, without ever blocking a training."""
+"""Send steps to MLflow and Weights & Biases: buffered, each step once, without ever blocking a
+training.
+"""

@@ -1,4 +1,6 @@
-"""Open trackers, each behind a buffer: a queue that never blocks, and a thread that sends its records."""
+"""Open trackers, each behind a buffer: a queue that never blocks, and a thread that sends its
+records.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +49,25 @@ class Buffered:
         self._begun, self._trouble = False, False
         self._ending: str | None = None
         self._wake, self._stop, self._done = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"tracking {tracker.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"tracking {tracker.name}", daemon=True
+        )
         self._thread.start()
 
     def log(self, record: TrackedStep) -> None:
-        """Queue a step. One that was already sent, also by an earlier process, is not sent again."""
+        """Queue a step.
+
+        One that was already sent, also by an earlier process, is not sent again.
+        """
         self._queue.append(record)
         self._wake.set()
 
     def close(self, status: str | None, wait: float) -> int:
-        """Send the rest for at most `wait` seconds; returns the number of records that were not sent.
+        """Send the rest for at most `wait` seconds; returns the number of records that were not
+        sent.
 
-        With a `status` the run is marked as ended; None leaves it open, for a job that is still running.
+        With a `status` the run is marked as ended; None leaves it open, for a job that is still
+        running.
         """
         self._ending = status
         self._stop.set()
@@ -80,8 +89,8 @@ class Buffered:
             except Exception as error:  # no error of a library may stop the training
                 if not self._trouble:
                     self._say(
-                        f"{self._tracker.name} does not take what is tracked ({first_line(error)}); the training goes "
-                        "on, and its steps are kept and sent when it does"
+                        f"{self._tracker.name} does not take what is tracked ({first_line(error)});"
+                        " the training continues, and its steps are kept and sent when it does"
                     )
                 self._trouble = True
                 self._wake.set()
@@ -108,7 +117,9 @@ class Buffered:
                     if (kind, record.step) not in sent and (kind, record.step) not in self._seen
                 }
                 sent |= {(kind, record.step) for kind in kinds}
-                numbers = {key: value for key, value in record.numbers.items() if _kind(key) in kinds}
+                numbers = {
+                    key: value for key, value in record.numbers.items() if _kind(key) in kinds
+                }
                 if numbers:
                     new.append(TrackedStep(record.step, record.at, numbers))
             if new:
@@ -121,10 +132,15 @@ class Buffered:
 def open_trackers(
     track: Track, tracked: Tracked, folder: Path, say: Say, secret: Callable[[Secret], str]
 ) -> list[Buffered]:
-    """A buffered tracker for each one in the section; nothing blocks here. `secret` reads a secret by its name."""
+    """A buffered tracker for each one in the section; nothing blocks here.
+
+    `secret` reads a secret by its name.
+    """
     trackers: list[Buffered] = []
     if track.mlflow:
-        trackers.append(Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say))
+        trackers.append(
+            Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say)
+        )
     if track.wandb:
         named = track.wandb.key
         key = (lambda: secret(named)) if named is not None else None

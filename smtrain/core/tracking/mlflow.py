@@ -17,7 +17,9 @@ _MOST = 1000  # metrics of a request
 
 
 class MlflowTracker:
-    """The steps of one run as one MLflow run, also if it is resumed or sent by several processes."""
+    """The steps of one run as one MLflow run, also if it is resumed or sent by several
+    processes.
+    """
 
     name = "MLflow"
 
@@ -27,13 +29,21 @@ class MlflowTracker:
         self._run = ""
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """Find the run of this id, or create one; a job that starts again from the first step gets a new run."""
+        """Find the run of this id, or create one; a job that starts again from the first step gets
+        a new run.
+        """
         client, run = self._connect(), self._tracked
         existing = self._find()
         mine = f"{run.job}@{run.stamp}"
         jobs = existing.data.tags.get(_JOBS, "").split(",") if existing else []
         if existing is None or (first.step <= 1 and mine not in jobs):
-            tags = {_ID: run.id, "mlflow.runName": run.run, "smtrain.run": run.run, **run.tags, _JOBS: mine}
+            tags = {
+                _ID: run.id,
+                "mlflow.runName": run.run,
+                "smtrain.run": run.run,
+                **run.tags,
+                _JOBS: mine,
+            }
             existing = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
         elif mine not in jobs:
             client.set_tag(existing.info.run_id, _JOBS, ",".join([*jobs, mine]))
@@ -51,7 +61,12 @@ class MlflowTracker:
         """Log each number as a metric of its step, with its time."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(k, v, r.at, r.step) for r in records for k, v in r.numbers.items() if k not in ("step", "of")]
+        metrics = [
+            Metric(k, v, r.at, r.step)
+            for r in records
+            for k, v in r.numbers.items()
+            if k not in ("step", "of")
+        ]
         for start in range(0, len(metrics), _MOST):
             self._client.log_batch(self._run, metrics=metrics[start : start + _MOST])
 
@@ -59,7 +74,9 @@ class MlflowTracker:
         self._client.set_terminated(self._run, status=_ENDS.get(status, "FAILED"))
 
     def attach(self, files: Sequence[Path], numbers: dict[str, float]) -> bool:
-        """Log files as artefacts and numbers as metrics in the newest MLflow run; False without one."""
+        """Log files as artefacts and numbers as metrics in the newest MLflow run; False without
+        one.
+        """
         client, run = self._connect(), self._find()
         if run is None:
             return False
@@ -72,8 +89,8 @@ class MlflowTracker:
     def _connect(self) -> Any:
         if self._client is not None:
             return self._client
-        # Short timeouts for a server that hangs; our thread retries later. MLflow reads these variables at each
-        # request.
+        # Short timeouts for a server that hangs; our thread retries later. MLflow reads these
+        # variables at each request.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         if not present("mlflow"):
@@ -87,23 +104,33 @@ class MlflowTracker:
 
     def _experiment_id(self) -> str:
         experiment = self._client.get_experiment_by_name(self._experiment)
-        return str(experiment.experiment_id if experiment else self._client.create_experiment(self._experiment))
+        return str(
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(self._experiment)
+        )
 
     def _find(self) -> Any:
         experiment = self._client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return None
         wanted = f"tags.`{_ID}` = '{self._tracked.id}'"
-        runs = self._client.search_runs([experiment.experiment_id], wanted, max_results=1, order_by=["start_time DESC"])
+        runs = self._client.search_runs(
+            [experiment.experiment_id], wanted, max_results=1, order_by=["start_time DESC"]
+        )
         return runs[0] if runs else None
 
     def _parameters(self, known: dict[str, str]) -> None:
-        """Log new parameters; MLflow's cannot change, so a value that a resume changed becomes a tag."""
+        """Log new parameters; MLflow's cannot change, so a value that a resume changed becomes a
+        tag.
+        """
         from mlflow.entities import Param, RunTag
 
         ours = self._tracked.parameters
         new = [Param(key, value) for key, value in ours.items() if key not in known]
-        changed = [RunTag(f"changed.{k}", v) for k, v in ours.items() if k in known and known[k] != v]
+        changed = [
+            RunTag(f"changed.{k}", v) for k, v in ours.items() if k in known and known[k] != v
+        ]
         for start in range(0, len(new), 100):
             self._client.log_batch(self._run, params=new[start : start + 100])
         if changed:

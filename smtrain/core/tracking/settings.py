@@ -40,8 +40,13 @@ class TrackedStep:
 
 
 def variable(track: Track) -> str | None:
-    """The variable's value; None without trackers. It has the names of secrets, as the config does."""
-    section = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})
+    """The variable's value; None without trackers.
+
+    It has the names of secrets, as the config does.
+    """
+    section = track.model_dump(
+        mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"}
+    )
     return json.dumps(section, sort_keys=True) if section else None
 
 

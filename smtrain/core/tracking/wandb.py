@@ -1,4 +1,6 @@
-"""Weights & Biases: one run, resumed under the same id; offline (WANDB_MODE=offline), a folder to sync later."""
+"""Weights & Biases: one run, resumed under the same id; offline (WANDB_MODE=offline), a folder to
+sync later.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ class WandbTracker:
 
     name = "Weights & Biases"
 
-    def __init__(self, options: Wandb, tracked: Tracked, folder: Path, key: Callable[[], str] | None) -> None:
+    def __init__(
+        self, options: Wandb, tracked: Tracked, folder: Path, key: Callable[[], str] | None
+    ) -> None:
         self._options, self._tracked, self._folder, self._key = options, tracked, folder, key
         self._run: Any = None
         self._last = -1
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """Open the run. W&B's history only grows, so steps up to its last one are not sent again."""
+        """Open the run.
+
+        W&B's history only grows, so steps up to its last one are not sent again.
+        """
         if not present("wandb"):
             raise SmtrainError(missing("wandb"))
         import wandb
@@ -36,21 +43,33 @@ class WandbTracker:
         fresh = first.step <= 1 and stamp not in kept.get("jobs", [])
         number = kept.get("number", 0) + (1 if fresh and kept else 0)
         if self._key is not None and "WANDB_API_KEY" not in os.environ:
-            os.environ["WANDB_API_KEY"] = self._key()  # wandb reads it from the environment of this process
+            os.environ["WANDB_API_KEY"] = (
+                self._key()
+            )  # wandb reads it from the environment of this process
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=self._options.project, entity=self._options.entity, name=tracked.run, dir=str(self._folder),
-            id=f"{tracked.id}-{number}" if number else tracked.id, resume="allow", config=dict(tracked.parameters),
-            tags=["smtrain"], settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
-        )  # fmt: skip
+            project=self._options.project,
+            entity=self._options.entity,
+            name=tracked.run,
+            dir=str(self._folder),
+            id=f"{tracked.id}-{number}" if number else tracked.id,
+            resume="allow",
+            config=dict(tracked.parameters),
+            tags=["smtrain"],
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+        )
         before = -1 if fresh else kept.get("last", -1)
         self._last = max(before, int(self._run.starting_step) - 1)
-        self._note({"number": number, "jobs": sorted({*([] if fresh else kept.get("jobs", [])), stamp})})
+        self._note(
+            {"number": number, "jobs": sorted({*([] if fresh else kept.get("jobs", [])), stamp})}
+        )
         return {(kind, step) for step in range(self._last + 1) for kind in ("loss", "val_loss")}
 
     def write(self, records: Sequence[TrackedStep]) -> None:
         for record in records:
-            numbers = {key: value for key, value in record.numbers.items() if key not in ("step", "of")}
+            numbers = {
+                key: value for key, value in record.numbers.items() if key not in ("step", "of")
+            }
             self._run.log(numbers, step=record.step)
             self._last = max(self._last, record.step)
         self._note({})

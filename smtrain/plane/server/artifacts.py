@@ -1,7 +1,7 @@
 """A job's files: walks through a host's folder, and uploads of models, outputs and checkpoints.
 
-A link is uploaded as the file that it leads to, if that is below the host's /opt/ml. Its target is a path of the host;
-followed as a path of this machine it would be another file, or none.
+A link is uploaded as the file that it leads to, if that is below the host's /opt/ml. Its target is
+a path of the host; followed as a path of this machine it would be another file, or none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from smtrain.core.files import opened
 from smtrain.core.protocol.uris import split_uri
 
 TRANSFER = TransferConfig(max_concurrency=4)
-"""Server and transfers share this machine: more parts at once are no faster, and each is held in memory."""
+"""Server and transfers share this machine: more parts at once are no faster, and each is held in
+memory.
+"""
 MODEL, OUTPUT = ("model", "model.tar.gz"), ("data", "output.tar.gz")
 """Folder of the files in S3, and the name of the archive that replaces it."""
 
@@ -41,7 +43,10 @@ def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
 
 
 def upload(client: Any, path: Path, bucket: str, key: str) -> None:
-    """Upload a file of a job. Raises OSError if it cannot be read, ENOSPC if this disk has no room."""
+    """Upload a file of a job.
+
+    Raises OSError if it cannot be read, ENOSPC if this disk has no room.
+    """
     with opened(path, links=False) as body:
         _insist_on_room(path, [path])
         client.upload_fileobj(body, bucket, key, Config=TRANSFER)
@@ -81,7 +86,9 @@ KEY_BYTES = 1024
 
 
 def resolved(ml: Path, path: Path) -> Path | None:
-    """Follow the links of a path below a host's /opt/ml (`ml` here); None if they leave it or form a loop."""
+    """Follow the links of a path below a host's /opt/ml (`ml` here); None if they leave it or form
+    a loop.
+    """
     left, reached, links = list(path.relative_to(ml).parts), ml, 0
     while left:
         part = left.pop(0)
@@ -99,7 +106,9 @@ def resolved(ml: Path, path: Path) -> Path | None:
         if links > MOST:
             return None
         if target.is_absolute():
-            root = next((root for root in (ML, PurePosixPath(ml)) if target.is_relative_to(root)), None)
+            root = next(
+                (root for root in (ML, PurePosixPath(ml)) if target.is_relative_to(root)), None
+            )
             if root is None:
                 return None
             reached, target = ml, target.relative_to(root)

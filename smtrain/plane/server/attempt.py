@@ -1,4 +1,6 @@
-"""One attempt at a job, on one set of machines: download, start every host, wait until all have ended."""
+"""One attempt at a job, on one set of machines: download, start every host, wait until all have
+ended.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class End(NamedTuple):
 SPOT, FAULT = End("spot"), End("fault")
 # SageMaker's own words.
 OUT_OF_MEMORY = (
-    "ClientError: Please use an instance type with more memory, or reduce the size of job data processed on an "
-    "instance."
+    "ClientError: Please use an instance type with more memory, or reduce the size of job data"
+    " processed on an instance."
 )
 
 
@@ -46,7 +48,12 @@ class Attempt:
     """Hosts and what they share. `stopping` belongs to the job; call `wake` after setting it."""
 
     def __init__(self, executor: Executor, job: JobRecord, stopping: threading.Event) -> None:
-        self.executor, self.job, self.client, self.stopping = executor, job, executor.client, stopping
+        self.executor, self.job, self.client, self.stopping = (
+            executor,
+            job,
+            executor.client,
+            stopping,
+        )
         self.events: queue.Queue[HostEvent | None] = queue.Queue()
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
@@ -65,7 +72,9 @@ class Attempt:
         self.wake()
 
     def run(self, longest: float, wait: float, interrupted_after: float | None) -> End:
-        """Train for at most `longest` seconds; a spot job ends after `wait` and is interrupted before, if given."""
+        """Train for at most `longest` seconds; a spot job ends after `wait` and is interrupted
+        before, if given.
+        """
         port = self.executor.take_port()
         try:
             return self._run_hosts(port) or self._train(longest, wait, interrupted_after)
@@ -144,7 +153,9 @@ class Attempt:
         if wanted:
             self.containers = JobContainers(self.executor, self.job, wanted)
         for rank in range(len(hosts_of(request))):
-            host = (ContainerHost if wanted else Host)(self.job, rank, self.executor.endpoint, self.events)
+            host = (ContainerHost if wanted else Host)(
+                self.job, rank, self.executor.endpoint, self.events
+            )
             self.hosts.append(host)
             host.prepare()
             if instead:
@@ -175,7 +186,9 @@ class Attempt:
         return None
 
     def _download(self, host: Host) -> list[Channel]:
-        """Download the File channels and checkpoints of one host; return the channels to be mounted."""
+        """Download the File channels and checkpoints of one host; return the channels to be
+        mounted.
+        """
         request = self.job.request
         lazy = []
         for channel in channels.resolve(self.client, request, host.rank, len(self.hosts)):
@@ -197,16 +210,22 @@ class Attempt:
             folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))
             folder.mkdir(parents=True, exist_ok=True)
             uri = f"{curves['S3OutputPath'].rstrip('/')}/{self.job.name}/tensorboard-output/"
-            up = CheckpointSync(self.client, uri, folder)  # no download, and hosts do not wait for each other
+            up = CheckpointSync(
+                self.client, uri, folder
+            )  # no download, and hosts do not wait for each other
             up.see_as(host.ml, host.log)
             self.curves.append(up)
         return lazy
 
     def _fetch(self, host: Host, channel: Channel) -> None:
-        channels.download(self.client, channel, host.channel_folder(channel.name), self.stopping.is_set)
+        channels.download(
+            self.client, channel, host.channel_folder(channel.name), self.stopping.is_set
+        )
 
     def _await_ready(self, lazy: list[list[Channel]]) -> None:
-        """Wait for every supervisor's report; the host's log says what could not be isolated or mounted."""
+        """Wait for every supervisor's report; the host's log says what could not be isolated or
+        mounted.
+        """
         waiting = set(self.hosts)
         while waiting and not self.stopping.is_set():
             event = self.events.get()
@@ -215,31 +234,38 @@ class Attempt:
             if event.kind == "disk":
                 raise event.value
             if event.kind == "exit":
-                raise RuntimeError(event.host.lost or f"the supervisor of {event.host.name} ended too early")
+                raise RuntimeError(
+                    event.host.lost or f"the supervisor of {event.host.name} ended too early"
+                )
             waiting.discard(event.host)
             if refusal := event.value["refusal"]:
                 if self.containers:
                     raise InputError(refusal)
                 if self.network:
-                    raise RuntimeError(f"{event.host.name} could not be isolated from the network: {refusal}")
+                    raise RuntimeError(
+                        f"{event.host.name} could not be isolated from the network: {refusal}"
+                    )
                 event.host.log.write(
                     [
-                        f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), "
-                        f"so this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
+                        f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), so"
+                        f" this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
                     ]
                 )
             for channel in lazy[event.host.rank]:
                 if reason := event.value["fastfile"][channel.name]:
                     event.host.log.write(
                         [
-                            f"smtrain: channel {channel.name} asked for FastFile and was downloaded instead, "
-                            f"since it could not be mounted here: {reason}"
+                            f"smtrain: channel {channel.name} asked for FastFile and was downloaded"
+                            f" instead, since it could not be mounted here: {reason}"
                         ]
                     )
                     self._fetch(event.host, channel)
 
     def _train(self, left: float, wait: float, interrupted_after: float | None) -> End:
-        """Wait for all hosts. A stop, limit or interruption gives them the grace; a failure kills them all."""
+        """Wait for all hosts.
+
+        A stop, limit or interruption gives them the grace; a failure kills them all.
+        """
         late = End("Stopped", "MaxRuntimeExceeded")
         if wait < left:
             left, late = wait, End("Stopped", "MaxWaitTimeExceeded")
@@ -288,5 +314,7 @@ class Attempt:
             return End("Failed", None, f"{OUT_OF_MEMORY}, exit code: {failed.exit_code}")
         if failed is not None:
             tail = f", exit code: {failed.exit_code}"
-            return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)
+            return End(
+                "Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail
+            )
         return end or End("Completed")

@@ -1,4 +1,6 @@
-"""Object bodies as files: never changed after they are written, read in ranges without loading them."""
+"""Object bodies as files: never changed after they are written, read in ranges without loading
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Blob:
-    """A range of a stored file as the body of an answer: sized, sliceable, iterated in chunks, then closed."""
+    """A range of a stored file as the body of an answer: sized, sliceable, iterated in chunks, then
+    closed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.start = path, 0
@@ -32,7 +36,8 @@ class Blob:
     def __getitem__(self, part: slice) -> Blob:
         begin, end, _ = part.indices(self._length)
         piece = copy.copy(self)
-        # A duplicate of the open file: a new version of the object may have removed its path by now.
+        # A duplicate of the open file: a new version of the object may have removed its path by
+        # now.
         piece._handle = os.fdopen(os.dup(self._handle.fileno()), "rb", buffering=0)
         piece.start, piece._length = self.start + begin, max(0, end - begin)
         return piece
@@ -53,9 +58,12 @@ class Blob:
 
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A file that is renamed to `path` when it is complete, or removed. `sweep` knows its name after a kill.
+    """A file that is renamed to `path` when it is complete, or removed.
 
-    No fsync: bodies must survive a kill of the server, not a loss of power, and every PUT would wait for it.
+    `sweep` knows its name after a kill.
+
+    No fsync: bodies must survive a kill of the server, not a loss of power, and every PUT would
+    wait for it.
     """
     part = path.with_suffix(".part")
     try:

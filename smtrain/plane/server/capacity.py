@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 NO_CAPACITY = (
-    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a"
+    " different ML instance type."
 )
 
 
@@ -36,7 +37,9 @@ class Shortage:
 
 @dataclass
 class Spot:
-    """Interruptions of spot jobs: the n-th attempt is interrupted after `after[n]` seconds of Training."""
+    """Interruptions of spot jobs: the n-th attempt is interrupted after `after[n]` seconds of
+    Training.
+    """
 
     after: tuple[float, ...] = ()
     away: float = 0.2
@@ -47,7 +50,9 @@ class Spot:
     def __post_init__(self) -> None:
         self.after = tuple(float(seconds) for seconds in self.after)
         if not 0 <= self.saving < 1 or min((self.away, *self.after)) < 0:
-            raise ValueError("after and away are seconds, saving a fraction from 0 up to 1; none is negative")
+            raise ValueError(
+                "after and away are seconds, saving a fraction from 0 up to 1; none is negative"
+            )
 
 
 class Capacity:
@@ -64,7 +69,9 @@ class Capacity:
             self._shortages = []
         if options:
             shortage = Shortage(**options)
-            self._shortages = [s for s in self._shortages if s.instance_type != shortage.instance_type] + [shortage]
+            self._shortages = [
+                s for s in self._shortages if s.instance_type != shortage.instance_type
+            ] + [shortage]
         return {}
 
     def control_spot(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -78,17 +78,20 @@ def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list
 def list_prefix(client: Any, uri: str) -> list[Entry]:
     """The objects of an S3Prefix in key order, named as on an instance.
 
-    All keys that begin like the prefix match, also those of a folder next to the one that is meant: `a/b` matches
-    `a/b2/c`. Keys of the folder (`a/b/...` for `a/b` or `a/b/`) give paths below it. Any other key gives the path below
-    the prefix's last slash, as SageMaker keeps the whole name of a file that a prefix matches in part
-    (aws/sagemaker-python-sdk, issue 3612).
+    All keys that begin like the prefix match, also those of a folder next to the one that is meant:
+    `a/b` matches `a/b2/c`. Keys of the folder (`a/b/...` for `a/b` or `a/b/`) give paths below it.
+    Any other key gives the path below the prefix's last slash, as SageMaker keeps the whole name of
+    a file that a prefix matches in part (aws/sagemaker-python-sdk, issue 3612).
     """
     bucket, prefix = split_uri(uri)
     try:
         items = list(objects_at(client.list_objects_v2, uri))
     except client.exceptions.ClientError as error:
         raise refused(error, f"bucket {bucket} of {uri}") from None
-    folder, around = prefix if not prefix or prefix.endswith("/") else prefix + "/", prefix[: prefix.rfind("/") + 1]
+    folder, around = (
+        prefix if not prefix or prefix.endswith("/") else prefix + "/",
+        prefix[: prefix.rfind("/") + 1],
+    )
     entries = [
         Entry(
             key,
@@ -101,34 +104,44 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
     ]
     if not entries:
         raise InputError(
-            f"Data download failed: No S3 objects found under S3 URL {uri!r} given in input data source. "
-            "Please ensure that the bucket exists in the selected region, that objects exist under that S3 prefix"
+            f"Data download failed: No S3 objects found under S3 URL {uri!r} given in input data"
+            " source. Please ensure that the bucket exists in the selected region, that objects"
+            " exist under that S3 prefix"
         )
     for entry in entries:
         try:
             within(Path("/"), entry.path)
         except ValueError:
-            raise InputError(f"Data download failed: the key {entry.key!r} points outside its channel") from None
+            raise InputError(
+                f"Data download failed: the key {entry.key!r} points outside its channel"
+            ) from None
     return entries
 
 
 def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, what: str) -> None:
     """Download an object of `what` to `folder/name`.
 
-    Raises InputError if a file cannot have that name, `ClientError` of S3, and OSError for a full disk.
+    Raises InputError if a file cannot have that name, `ClientError` of S3, and OSError for a full
+    disk.
     """
     try:
         target = within(folder, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         client.download_file(bucket, key, str(target), Config=TRANSFER)
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise InputError(f"Data download failed: {name!r} of {what} is a file and a folder at once") from None
+        raise InputError(
+            f"Data download failed: {name!r} of {what} is a file and a folder at once"
+        ) from None
     except ValueError:
-        raise InputError(f"Data download failed: the key {key!r} points outside of {what}") from None
+        raise InputError(
+            f"Data download failed: the key {key!r} points outside of {what}"
+        ) from None
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        raise InputError(f"Data download failed: the name {name!r} of {what} is too long for a file") from None
+        raise InputError(
+            f"Data download failed: the name {name!r} of {what} is too long for a file"
+        ) from None
 
 
 def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[], bool]) -> None:
@@ -139,7 +152,9 @@ def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[]
         if cancelled():
             return
         try:
-            download_to(client, channel.bucket, entry.key, folder, entry.path, f"channel {channel.name}")
+            download_to(
+                client, channel.bucket, entry.key, folder, entry.path, f"channel {channel.name}"
+            )
         except client.exceptions.ClientError as error:
             raise refused(error, f"s3://{channel.bucket}/{entry.key}") from None
 

@@ -1,4 +1,6 @@
-"""Disk use of a home folder, and its cleaning: finished runs with their files, and files that can be made again."""
+"""Disk use of a home folder, and its cleaning: finished runs with their files, and files that can
+be made again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Removal:
 def end_crashed(home: Path) -> str:
     """Remove what containers of ended jobs have left behind on this machine.
 
-    Returns a list such as `1 container, 1 network`, or "". Raises `LocalError` if Docker does not answer.
+    Returns a list such as `1 container, 1 network`, or "". Raises `LocalError` if Docker does not
+    answer.
     """
     from smtrain.plane.docker import connect, plainly
     from smtrain.plane.server.containers import leftovers
@@ -54,22 +57,38 @@ def end_crashed(home: Path) -> str:
     client = connect("")
     with plainly("removing what a crash left"):
         boxes, nets = leftovers.remove_stray(client, home, lambda: _running(home))
-    folders = [folder for folder in (state / "jobs").glob("*/hosts") if folder.parent.name not in _running(home)]
-    counts = {"container": boxes, "network": nets, "mount": sum(leftovers.unmount(folder) for folder in folders)}
-    return ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count)
+    folders = [
+        folder
+        for folder in (state / "jobs").glob("*/hosts")
+        if folder.parent.name not in _running(home)
+    ]
+    counts = {
+        "container": boxes,
+        "network": nets,
+        "mount": sum(leftovers.unmount(folder) for folder in folders),
+    }
+    return ", ".join(
+        f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count
+    )
 
 
 def plan(
-    endpoint: Endpoint, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
+    endpoint: Endpoint,
+    *,
+    jobs: bool = False,
+    older_than: float | None = None,
+    everything: bool = False,
     run: str | None = None,
-) -> Removal:  # fmt: skip
+) -> Removal:
     """Find what can be removed. Raises `LocalError` for a run that is unknown or has a running job.
 
     Args:
         endpoint: The control plane.
-        jobs: Jobs of finished runs with the objects that only they read and wrote, without exported models.
+        jobs: Jobs of finished runs with the objects that only they read and wrote, without exported
+            models.
         older_than: Only those that ended so many seconds ago.
-        everything: Also exported models, objects that no job names, demo inputs, fetched models, caches and logs.
+        everything: Also exported models, objects that no job names, demo inputs, fetched models,
+            caches and logs.
         run: Only this run, finished or not.
     """
     records = list(_records(endpoint))
@@ -96,7 +115,10 @@ def _strays(endpoint: Endpoint) -> Iterable[Path]:
     """Job folders without a record: it was set aside, or a removal was interrupted."""
     for folder in (state_folder(endpoint.home) / "jobs").iterdir():
         with suppress(OSError):
-            if not (folder / "job.json").exists() and time.time() - folder.lstat().st_mtime > STRAY_SECONDS:
+            if (
+                not (folder / "job.json").exists()
+                and time.time() - folder.lstat().st_mtime > STRAY_SECONDS
+            ):
                 yield folder
 
 
@@ -114,7 +136,9 @@ def remove(endpoint: Endpoint, removal: Removal, *, everything: bool = False) ->
             s3.delete_object(Bucket=bucket, Key=key)
             keys.remove(key)
         for i in range(0, len(keys), 1000):
-            s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys[i : i + 1000]]})
+            s3.delete_objects(
+                Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys[i : i + 1000]]}
+            )
     # Records last: the next call finds the rest of an interrupted removal by them.
     for record in removal.jobs:
         sagemaker.delete_training_job(TrainingJobName=record.name)
@@ -131,21 +155,31 @@ def remove(endpoint: Endpoint, removal: Removal, *, everything: bool = False) ->
 def _running(home: Path) -> set[str]:
     """Names of the running jobs."""
     endpoint = running(home)
-    return {record.name for record in _records(endpoint) if record.status not in ENDED} if endpoint else set()
+    return (
+        {record.name for record in _records(endpoint) if record.status not in ENDED}
+        if endpoint
+        else set()
+    )
 
 
 def _records(endpoint: Endpoint) -> Iterable[Record]:
     client = endpoint.session().client("sagemaker")
-    for page in client.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}):
+    for page in client.get_paginator("list_training_jobs").paginate(
+        PaginationConfig={"PageSize": 100}
+    ):
         for row in page["TrainingJobSummaries"]:
-            job: dict[str, Any] = dict(client.describe_training_job(TrainingJobName=row["TrainingJobName"]))
+            job: dict[str, Any] = dict(
+                client.describe_training_job(TrainingJobName=row["TrainingJobName"])
+            )
             name = job["TrainingJobName"]
             writes = {f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/"}
             if checkpoints := job.get("CheckpointConfig"):
                 writes.add(checkpoints["S3Uri"].rstrip("/") + "/")
             yield Record(
-                name, job["TrainingJobStatus"],
-                job["CreationTime"].timestamp(), job.get("TrainingEndTime", job["LastModifiedTime"]).timestamp(),
+                name,
+                job["TrainingJobStatus"],
+                job["CreationTime"].timestamp(),
+                job.get("TrainingEndTime", job["LastModifiedTime"]).timestamp(),
                 frozenset(
                     source["S3Uri"]
                     for channel in job.get("InputDataConfig") or []
@@ -153,7 +187,7 @@ def _records(endpoint: Endpoint) -> Iterable[Record]:
                 ),
                 frozenset(writes),
                 pool=(job.get("WarmPoolStatus") or {}).get("Status") == "Available",
-            )  # fmt: skip
+            )
 
 
 def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
@@ -176,7 +210,9 @@ KINDS = {
     "server log": "",
     "set aside": "damaged files that a start has moved out of the way",
     "demo": "text and model of demo://, made again when they are used",
-    "models": "what chat, generate and evaluate fetched from S3, fetched again when it is asked for",
+    "models": (
+        "what chat, generate and evaluate fetched from S3, fetched again when it is asked for"
+    ),
     "caches": "positions of `smtrain logs --follow`, and other files",
 }
 
@@ -197,7 +233,10 @@ class Usage:
         """One line with the largest kinds."""
         largest = sorted(self.kinds.items(), key=lambda kind: -kind[1])[:3]
         parts = ", ".join(f"{kind} {spell_bytes(size)}" for kind, size in largest if size)
-        return f"disk use: {spell_bytes(self.total)}{f' ({parts})' if parts else ''}, {spell_bytes(self.free)} free"
+        return (
+            f"disk use: {spell_bytes(self.total)}{f' ({parts})' if parts else ''},"
+            f" {spell_bytes(self.free)} free"
+        )
 
 
 def usage(home: Path) -> Usage:
@@ -229,7 +268,11 @@ def usage(home: Path) -> Usage:
 def aside(home: Path) -> list[Path]:
     """Damaged files that a start has set aside."""
     state = state_folder(home)
-    return sorted(path for below in ("*", "s3/*", "jobs/*", "jobs/*/*") for path in state.glob(f"{below}.damaged*"))
+    return sorted(
+        path
+        for below in ("*", "s3/*", "jobs/*", "jobs/*/*")
+        for path in state.glob(f"{below}.damaged*")
+    )
 
 
 def _kind(path: Path, home: Path) -> str:

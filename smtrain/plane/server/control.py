@@ -1,4 +1,6 @@
-"""The control plane's own calls, POST /smtrain/control/NAME with a JSON body: the switches behind `Plane`."""
+"""The control plane's own calls, POST /smtrain/control/NAME with a JSON body: the switches behind
+`Plane`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Check = Callable[[Any], bool]
 
 
 def number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15  # nan is not
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+    )  # nan is not
 
 
 def whole(value: Any) -> bool:
@@ -39,23 +43,41 @@ def map_of(kind: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
 
-# The keys of each call and their types. A value of another type would do harm later, in every request that meets it.
+# The keys of each call and their types. A value of another type would do harm later, in every
+# request that meets it.
 TAKES: dict[str, dict[str, Check]] = {
     "faults": {
-        "clear": flag, "operations": list_of(text), "throttle": number, "errors": number, "drops": number,
-        "after": number, "rate": number, "times": whole, "seed": whole,
+        "clear": flag,
+        "operations": list_of(text),
+        "throttle": number,
+        "errors": number,
+        "drops": number,
+        "after": number,
+        "rate": number,
+        "times": whole,
+        "seed": whole,
     },
-    "delivery": {"late": number, "reorder": number, "late_streams": number, "empty_pages": number, "seed": whole},
+    "delivery": {
+        "late": number,
+        "reorder": number,
+        "late_streams": number,
+        "empty_pages": number,
+        "seed": whole,
+    },
     "grace": {"seconds": number},
     "capacity": {
-        "clear": flag, "instance_type": text, "seconds": number, "attempts": whole, "pending": number,
+        "clear": flag,
+        "instance_type": text,
+        "seconds": number,
+        "attempts": whole,
+        "pending": number,
         "spot_only": flag,
     },
     "spot": {"after": list_of(number), "away": number, "saving": number},
     "quotas": {"clear": flag, "values": map_of(number)},
     "interrupt": {"job": text, "kind": text},
     "hosts": {"run_in": text, "image": text, "memory": text, "cpus": text},
-}  # fmt: skip
+}
 NEEDS: dict[str, tuple[str, ...]] = {"grace": ("seconds",), "interrupt": ("job", "kind")}
 
 
@@ -74,11 +96,16 @@ class Control:
             return answer
         status, reply = self._answer(path.removeprefix(CONTROL_PATH), environ)
         body = json.dumps(reply).encode()
-        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+        start_response(
+            status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        )
         return [body]
 
     def _answer(self, name: str, environ: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Status and answer. A mistake of the caller is a 400; what else a handler raises reaches the guard."""
+        """Status and answer.
+
+        A mistake of the caller is a 400; what else a handler raises reaches the guard.
+        """
         handler = self.handlers.get(name)
         if handler is None:
             return "404 Not Found", {"error": f"no such control call or job: {name!r}"}
@@ -86,7 +113,9 @@ class Control:
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             options = self._checked(name, json.loads(body or b"{}"))
         except (ValueError, RecursionError) as error:
-            reason = "the body is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            reason = (
+                "the body is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            )
             return "400 Bad Request", {"error": f"{name}: {reason}"}
         try:
             return "200 OK", handler(options)
@@ -96,7 +125,10 @@ class Control:
             return "400 Bad Request", {"error": str(error)}
 
     def _checked(self, name: str, body: Any) -> dict[str, Any]:
-        """The options of a call, without null ones. Raises ValueError for a key or value that it does not take."""
+        """The options of a call, without null ones.
+
+        Raises ValueError for a key or value that it does not take.
+        """
         if not isinstance(body, dict):
             raise ValueError("the body must be a JSON object")
         options = {key: value for key, value in body.items() if value is not None}

@@ -1,7 +1,7 @@
 """A reserve on the disk of SMTRAIN_HOME for what must be written even if the disk is full.
 
-The end of a job and the deletion of an object must be recorded. Their records are small: a file of a few megabytes is
-kept, and deleted to make room for them.
+The end of a job and the deletion of an object must be recorded. Their records are small: a file of
+a few megabytes is kept, and deleted to make room for them.
 """
 
 from __future__ import annotations
@@ -63,19 +63,23 @@ def sentence(error: BaseException, state: Path) -> str | None:
             number = plainer.errno if disk_number(plainer) else number
     text = disk_sentence(OSError(number, ""), f"{state.parent} (SMTRAIN_HOME)") or ""
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return text.replace(": free some", ": free some (`smtrain local clean` says what can go)", 1)
+        return text.replace(
+            ": free some", ": free some (`smtrain local clean` says what can go)", 1
+        )
     return text
 
 
 def _forbidden(error: BaseException, home: Path) -> str | None:
-    """A sentence about a file of the home that this user may not touch; None for any other error."""
+    """A sentence about a file of the home that this user may not touch; None for any other
+    error.
+    """
     if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM):
         return None
     for name in (error.filename, error.filename2):
         if isinstance(name, str) and Path(name).is_relative_to(home):
             return (
-                f"{name} may not be written by this user: make everything in {home} (SMTRAIN_HOME) yours "
-                "(`chown -R`, `chattr -R -i`), or set SMTRAIN_HOME to another folder"
+                f"{name} may not be written by this user: make everything in {home} (SMTRAIN_HOME)"
+                " yours (`chown -R`, `chattr -R -i`), or set SMTRAIN_HOME to another folder"
             )
     return None
 

@@ -1,4 +1,6 @@
-"""The table of all jobs, the machines, quotas and ports that they share, and the threads of running ones."""
+"""The table of all jobs, the machines, quotas and ports that they share, and the threads of running
+ones.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Executor:
     """All jobs of a home, by name."""
 
     def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool, app: Any = None) -> None:
-        """`app` is the control plane's WSGI application, for containers, which cannot reach its address."""
+        """`app` is the control plane's WSGI application, for containers, which cannot reach its
+        address.
+        """
         self.endpoint, self.grace, self.namespaces, self.app = endpoint, grace, namespaces, app
         self.state = state_folder(endpoint.home)
         self.folder = self.state / "jobs"
@@ -58,7 +62,9 @@ class Executor:
         return f"{'ClientError' if what else 'InternalServerError'}: {what}{error}"
 
     def restore(self) -> None:
-        """Load jobs and logs from disk; jobs that ran when the server ended are killed and have failed."""
+        """Load jobs and logs from disk; jobs that ran when the server ended are killed and have
+        failed.
+        """
         processes.end_all(self.folder, below=True)
         leftovers.end_containers(self.state)
         for folder in sorted(self.folder.iterdir(), key=_changed):
@@ -76,8 +82,12 @@ class Executor:
             replay(job)
             self.jobs[job.name] = job
 
-    def submit(self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None) -> JobRecord | None:
-        """Start a job; None if its name is taken. `life` makes the thread of a job that is not an ordinary one.
+    def submit(
+        self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None
+    ) -> JobRecord | None:
+        """Start a job; None if its name is taken.
+
+        `life` makes the thread of a job that is not an ordinary one.
 
         Raises `quotas.LimitExceededError` for a quota, OSError for a full disk.
         """
@@ -98,7 +108,9 @@ class Executor:
                 if pool:
                     pools.reuse(pool, job)
                 self.jobs[name] = job
-                run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
+                run = self._runs[name] = (
+                    life(job) if life else JobRun(self, job, warm=pool is not None)
+                )
                 run.start()
             except BaseException:  # no thread can be started, or the disk is full: undo everything
                 self._runs.pop(name, None)
@@ -153,7 +165,9 @@ class Executor:
         return bool(self._runs)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the folders of ended jobs are removed, which else happens at the next start."""
+        """Wait until the folders of ended jobs are removed, which else happens at the next
+        start.
+        """
         deadline = time.monotonic() + seconds
         for name, run in list(self._runs.items()):
             if self.jobs[name].ended:

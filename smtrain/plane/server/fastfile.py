@@ -2,11 +2,11 @@
 
     python -m smtrain.plane.server.fastfile SPEC.json      (AWS_ENDPOINT_URL and keys in the environment)
 
-One process per host imports boto3 and forks for each channel. It writes their process ids to stdout as one line,
-{"NAME": PID}; they end with it.
+One process per host imports boto3 and forks for each channel. It writes their process ids to stdout
+as one line, {"NAME": PID}; they end with it.
 
-Each open file is one streaming GET while it is read sequentially. A jump, as in random access to a memory map, fetches
-one block; sequential reads from there start a new stream.
+Each open file is one streaming GET while it is read sequentially. A jump, as in random access to a
+memory map, fetches one block; sequential reads from there start a new stream.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from smtrain.plane.server.namespaces import PR_SET_PDEATHSIG, libc
 
 # The kernel's read-ahead arrives slightly out of order: a gap this small is read, not jumped over.
 SKIP_BYTES = 1 << 20
-# A jump fetches two blocks of this size, aligned: the kernel reads pieces of 128 KiB around the place, in any order,
-# and a request costs more than its bytes.
+# A jump fetches two blocks of this size, aligned: the kernel reads pieces of 128 KiB around the
+# place, in any order, and a request costs more than its bytes.
 BLOCK_BYTES = 1 << 19
 
 
@@ -45,7 +45,9 @@ class _OpenFile:
         return self.block_at <= offset and offset + size <= self.block_at + len(self.block)
 
     def follows(self, offset: int) -> bool:
-        """Whether a read here is probably sequential: at the start of the file or the end of a block."""
+        """Whether a read here is probably sequential: at the start of the file or the end of a
+        block.
+        """
         return offset in (0, self.block_at + len(self.block))
 
     def close(self) -> None:
@@ -110,7 +112,10 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
                     if not place.follows(offset):
                         start = offset // BLOCK_BYTES * BLOCK_BYTES
                         last = max(offset + size, start + 2 * BLOCK_BYTES) - 1
-                        place.block, place.block_at = get(key, f"bytes={start}-{last}").read(), start
+                        place.block, place.block_at = (
+                            get(key, f"bytes={start}-{last}").read(),
+                            start,
+                        )
                         return place.block[offset - start : offset - start + size]
                     place.close()
                     place.body, place.at = get(key, f"bytes={offset}-"), offset
@@ -135,10 +140,15 @@ def main() -> None:
         import mfusepy  # noqa: F401 - loads libfuse
         from botocore.config import Config
     except (ImportError, OSError) as error:
-        sys.exit(f"mfusepy or libfuse is missing ({error}); install them: pip install mfusepy, apt-get install fuse3")
+        sys.exit(
+            f"mfusepy or libfuse is missing ({error}); install them: pip install mfusepy, apt-get"
+            " install fuse3"
+        )
     channels = json.loads(Path(sys.argv[1]).read_text())
     # A ranged answer has no checksum to validate; a proxy would not find 127.0.0.1.
-    config = Config(proxies={}, max_pool_connections=64, response_checksum_validation="when_required")
+    config = Config(
+        proxies={}, max_pool_connections=64, response_checksum_validation="when_required"
+    )
     client = boto3.client("s3", config=config)  # connects lazily, so the forks share no connection
     processes = {name: _fork(client, channel) for name, channel in channels.items()}
     print(json.dumps(processes), flush=True)
@@ -147,7 +157,9 @@ def main() -> None:
 
 
 def _fork(client: Any, channel: dict[str, Any]) -> int:
-    """Serve a channel, {bucket, entries, mountpoint, everyone, log}, in a process that ends with ours; gives its id."""
+    """Serve a channel, {bucket, entries, mountpoint, everyone, log}, in a process that ends with
+    ours; gives its id.
+    """
     parent = os.getpid()
     if pid := os.fork():
         return pid

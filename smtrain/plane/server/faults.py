@@ -1,8 +1,9 @@
-"""Injected faults: API calls that are throttled, fail or are cut off, before or after they took effect.
+"""Injected faults: API calls that are throttled, fail or are cut off, before or after they took
+effect.
 
-A rule names operations by pattern (`sagemaker:CreateTrainingJob`, `logs:*`, `*`); services have the names that requests
-are signed with (`s3`, `logs`, `servicequotas`, `monitoring`...). The newest rule that fits decides. The control plane's
-own transfers are exempt. All other calls are counted.
+A rule names operations by pattern (`sagemaker:CreateTrainingJob`, `logs:*`, `*`); services have the
+names that requests are signed with (`s3`, `logs`, `servicequotas`, `monitoring`...). The newest
+rule that fits decides. The control plane's own transfers are exempt. All other calls are counted.
 """
 
 from __future__ import annotations
@@ -62,11 +63,16 @@ class Rule:
     def __post_init__(self) -> None:
         numbers = (self.throttle, self.errors, self.drops, self.after)
         if min(numbers) < 0 or self.after > 1 or sum(numbers[:3]) > 1 + 1e-9:
-            raise ValueError("throttle, errors and drops are fractions of all calls, together at most 1; so is after")
+            raise ValueError(
+                "throttle, errors and drops are fractions of all calls, together at most 1; so is"
+                " after"
+            )
         self._random, self._recent = random.Random(self.seed), deque()
 
     def fits(self, operation: str) -> bool:
-        return self.times != 0 and any(fnmatch.fnmatch(operation, pattern) for pattern in self.operations)
+        return self.times != 0 and any(
+            fnmatch.fnmatch(operation, pattern) for pattern in self.operations
+        )
 
     def decide(self, now: float) -> tuple[str | None, bool]:
         """(throttled, failed, dropped or None, whether the call takes effect)."""
@@ -102,7 +108,9 @@ class Faults:
         self._lock = threading.Lock()
 
     def control(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Add a rule (any of `Rule`'s fields), or with {"clear": true} remove all; return the counts so far."""
+        """Add a rule (any of `Rule`'s fields), or with {"clear": true} remove all; return the
+        counts so far.
+        """
         with self._lock:
             if options.pop("clear", False):
                 self.rules, self.counts = [], {}
@@ -131,12 +139,16 @@ class Faults:
         if outcome == "throttled":
             error = _THROTTLED.get(service, (400, "ThrottlingException", "Rate exceeded"))
         else:
-            error = _FAILED.get(service, (500, "InternalFailure", "The request processing has failed."))
+            error = _FAILED.get(
+                service, (500, "InternalFailure", "The request processing has failed.")
+            )
         return answer(environ, operation, error, start_response)
 
     def _decide(self, operation: str) -> tuple[str | None, bool]:
         with self._lock:
-            count = self.counts.setdefault(operation, {"calls": 0, "throttled": 0, "failed": 0, "dropped": 0})
+            count = self.counts.setdefault(
+                operation, {"calls": 0, "throttled": 0, "failed": 0, "dropped": 0}
+            )
             count["calls"] += 1
             rule = next((rule for rule in self.rules if rule.fits(operation)), None)
             outcome, effect = rule.decide(time.monotonic()) if rule else (None, True)
@@ -153,7 +165,9 @@ class Faults:
 
 
 def _drain(environ: dict[str, Any]) -> None:
-    """Read the request to its end: a client that still sends would get a broken pipe, not the answer."""
+    """Read the request to its end: a client that still sends would get a broken pipe, not the
+    answer.
+    """
     left = int(environ.get("CONTENT_LENGTH") or 0)
     while left > 0 and (chunk := environ["wsgi.input"].read(min(left, 1 << 20))):
         left -= len(chunk)

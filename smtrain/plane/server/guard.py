@@ -1,7 +1,8 @@
-"""The outermost layer of the server: every request gets an answer in its service's format, never an HTML page.
+"""The outermost layer of the server: every request gets an answer in its service's format, never an
+HTML page.
 
-An exception of any handler, ours or moto's, ends here: the client gets one sentence with the operation and the cause,
-server.log the traceback.
+An exception of any handler, ours or moto's, ends here: the client gets one sentence with the
+operation and the cause, server.log the traceback.
 """
 
 from __future__ import annotations
@@ -59,11 +60,15 @@ class Guard:
         start_response(status, headers)
         return _Rest(first, chunks, answered)
 
-    def _failed(self, environ: dict[str, Any], error: Exception, start_response: Any) -> Iterable[bytes]:
+    def _failed(
+        self, environ: dict[str, Any], error: Exception, start_response: Any
+    ) -> Iterable[bytes]:
         """The answer to a request whose handler raised."""
         service, operation = _named(environ)
         if isinstance(error, NotImplementedError):
-            return _answered(environ, service, operation, operations.refusal(service, operation), start_response)
+            return _answered(
+                environ, service, operation, operations.refusal(service, operation), start_response
+            )
         status, code = 400, "SerializationException"
         if "HTTP_X_AMZ_TARGET" in environ and not _is_json(environ):
             message = f"the body of {operation} is not a JSON object; correct the request"
@@ -81,11 +86,15 @@ class Guard:
             return f"{operation} failed: {sentence}"
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         cause = cause if len(cause) <= CAUSE else f"{cause[:CAUSE]}..."
-        return f"{operation} failed in {HERE} ({cause}); {self.state / 'server.log'} has the traceback"
+        return (
+            f"{operation} failed in {HERE} ({cause}); {self.state / 'server.log'} has the traceback"
+        )
 
 
 class _Rest:
-    """A response that has begun; an error in it closes the connection, as its status has been sent."""
+    """A response that has begun; an error in it closes the connection, as its status has been
+    sent.
+    """
 
     def __init__(self, first: bytes, chunks: Iterator[bytes], answered: Any) -> None:
         self._chunks, self._answered = itertools.chain([first], chunks), answered
@@ -106,11 +115,17 @@ def _refuse_to_write(_: bytes) -> None:
     raise TypeError("a response is what an application returns, not what it writes")
 
 
-def _of_page(environ: dict[str, Any], status: int, page: bytes, start_response: Any) -> Iterable[bytes]:
-    """The answer in place of a page: moto sends 404 and 405 for operations that it does not have."""
+def _of_page(
+    environ: dict[str, Any], status: int, page: bytes, start_response: Any
+) -> Iterable[bytes]:
+    """The answer in place of a page: moto sends 404 and 405 for operations that it does not
+    have.
+    """
     service, operation = _named(environ)
     if status in (404, 405):
-        return _answered(environ, service, operation, operations.refusal(service, operation), start_response)
+        return _answered(
+            environ, service, operation, operations.refusal(service, operation), start_response
+        )
     text = page.decode(errors="replace").partition("<h1>")[2]
     cause = " ".join(re.sub("<[^>]*>", " ", text).split())[:CAUSE]
     code = "InvalidRequest" if status < 500 else _INTERNAL.get(service, "InternalFailure")
@@ -119,7 +134,11 @@ def _of_page(environ: dict[str, Any], status: int, page: bytes, start_response: 
 
 
 def _answered(
-    environ: dict[str, Any], service: str, operation: str, reply: tuple[int, str, str], start_response: Any
+    environ: dict[str, Any],
+    service: str,
+    operation: str,
+    reply: tuple[int, str, str],
+    start_response: Any,
 ) -> Iterable[bytes]:
     if environ.get("PATH_INFO", "").startswith(CONTROL_PATH):
         body = json.dumps({"error": reply[2]}).encode()
@@ -130,7 +149,9 @@ def _answered(
 
 
 def _named(environ: dict[str, Any]) -> tuple[str, str]:
-    """Service and operation, without reading from the connection: the body may have been read already."""
+    """Service and operation, without reading from the connection: the body may have been read
+    already.
+    """
     path = environ.get("PATH_INFO", "")
     if path.startswith(CONTROL_PATH):
         return "smtrain", f"the control call {path.removeprefix(CONTROL_PATH)!r}"
@@ -140,7 +161,10 @@ def _named(environ: dict[str, Any]) -> tuple[str, str]:
 def _kept(environ: dict[str, Any]) -> dict[str, Any]:
     body = environ.get("wsgi.input")
     if isinstance(body, io.BytesIO):  # an earlier reader has put it back
-        return {"wsgi.input": io.BytesIO(body.getvalue()), "CONTENT_LENGTH": str(len(body.getvalue()))}
+        return {
+            "wsgi.input": io.BytesIO(body.getvalue()),
+            "CONTENT_LENGTH": str(len(body.getvalue())),
+        }
     return {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
 
 
@@ -156,7 +180,9 @@ def _is_json(environ: dict[str, Any]) -> bool:
 
 
 class QuietHandler(MotoRequestHandler):
-    """moto's request handler without a log line for each request, that reads bodies in larger pieces."""
+    """moto's request handler without a log line for each request, that reads bodies in larger
+    pieces.
+    """
 
     rbufsize = 1 << 18
 

@@ -25,7 +25,9 @@ from smtrain.plane.server.logstream import HostLog
 from smtrain.plane.server.namespaces import PACKAGE_PARENT
 from smtrain.plane.server.toolkit import Command, search_path
 
-OBEYS_WITHIN = 10.0  # seconds until a supervisor that ignores commands is killed with all its processes
+OBEYS_WITHIN = (
+    10.0  # seconds until a supervisor that ignores commands is killed with all its processes
+)
 # The AWS variables of a container without a network: a region, no credentials.
 NO_CREDENTIALS = {
     "AWS_DEFAULT_REGION": REGION,
@@ -33,12 +35,25 @@ NO_CREDENTIALS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
+FOLDERS = (
+    "input/config",
+    "input/data",
+    "model",
+    "output/data",
+    "output/intermediate",
+    "checkpoints",
+    "code",
+    ".tmp",
+)
 
 
 def default_environment() -> dict[str, str]:
-    """Variables of every job: of the control plane's own only HOME, the language, and the number of threads."""
-    inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
+    """Variables of every job: of the control plane's own only HOME, the language, and the number of
+    threads.
+    """
+    inherited = {
+        k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ
+    }
     # As in the deep learning images: lines reach the log when they are printed.
     return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
 
@@ -53,7 +68,9 @@ def _silent_end(status: int) -> str:
 
 @dataclass(frozen=True)
 class HostEvent:
-    """An event of a host: `ready` with the supervisor's report, `exit` with a code, `disk` with its log's OSError."""
+    """An event of a host: `ready` with the supervisor's report, `exit` with a code, `disk` with its
+    log's OSError.
+    """
 
     host: Host
     kind: str
@@ -76,14 +93,18 @@ class Host:
     """Whether other users read the mounts."""
     package_parent = str(PACKAGE_PARENT)
 
-    def __init__(self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]) -> None:
+    def __init__(
+        self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]
+    ) -> None:
         self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
         hosts = hosts_of(job.request)
         self.name, self.instance_type, self.group = hosts[rank]
         self.names = [name for name, _, _ in hosts]
         self.folder = job.folder / "hosts" / self.name
         self.ml = self.folder / "ml"
-        self.log = HostLog(job, self.name, lambda error: self.events.put(HostEvent(self, "disk", error)))
+        self.log = HostLog(
+            job, self.name, lambda error: self.events.put(HostEvent(self, "disk", error))
+        )
         self.exit_code: int | None = None
         self.lost: str | None = None
         """The reason if the host ended without an exit of its script."""
@@ -101,7 +122,9 @@ class Host:
             pools.take_cache(self.job, self.ml, self.name)
         groups: dict[str, dict[str, Any]] = {}
         for name, kind, group in hosts_of(request):
-            entry = groups.setdefault(group, {"instance_group_name": group, "instance_type": kind, "hosts": []})
+            entry = groups.setdefault(
+                group, {"instance_group_name": group, "instance_type": kind, "hosts": []}
+            )
             entry["hosts"].append(name)
         resources = {
             "current_host": self.name,
@@ -132,11 +155,18 @@ class Host:
         return within(self.ml, absolute.removeprefix("/opt/ml/"))
 
     def start(
-        self, command: Command, port: int, lazy: list[Channel], namespaces: bool, network: int, more: dict[str, str]
+        self,
+        command: Command,
+        port: int,
+        lazy: list[Channel],
+        namespaces: bool,
+        network: int,
+        more: dict[str, str],
     ) -> None:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
-        `network` is the process that holds an isolated job's network, or 0; the request's variables override `more`.
+        `network` is the process that holds an isolated job's network, or 0; the request's variables
+        override `more`.
         """
         spec = {
             "ml": str(self.ml),
@@ -183,7 +213,11 @@ class Host:
             **default_environment(),
             "PATH": search_path(self.job.request),
             **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
-            **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
+            **(
+                {pools.VARIABLE: f"/opt/ml/{pools.CACHE}"}
+                if pools.keep_alive(self.job.request)
+                else {}
+            ),
             **(self.job.request.get("Environment") or {}),
             "TRAINING_JOB_NAME": self.job.name,
             "TRAINING_JOB_ARN": self.job.arn,
@@ -210,25 +244,39 @@ class Host:
             del described["entries"]
         return {
             "command": [sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)],
-            "env": {**server_environment(), **self.endpoint.environment(), "AWS_SDK_UA_APP_ID": OWN_CLIENT},
+            "env": {
+                **server_environment(),
+                **self.endpoint.environment(),
+                "AWS_SDK_UA_APP_ID": OWN_CLIENT,
+            },
             "log": str(self.folder / "fastfile.log"),
             "channels": channels,
         }
 
     def _follow(self, descriptor: int) -> None:
-        """Turn the supervisor's status lines into events. One that ends without any was killed: exit 137."""
+        """Turn the supervisor's status lines into events.
+
+        One that ends without any was killed: exit 137.
+        """
         with os.fdopen(descriptor) as lines:
             for line in lines:
                 try:
                     self._handle(json.loads(line))
                 except Exception as error:  # cut off by a kill of the supervisor
-                    print(f"warning: host {self.name} of {self.job.name} said {line[:200]!r} ({error!r})", flush=True)
+                    print(
+                        f"warning: host {self.name} of {self.job.name} said {line[:200]!r}"
+                        f" ({error!r})",
+                        flush=True,
+                    )
         assert self._process is not None
         ended = self._process.wait()
         if self.exit_code is None:
             self.exit_code = 137
             how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
-            self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
+            self.lost = (
+                f"the process that ran host {self.name} ended with {how}; all that it had started"
+                " was ended"
+            )
         self._end_rest()
         self.events.put(HostEvent(self, "exit", self.exit_code))
 
@@ -279,10 +327,16 @@ class Host:
             thread.join()
 
     def failure(self) -> str:
-        """The content of /opt/ml/output/failure, else the last line of output, else the meaning of the status."""
+        """The content of /opt/ml/output/failure, else the last line of output, else the meaning of
+        the status.
+        """
         path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
-            text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
+            text = (
+                closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace")
+                if path
+                else ""
+            )
             if reason := text.strip(" \t\r\n\0")[:1024]:
                 return reason
         return self.log.last_line or _silent_end(self.exit_code or 0)

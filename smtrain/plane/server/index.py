@@ -1,4 +1,6 @@
-"""The records of S3 on disk: one SQLite file of buckets and object versions, written after every change."""
+"""The records of S3 on disk: one SQLite file of buckets and object versions, written after every
+change.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,19 @@ from smtrain.plane.server.blobs import BlobFolder
 
 # Attributes of a FakeKey in a record, next to name, body, times, metadata and tags.
 KEPT = (
-    "_etag", "contentsize", "_storage_class", "_version_id", "_is_versioned", "encryption", "kms_key_id",
-    "bucket_key_enabled", "checksum_algorithm", "checksum_value", "checksum_type", "checksum_parts",
-)  # fmt: skip
+    "_etag",
+    "contentsize",
+    "_storage_class",
+    "_version_id",
+    "_is_versioned",
+    "encryption",
+    "kms_key_id",
+    "bucket_key_enabled",
+    "checksum_algorithm",
+    "checksum_value",
+    "checksum_type",
+    "checksum_parts",
+)
 BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
 BUCKETS = "SELECT name, record FROM buckets"
 OBJECTS = "SELECT bucket, key, record FROM objects"
@@ -38,10 +50,10 @@ class ObjectIndex:
         self.db = sqlite3.connect(path, check_same_thread=False)
         self.db.text_factory = bytes  # so that one text that is not UTF-8 does not spoil the query
         self.db.executescript(
-            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
-            "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
-            "CREATE TABLE IF NOT EXISTS objects (bucket TEXT, key TEXT, ordinal INTEGER, record TEXT NOT NULL,"
-            " PRIMARY KEY (bucket, key, ordinal));"
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;CREATE TABLE IF NOT EXISTS buckets"
+            " (name TEXT PRIMARY KEY, record TEXT NOT NULL);CREATE TABLE IF NOT EXISTS objects"
+            " (bucket TEXT, key TEXT, ordinal INTEGER, record TEXT NOT NULL, PRIMARY KEY (bucket,"
+            " key, ordinal));"
         )
         self._keys: set[tuple[str, str]] = set()
         self._bodies: list[Path] = []
@@ -62,12 +74,19 @@ class ObjectIndex:
             disk_reserve.insist(write)
 
     def put_keys(
-        self, backend: models.S3Backend, keys: set[tuple[str, str]], bodies: list[Path], *, gone: bool
+        self,
+        backend: models.S3Backend,
+        keys: set[tuple[str, str]],
+        bodies: list[Path],
+        *,
+        gone: bool,
     ) -> None:
-        """Write the present state of these keys, then remove `bodies`, which no record names any more.
+        """Write the present state of these keys, then remove `bodies`, which no record names any
+        more.
 
-        The state is read under the lock, so the last writer is right. Keys that could not be written are retried with
-        the next change. With `gone` (a deletion) the bodies go first if the disk has no room for the record.
+        The state is read under the lock, so the last writer is right. Keys that could not be
+        written are retried with the next change. With `gone` (a deletion) the bodies go first if
+        the disk has no room for the record.
         """
         with self.lock:
             self._keys |= keys
@@ -89,7 +108,10 @@ class ObjectIndex:
                 if bucket not in backend.buckets:
                     continue
                 versions = backend.buckets[bucket].keys.getlist(key, [])
-                rows = [(bucket, key, i, json.dumps(_record(backend, v))) for i, v in enumerate(versions)]
+                rows = [
+                    (bucket, key, i, json.dumps(_record(backend, v)))
+                    for i, v in enumerate(versions)
+                ]
                 self.db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?)", rows)
 
     def _remove(self) -> None:
@@ -104,7 +126,9 @@ class ObjectIndex:
 
 
 def open_index(folder: Path) -> ObjectIndex:
-    """Open the index of this folder; one that SQLite cannot read is set aside with all bodies, and a new one begun."""
+    """Open the index of this folder; one that SQLite cannot read is set aside with all bodies, and
+    a new one begun.
+    """
     path = folder / "index.sqlite"
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
         make_way(file)
@@ -123,12 +147,17 @@ def open_index(folder: Path) -> ObjectIndex:
     aside = folder.with_name(f"{folder.name}.damaged-{time.time_ns()}")
     folder.rename(aside)
     folder.mkdir()
-    print(f"warning: {path} is damaged ({fault}); S3 starts empty, and all it held is in {aside}", flush=True)
+    print(
+        f"warning: {path} is damaged ({fault}); S3 starts empty, and all it held is in {aside}",
+        flush=True,
+    )
     return ObjectIndex(path)
 
 
 def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) -> None:
-    """Load buckets and objects; a record that cannot be read or has lost its body is left out, with a warning."""
+    """Load buckets and objects; a record that cannot be read or has lost its body is left out, with
+    a warning.
+    """
     used: set[str] = set()
     whole = True
     if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.any():
@@ -147,17 +176,27 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
             bucket.creation_date = datetime.datetime.fromisoformat(record["created"])
             bucket.versioning_status = record["versioning"]
         except Exception as error:
-            print(f"warning: the record of bucket {_shown(row[0])} is damaged ({error!r}); it is left out", flush=True)
+            print(
+                f"warning: the record of bucket {_shown(row[0])} is damaged ({error!r}); it is"
+                " left out",
+                flush=True,
+            )
     for row in index.db.execute(OBJECTS + " ORDER BY bucket, key, ordinal").fetchall():
         try:
             bucket_name, key, text = map(_text, row)
             used |= _restore_version(backend, blobs, bucket_name, key, json.loads(text))
         except Exception as error:
             whole = False
-            reason = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
+            reason = (
+                f"its body {error.filename} is gone"
+                if isinstance(error, FileNotFoundError)
+                else repr(error)
+            )
             _hide_older(backend, row)
             uri = "/".join(_shown(column) for column in row[:2])
-            print(f"warning: s3://{uri} cannot be brought back ({reason}); it is left out", flush=True)
+            print(
+                f"warning: s3://{uri} cannot be brought back ({reason}); it is left out", flush=True
+            )
     if whole:  # else a body may belong to a record that could not be read
         blobs.sweep(used)
 
@@ -183,13 +222,20 @@ def _restore_version(
         of_type(record["tags"], dict.fromkeys(record["tags"], str))
         path = blobs.path(record["blob"])
         if not path.is_file() or path.stat().st_size != record["attributes"]["contentsize"]:
-            raise ValueError(f"its body has {path.stat().st_size} bytes, not {record['attributes']['contentsize']}")
+            raise ValueError(
+                f"its body has {path.stat().st_size} bytes, not"
+                f" {record['attributes']['contentsize']}"
+            )
         adopted: Any = Adopted(path)
-        version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")
+        version = models.FakeKey(
+            key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known"
+        )
         vars(version).update({k: v for k, v in record["attributes"].items() if k in KEPT})
         version.set_metadata(record["metadata"])
         if record["tags"]:
-            backend.tagger.tag_resource(version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()])
+            backend.tagger.tag_resource(
+                version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()]
+            )
         used.add(path.name)
     version.last_modified = modified
     store[key] = version
@@ -197,7 +243,9 @@ def _restore_version(
 
 
 def _hide_older(backend: models.S3Backend, row: tuple[Any, ...]) -> None:
-    """Put a delete marker in place of a version that is left out, so that an older one does not become current."""
+    """Put a delete marker in place of a version that is left out, so that an older one does not
+    become current.
+    """
     with contextlib.suppress(Exception):
         store = backend.buckets[_text(row[0])].keys
         store[_text(row[1])] = models.FakeDeleteMarker(store[_text(row[1])])

@@ -1,4 +1,6 @@
-"""The life of one job: wait for machines, run attempts on them, upload the results, record the end."""
+"""The life of one job: wait for machines, run attempts on them, upload the results, record the
+end.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ class JobRun(threading.Thread):
         """Wait for machines; return the job's end if none are available in time."""
         resources = self.job.request["ResourceConfig"]
         wanted = resources.get("InstancePreferences") or []
-        kinds = [choice["InstanceType"] for choice in wanted] or sorted({k for _, k, _ in hosts_of(self.job.request)})
+        kinds = [choice["InstanceType"] for choice in wanted] or sorted(
+            {k for _, k, _ in hosts_of(self.job.request)}
+        )
         capacity, since = self.executor.capacity, time.monotonic()
         while not self.warm:
             missing = [capacity.shortage(kind, self.spot) for kind in kinds]
@@ -131,19 +135,30 @@ class JobRun(threading.Thread):
             self.job.state["saving"] = self.executor.capacity.spot.saving
         if self.attempt.hosts:
             self.attempt.move("Uploading")
-            for step in (partial(self.attempt.end_syncs, end), partial(self.attempt.upload, self.job.folder / "hosts")):
+            for step in (
+                partial(self.attempt.end_syncs, end),
+                partial(self.attempt.upload, self.job.folder / "hosts"),
+            ):
                 try:
                     step()
                 except Exception as error:  # of one file or folder; upload the rest
                     traceback.print_exc()
-                    end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
+                    end = End(
+                        "Failed",
+                        None,
+                        end.reason or self.executor.fault_of(error, "Artifact upload failed: "),
+                    )
             self._try(lambda: self._keep_warm(end))  # a pool without its cache is a new machine
         self.job.finish(*end)
 
     def _keep_warm(self, end: End) -> None:
         """Leave a warm pool if the job's machines were up, unless the platform failed."""
         up = end.status != "Stopped" or self.job.state["training_start"] is not None
-        if up and pools.keep_alive(self.job.request) and not (end.reason or "").startswith("InternalServerError"):
+        if (
+            up
+            and pools.keep_alive(self.job.request)
+            and not (end.reason or "").startswith("InternalServerError")
+        ):
             for host in self.attempt.hosts:
                 pools.leave_cache(self.job, host.ml, host.name)
             pools.keep(self.job)

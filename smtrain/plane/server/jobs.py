@@ -50,7 +50,9 @@ class JobRecord:
     A change is on disk when its method returns, unless the disk is full (`unsaved`).
     """
 
-    def __init__(self, request: dict[str, Any], arn: str, folder: Path, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, request: dict[str, Any], arn: str, folder: Path, state: dict[str, Any] | None = None
+    ) -> None:
         self.request, self.arn, self.folder = request, arn, folder
         self.lock = threading.RLock()
         now = time.time()
@@ -100,9 +102,16 @@ class JobRecord:
         """Write the record. Raises OSError if the disk is full."""
         with self.lock:
             self.unsaved = True
-            kept = {"request": self.request, "arn": self.arn, "tags": self.tags, "state": self.state}
+            kept = {
+                "request": self.request,
+                "arn": self.arn,
+                "tags": self.tags,
+                "state": self.state,
+            }
             text = json.dumps(kept, indent=1)
-            disk_reserve.insist(lambda: write_atomically(self.folder / "job.json", text, mode=0o600))
+            disk_reserve.insist(
+                lambda: write_atomically(self.folder / "job.json", text, mode=0o600)
+            )
             self.unsaved = False
 
     def record(self) -> None:
@@ -121,7 +130,10 @@ class JobRecord:
         job.tags = kept["tags"]
         if job.name != folder.name or not hosts_of(job.request):
             raise ValueError("it is the record of another job")
-        for operation, answer in (("DescribeTrainingJob", job.describe()), ("ListTags", {"Tags": job.tags})):
+        for operation, answer in (
+            ("DescribeTrainingJob", job.describe()),
+            ("ListTags", {"Tags": job.tags}),
+        ):
             shape = described("sagemaker").operation_model(operation).output_shape
             if (report := ParamValidator().validate(answer, shape)).has_errors():
                 raise ValueError(report.generate_report())
@@ -157,7 +169,9 @@ class JobRecord:
         """InUse, Available, Reused or Terminated; None for a job that keeps no warm pool."""
         pool = self.state["pool"]
         if not self.ended:
-            return "InUse" if self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else None
+            return (
+                "InUse" if self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else None
+            )
         if pool is None:
             return None
         if pool.get("reused_by"):
@@ -178,7 +192,9 @@ class JobRecord:
         return view
 
     def finish(self, status: str, secondary: str | None = None, reason: str | None = None) -> None:
-        """Record the end: Completed, Failed or Stopped; AWS keeps 1,024 characters of a failure's reason."""
+        """Record the end: Completed, Failed or Stopped; AWS keeps 1,024 characters of a failure's
+        reason.
+        """
         with self.lock:
             self.state["training_end"] = time.time()
             self._end_attempt(self.state["training_end"])
@@ -191,7 +207,9 @@ class JobRecord:
             self.record()
 
     def record_metric(self, name: str, value: float, at: float) -> None:
-        """Record a metric, in memory until the next transition: not every metric line may cost a file write."""
+        """Record a metric, in memory until the next transition: not every metric line may cost a
+        file write.
+        """
         with self.lock:
             self.state["metrics"][name] = [value, at]
 
@@ -204,8 +222,18 @@ class JobRecord:
     def summary(self) -> dict[str, Any]:
         """The job as ListTrainingJobs shows it."""
         full = self.describe()
-        wanted = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime")
-        return {k: full[k] for k in (*wanted, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus") if k in full}
+        wanted = (
+            "TrainingJobName",
+            "TrainingJobArn",
+            "CreationTime",
+            "TrainingEndTime",
+            "LastModifiedTime",
+        )
+        return {
+            k: full[k]
+            for k in (*wanted, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
+            if k in full
+        }
 
     def describe(self) -> dict[str, Any]:
         """The job as DescribeTrainingJob shows it."""
@@ -249,11 +277,15 @@ def hosts_of(request: dict[str, Any]) -> list[tuple[str, str, str]]:
             {
                 "InstanceGroupName": "homogeneousCluster",
                 "InstanceType": resources.get("SelectedInstanceType") or first["InstanceType"],
-                "InstanceCount": resources.get("SelectedInstanceCount") or first.get("InstanceCount", 1),
+                "InstanceCount": (
+                    resources.get("SelectedInstanceCount") or first.get("InstanceCount", 1)
+                ),
             }
         ]
     kinds = [
-        (group["InstanceType"], group["InstanceGroupName"]) for group in groups for _ in range(group["InstanceCount"])
+        (group["InstanceType"], group["InstanceGroupName"])
+        for group in groups
+        for _ in range(group["InstanceCount"])
     ]
     return [(f"algo-{i}", *kind) for i, kind in enumerate(kinds, 1)]
 
@@ -267,6 +299,8 @@ def _timed(transition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> datetime.datetime:
-    """A time to the millisecond, as the API sends it, so that a client's time compares equal to ours."""
+    """A time to the millisecond, as the API sends it, so that a client's time compares equal to
+    ours.
+    """
     seconds = round(seconds, 3)
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -1,8 +1,8 @@
 """Limits of S3 and IAM that moto does not have, so that nothing is accepted here that AWS refuses.
 
-Numbers and codes: "Amazon S3 multipart upload limits", "Working with object metadata", "Bucket naming rules", the pages
-of PutObject and DeleteObjects (S3 User Guide and API Reference, 2026-11), and "IAM and AWS STS quotas". `store.py`
-refuses keys that are too long.
+Numbers and codes: "Amazon S3 multipart upload limits", "Working with object metadata", "Bucket
+naming rules", the pages of PutObject and DeleteObjects (S3 User Guide and API Reference, 2026-11),
+and "IAM and AWS STS quotas". `store.py` refuses keys that are too long.
 """
 
 from __future__ import annotations
@@ -22,28 +22,45 @@ _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)(?!.*\.\.)[a-z0-9][a-z0-9.
 
 
 def s3_fault(environ: dict[str, Any], body: bytes) -> Error | None:
-    """The error of S3 for a request of it that AWS refuses; None for others. `body` is empty but for DeleteObjects."""
+    """The error of S3 for a request of it that AWS refuses; None for others.
+
+    `body` is empty but for DeleteObjects.
+    """
     method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
     bucket, _, key = path.lstrip("/").partition("/")
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     if method == "PUT" and not key and not query and not _BUCKET.fullmatch(bucket):
         return 400, "InvalidBucketName", "The specified bucket is not valid."
     if method == "POST" and "delete" in query and body.count(b"<Key>") > DELETED_KEYS:
-        return 400, "MalformedXML", "The XML you provided was not well-formed or did not validate against our schema"
+        return (
+            400,
+            "MalformedXML",
+            "The XML you provided was not well-formed or did not validate against our schema",
+        )
     sent = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH") or environ.get("CONTENT_LENGTH") or "0"
     if method == "PUT" and key and sent.isdigit() and int(sent) > BODY_BYTES:
         return 400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size"
     prefix = "HTTP_X_AMZ_META_"
-    own = [(name.removeprefix(prefix), value) for name, value in environ.items() if name.startswith(prefix)]
+    own = [
+        (name.removeprefix(prefix), value)
+        for name, value in environ.items()
+        if name.startswith(prefix)
+    ]
     if sum(len(name) + len(value) for name, value in own) > METADATA_BYTES:
-        return 400, "MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size"
+        return (
+            400,
+            "MetadataTooLarge",
+            "Your metadata headers exceed the maximum allowed metadata size",
+        )
     return None
 
 
 def cap_page(environ: dict[str, Any]) -> None:
     """Ask for at most a page of keys, as S3 gives no more for a larger `max-keys`."""
     query = parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-    if any(name == "max-keys" and value.isdigit() and int(value) > PAGE_KEYS for name, value in query):
+    if any(
+        name == "max-keys" and value.isdigit() and int(value) > PAGE_KEYS for name, value in query
+    ):
         capped = [(name, str(PAGE_KEYS) if name == "max-keys" else value) for name, value in query]
         environ["QUERY_STRING"] = urlencode(capped)
 

@@ -1,4 +1,6 @@
-"""The lines of one log stream on disk, as JSON rows [ms, line], with an index of blocks in memory."""
+"""The lines of one log stream on disk, as JSON rows [ms, line], with an index of blocks in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from smtrain.core.files import opened
 
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20
-"""The longest row that we write: lines are cut long before, and JSON needs twelve bytes for a character."""
+"""The longest row that we write: lines are cut long before, and JSON needs twelve bytes for a
+character.
+"""
 KEPT_BLOCKS = 128
 """Number of recently read blocks that stay in memory, over all streams."""
 WAITING_BYTES = 16 << 20
@@ -43,8 +47,13 @@ class LogBlock(NamedTuple):
 class LogFile:
     """Lines in the order written, whose times never decrease. Without a path all are in memory."""
 
-    def __init__(self, path: Path | None = None, lost: Callable[[OSError], None] | None = None) -> None:
-        """Open a new file. `lost` is called once if the disk is full later. Raises OSError if it is full now."""
+    def __init__(
+        self, path: Path | None = None, lost: Callable[[OSError], None] | None = None
+    ) -> None:
+        """Open a new file.
+
+        `lost` is called once if the disk is full later. Raises OSError if it is full now.
+        """
         self.path, self._lost = path, lost
         self.count, self.stamp, self.first = 0, 0, 0
         """The number of lines, the last one's time, and the first one's."""
@@ -64,7 +73,9 @@ class LogFile:
         """Add (ms, line) pairs; a part that a full disk refuses is retried later."""
         with self._lock:
             for stamp, text in lines:
-                row = f"[{stamp}, {encode_basestring_ascii(text)}]\n".encode()  # half the time of json.dumps
+                row = (
+                    f"[{stamp}, {encode_basestring_ascii(text)}]\n".encode()
+                )  # half the time of json.dumps
                 if len(self._waiting) + len(row) > WAITING_BYTES and self.path:
                     continue  # the disk is full, and the job is being ended
                 self._begin(stamp)
@@ -88,7 +99,9 @@ class LogFile:
 
     @classmethod
     def load(cls, path: Path) -> tuple[LogFile, Iterator[list[tuple[int, str]]]]:
-        """A file of an ended job, and an iterator of its lines in batches of equal times, which must be exhausted."""
+        """A file of an ended job, and an iterator of its lines in batches of equal times, which
+        must be exhausted.
+        """
         log = cls()
         log.path = path
         return log, log._read_through(path)
@@ -164,7 +177,10 @@ class LogFile:
                 pair = _pair(row)
                 if pair is None:
                     if whole:  # else the last line of a server that was killed while it wrote
-                        print(f"warning: line {number} of {path} is damaged; it is left out", flush=True)
+                        print(
+                            f"warning: line {number} of {path} is damaged; it is left out",
+                            flush=True,
+                        )
                 else:
                     stamp, text = max(pair[0], self.stamp), pair[1]
                     self._begin(stamp)

@@ -1,8 +1,10 @@
-"""CloudWatch Logs for the jobs' log group: streams, pages, late events, and the reading calls of the API.
+"""CloudWatch Logs for the jobs' log group: streams, pages, late events, and the reading calls of
+the API.
 
-An event has a place in its stream by its timestamp, and a moment from which it can be read. A token names a place: a
-reader that has passed it never gets an event that becomes readable behind it, as in CloudWatch. Readers that must miss
-nothing read a while back by time, or use FilterLogEvents and its event ids. Other groups are left to moto.
+An event has a place in its stream by its timestamp, and a moment from which it can be read. A token
+names a place: a reader that has passed it never gets an event that becomes readable behind it, as
+in CloudWatch. Readers that must miss nothing read a while back by time, or use FilterLogEvents and
+its event ids. Other groups are left to moto.
 """
 
 from __future__ import annotations
@@ -37,16 +39,26 @@ class Delivery:
     late: float = 0.0
     """Seconds by which events become readable late, at most, in their stream's order."""
     reorder: float = 0.0
-    """Fraction of events that arrive after younger events of their stream, up to `late` (or 1 s) later still."""
+    """Fraction of events that arrive after younger events of their stream, up to `late` (or 1 s)
+    later still.
+    """
     late_streams: float = 0.0
     """Seconds by which a stream appears after its first event, at most."""
     empty_pages: float = 0.0
-    """Fraction of pages that are empty, with a token for the next page, though there is more to read."""
+    """Fraction of pages that are empty, with a token for the next page, though there is more to
+    read.
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.late, self.reorder, self.late_streams, self.empty_pages) < 0 or self.reorder > 1:
-            raise ValueError("late and late_streams are seconds, reorder and empty_pages fractions; none is negative")
+        if (
+            min(self.late, self.reorder, self.late_streams, self.empty_pages) < 0
+            or self.reorder > 1
+        ):
+            raise ValueError(
+                "late and late_streams are seconds, reorder and empty_pages fractions; none is"
+                " negative"
+            )
         if self.empty_pages >= 1:
             raise ValueError("empty_pages must be below 1, or no reader would ever come to an end")
         self.random = random.Random(self.seed)
@@ -79,11 +91,18 @@ class Event:
         return max(self.timestamp, int(self.readable * 1000))
 
     def to_response_dict(self) -> dict[str, Any]:
-        return {"timestamp": self.timestamp, "message": self.message, "ingestionTime": self.ingestion_time}
+        return {
+            "timestamp": self.timestamp,
+            "message": self.message,
+            "ingestionTime": self.ingestion_time,
+        }
 
 
 class JobStream(LogStream):
-    """moto's stream over a LogFile. Timestamps never decrease within a stream; HostLog ensures that."""
+    """moto's stream over a LogFile.
+
+    Timestamps never decrease within a stream; HostLog ensures that.
+    """
 
     def __init__(self, group: Any, name: str, log: LogFile | None = None) -> None:
         super().__init__(group, name)
@@ -97,12 +116,16 @@ class JobStream(LogStream):
         self._lock = threading.Lock()
 
     def append(self, lines: list[tuple[int, str]], readable: list[float] | None = None) -> None:
-        """Add (timestamp in ms, message) pairs that are `readable` from these moments, by default now or late."""
+        """Add (timestamp in ms, message) pairs that are `readable` from these moments, by default
+        now or late.
+        """
         now, at = time.time(), delivery
         with self._lock:
             for i, (stamp, _) in enumerate(lines):
                 moment = readable[i] if readable else now
-                moment = self._last_readable = max(self._last_readable, moment + at.random.random() * at.late)
+                moment = self._last_readable = max(
+                    self._last_readable, moment + at.random.random() * at.late
+                )
                 if at.reorder and at.random.random() < at.reorder:
                     moment += at.random.random() * (at.late or 1.0)
                 if max(moment, stamp / 1000) > now and abs(moment - stamp / 1000) > 0.001:
@@ -128,9 +151,16 @@ class JobStream(LogStream):
 
     def to_describe_dict(self) -> dict[str, Any]:
         if self._moments or self.log.stamp / 1000 > time.time():
-            first, last = next(self.readable_from(0), None), next(self.readable_to(self.log.count), None)
+            first, last = (
+                next(self.readable_from(0), None),
+                next(self.readable_to(self.log.count), None),
+            )
         else:  # without reading a line
-            ends = ((0, self.log.first), (self.log.count - 1, self.log.stamp)) if self.log.count else ()
+            ends = (
+                ((0, self.log.first), (self.log.count - 1, self.log.stamp))
+                if self.log.count
+                else ()
+            )
             first, last = [Event(LogLine(*end, ""), end[1] / 1000) for end in ends] or (None, None)
         description = {
             "arn": self.arn,
@@ -176,19 +206,28 @@ class JobStream(LogStream):
         """GetLogEvents."""
         limit = int(params.get("limit") or PAGE_EVENTS)
         if not 1 <= limit <= PAGE_EVENTS:
-            raise InvalidParameterException(msg=f"limit is {limit}; it must be from 1 to {PAGE_EVENTS}")
+            raise InvalidParameterException(
+                msg=f"limit is {limit}; it must be from 1 to {PAGE_EVENTS}"
+            )
         start, end = params.get("startTime"), params.get("endTime")
         token = params.get("nextToken")
         if token:
             way, number, turn = _parsed(token)
         else:
-            way, number, turn = ("f", 0, 0) if params.get("startFromHead") else ("b", self.log.count, 0)
+            way, number, turn = (
+                ("f", 0, 0) if params.get("startFromHead") else ("b", self.log.count, 0)
+            )
         if way == "f":
             source = self.readable_from(max(number, self.after(start)), end)
         else:
             source = self.readable_to(min(number, self.after(end) if end else number), start)
         events = fill(source, limit)
-        if token and events and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
+        if (
+            token
+            and events
+            and delivery.empty_pages
+            and delivery.random.random() < delivery.empty_pages
+        ):
             events, turn = [], turn + 1
         if way == "b":
             events.reverse()
@@ -241,7 +280,9 @@ def stream_of(name: str, log: LogFile | None = None) -> JobStream:
 def forget(job_name: str) -> None:
     """Remove the streams of a job."""
     group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
-    for name in [name for name in (group.streams if group else ()) if name.startswith(f"{job_name}/")]:
+    for name in [
+        name for name in (group.streams if group else ()) if name.startswith(f"{job_name}/")
+    ]:
         del group.streams[name]  # type: ignore[union-attr]
 
 
@@ -250,8 +291,14 @@ def visible(prefix: str = "") -> list[JobStream]:
     if group is None:
         raise ResourceNotFoundException(msg="The specified log group does not exist.")
     now = time.time()
-    streams = [s for name, s in list(group.streams.items()) if name.startswith(prefix) and isinstance(s, JobStream)]
-    return sorted((s for s in streams if s.readable <= now), key=lambda stream: stream.log_stream_name)
+    streams = [
+        s
+        for name, s in list(group.streams.items())
+        if name.startswith(prefix) and isinstance(s, JobStream)
+    ]
+    return sorted(
+        (s for s in streams if s.readable <= now), key=lambda stream: stream.log_stream_name
+    )
 
 
 def install() -> None:
@@ -264,7 +311,11 @@ def install() -> None:
             raise ResourceNotFoundException(msg="The specified log stream does not exist.")
         return stream.page(params)
 
-    for name, ours in (("GetLogEvents", page), ("FilterLogEvents", filtered), ("DescribeLogStreams", described)):
+    for name, ours in (
+        ("GetLogEvents", page),
+        ("FilterLogEvents", filtered),
+        ("DescribeLogStreams", described),
+    ):
         method = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         setattr(LogsResponse, method, _for_jobs(name, getattr(LogsResponse, method), ours))
 
@@ -272,7 +323,10 @@ def install() -> None:
 def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
     def run(self: Any) -> Any:
         params = json.loads(self.body)
-        group = params.get("logGroupName") or (params.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
+        group = (
+            params.get("logGroupName")
+            or (params.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
+        )
         if group != LOG_GROUP:
             return theirs(self)
         if fault := validation.fault_of("logs", operation, params):
@@ -283,13 +337,17 @@ def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
 
 
 def filtered(params: dict[str, Any]) -> dict[str, Any]:
-    """FilterLogEvents: events of the named streams, of those with a prefix, or of all, ordered by time."""
+    """FilterLogEvents: events of the named streams, of those with a prefix, or of all, ordered by
+    time.
+    """
     names = params.get("logStreamNames")
     chosen = visible(params.get("logStreamNamePrefix") or "")
     if names:
         chosen = [stream for stream in chosen if stream.log_stream_name in names]
         if missing := set(names) - {stream.log_stream_name for stream in chosen}:
-            raise ResourceNotFoundException(msg=f"The specified log stream does not exist: {sorted(missing)[0]}")
+            raise ResourceNotFoundException(
+                msg=f"The specified log stream does not exist: {sorted(missing)[0]}"
+            )
     start, end, token = params.get("startTime"), params.get("endTime"), params.get("nextToken")
     if token and not re.fullmatch(r"\d{20,}/\d+", token):
         raise InvalidParameterException(msg="The specified nextToken is invalid.")
@@ -313,9 +371,15 @@ def filtered(params: dict[str, Any]) -> dict[str, Any]:
         if len(events) == limit or (events and size > PAGE_BYTES):
             more = True
             break
-        events.append({"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()})
+        events.append(
+            {"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()}
+        )
     if events and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
-        return {"events": [], "nextToken": f"{position or '0' * 56}/{int(turn or 0) + 1}", "searchedLogStreams": []}
+        return {
+            "events": [],
+            "nextToken": f"{position or '0' * 56}/{int(turn or 0) + 1}",
+            "searchedLogStreams": [],
+        }
     page: dict[str, Any] = {"events": events, "searchedLogStreams": []}
     if more:
         page["nextToken"] = f"{events[-1]['eventId']}/0"
@@ -329,7 +393,9 @@ def described(params: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParameterException(msg=f"limit is {limit}; it must be from 1 to 50")
     by_time = params.get("orderBy") == "LastEventTime"
     if by_time and prefix:
-        raise InvalidParameterException(msg="Cannot order by LastEventTime with a logStreamNamePrefix.")
+        raise InvalidParameterException(
+            msg="Cannot order by LastEventTime with a logStreamNamePrefix."
+        )
     chosen = visible(prefix)
     rows = [stream.to_describe_dict() for stream in chosen]
     rows.sort(

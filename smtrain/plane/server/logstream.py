@@ -1,4 +1,6 @@
-"""A host's output, line by line: to disk, to CloudWatch Logs, and through the metric expressions."""
+"""A host's output, line by line: to disk, to CloudWatch Logs, and through the metric
+expressions.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,26 @@ from smtrain.plane.server.logs_api import EVENT_BYTES, stream_of
 from smtrain.plane.server.scanner import Scanner
 
 LINE_BYTES = (256 << 10) - EVENT_BYTES
-"""The limit of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
+"""The limit of a log event:
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html
+"""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = 2.0**360
-"""The limit of a metric: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
+"""The limit of a metric:
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html
+"""
 _scanner = Scanner()
 
 
 class HostLog:
-    """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
+    """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms,
+    line] pairs.
+    """
 
     def __init__(self, job: JobRecord, host: str, lost: Callable[[OSError], None]) -> None:
-        """`lost` is called once if the disk is full; lines are then kept in memory and retried with every write."""
+        """`lost` is called once if the disk is full; lines are then kept in memory and retried with
+        every write.
+        """
         self.job = job
         folder = job.folder / "logs"
         folder.mkdir(exist_ok=True)
@@ -49,16 +59,23 @@ class HostLog:
         self.last_line = ""
 
     def write(self, lines: list[str]) -> None:
-        """Append lines with the present time. Timestamps never decrease, so readers see the order written."""
+        """Append lines with the present time.
+
+        Timestamps never decrease, so readers see the order written.
+        """
         with self._lock:
             self._clock = max(self._clock, int(time.time() * 1000))
             self._stream.append([(self._clock, line) for line in lines])
-            self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
+            self.last_line = next(
+                (line.strip() for line in reversed(lines) if line.strip()), self.last_line
+            )
             if given_up := self._metrics.scan(self._clock, lines):
                 self._stream.append([(self._clock, line) for line in given_up])
 
     def pump(self, descriptor: int) -> None:
-        """Log everything from a pipe until its last writer is gone. A line that is too long for an event is cut.
+        """Log everything from a pipe until its last writer is gone.
+
+        A line that is too long for an event is cut.
 
         The pipe is read even if a line cannot be kept, or its writers would block for ever.
         """
@@ -82,12 +99,17 @@ class HostLog:
 
 
 class Metrics:
-    """The metrics of a job. An expression that cannot be used is given up, and the job's log says so."""
+    """The metrics of a job.
+
+    An expression that cannot be used is given up, and the job's log says so.
+    """
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
         self._second: dict[str, tuple[int, MetricAggregatedDatum]] = {}
-        """By name, the last second with points and their aggregate; CloudWatch's resolution is a second."""
+        """By name, the last second with points and their aggregate; CloudWatch's resolution is a
+        second.
+        """
         self._patterns: dict[str, str] = {}
         with suppress(Exception):  # a damaged record
             for definition in job.request["AlgorithmSpecification"].get("MetricDefinitions") or []:
@@ -96,7 +118,9 @@ class Metrics:
                 self._patterns.pop(name, None)
 
     def scan(self, stamp: int, lines: list[str]) -> list[str]:
-        """Record the metrics in lines of this time (ms); return log lines about expressions that are given up."""
+        """Record the metrics in lines of this time (ms); return log lines about expressions that
+        are given up.
+        """
         if not self._patterns:
             return []
         names = list(self._patterns)
@@ -110,7 +134,9 @@ class Metrics:
             if isinstance(texts, str):
                 del self._patterns[name]
                 self._job.give_up_metric(name)
-                given_up.append(f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}")
+                given_up.append(
+                    f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}"
+                )
                 continue
             for value in _numbers(texts):
                 self._keep(name, value, stamp)
@@ -121,9 +147,13 @@ class Metrics:
         second, datum = self._second.get(name, (0, None))
         if datum is None or second != stamp // 1000:
             # moto compares with naive UTC times.
-            at = datetime.datetime.fromtimestamp(stamp // 1000, datetime.timezone.utc).replace(tzinfo=None)
+            at = datetime.datetime.fromtimestamp(stamp // 1000, datetime.timezone.utc).replace(
+                tzinfo=None
+            )
             dimensions = [{"Name": "TrainingJobName", "Value": self._job.name}]
-            datum = MetricAggregatedDatum(LOG_GROUP, name, value, value, 1, value, dimensions, at, "None")
+            datum = MetricAggregatedDatum(
+                LOG_GROUP, name, value, value, 1, value, dimensions, at, "None"
+            )
             self._second[name] = stamp // 1000, datum
             cloudwatch_backends[ACCOUNT][REGION].metric_data.append(datum)
             return
@@ -176,7 +206,9 @@ def _cuts(line: bytes) -> list[bytes]:
 
 
 def _texts(piece: bytes) -> list[str]:
-    """A piece as text; in several, if it is not UTF-8, whose replacements take up to three times as many bytes."""
+    """A piece as text; in several, if it is not UTF-8, whose replacements take up to three times as
+    many bytes.
+    """
     text = piece.decode("utf-8", "replace")
     most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
     return [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
@@ -191,11 +223,16 @@ def _boundary(line: bytes) -> int:
 
 
 def _cut(size: int) -> str:
-    return f"smtrain: the line above has {size:,} bytes; it was cut every {LINE_BYTES:,}, as CloudWatch does"
+    return (
+        f"smtrain: the line above has {size:,} bytes; it was cut every {LINE_BYTES:,}, as"
+        " CloudWatch does"
+    )
 
 
 def replay(job: JobRecord) -> None:
-    """Load a job's streams and metric points from its files after a restart; warn about unreadable files."""
+    """Load a job's streams and metric points from its files after a restart; warn about unreadable
+    files.
+    """
     metrics = Metrics(job)
     for path in sorted((job.folder / "logs").glob("*.jsonl")):
         try:

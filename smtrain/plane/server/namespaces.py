@@ -2,8 +2,9 @@
 
     python -m smtrain.plane.server.namespaces
 
-holds a network with only a loopback interface until its stdin ends. It writes a JSON line: {"refusal": null}, or the
-reason why the kernel refuses. Imports only the standard library, as it starts with every host.
+holds a network with only a loopback interface until its stdin ends. It writes a JSON line:
+{"refusal": null}, or the reason why the kernel refuses. Imports only the standard library, as it
+starts with every host.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 def enter_namespaces(ml: str, hosts_file: str, hostname: str, holder: int = 0) -> None:
     """Give this process the host's view of files and names. Raises OSError if the kernel refuses.
 
-    `holder` is the process that holds the job's network; a host must be in its user namespace to enter it.
+    `holder` is the process that holds the job's network; a host must be in its user namespace to
+    enter it.
     """
     if not LINUX:
         raise OSError("this system has no mount namespaces")
@@ -76,7 +78,8 @@ def _make_opt_ml() -> None:
     """Cover /opt, in this namespace only, with a tmpfs of the same entries and an empty /opt/ml."""
     if not os.path.isdir("/opt"):
         raise OSError("this machine has no folder /opt to mount /opt/ml in")
-    # A tmpfs on /opt would hide the entries to be bound into it: fill it at another folder, then bind it to /opt.
+    # A tmpfs on /opt would hide the entries to be bound into it: fill it at another folder, then
+    # bind it to /opt.
     stage = next(folder for folder in ("/mnt", "/media", "/srv") if os.path.isdir(folder))
     mount("tmpfs", stage, "tmpfs", 0, "mode=755")
     for name in os.listdir("/opt"):
@@ -109,7 +112,10 @@ def open_network(holder: int) -> int:
 
 
 def make_network() -> None:
-    """Move this process to a new network with only loopback. Raises OSError if the kernel refuses."""
+    """Move this process to a new network with only loopback.
+
+    Raises OSError if the kernel refuses.
+    """
     if not LINUX:
         raise OSError("this system has no network namespaces")
     if os.getuid() == 0:
@@ -124,10 +130,15 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 
 
 class HostNetwork:
-    """A network namespace that the hosts of one job share. Raises OSError if this machine refuses."""
+    """A network namespace that the hosts of one job share.
+
+    Raises OSError if this machine refuses.
+    """
 
     def __init__(self) -> None:
-        from smtrain.plane.client import server_environment  # not at the top: this module starts with every host
+        from smtrain.plane.client import (
+            server_environment,
+        )  # not at the top: this module starts with every host
 
         self._holder = subprocess.Popen(
             [sys.executable, "-m", "smtrain.plane.server.namespaces"],
@@ -165,8 +176,9 @@ def refusal(namespaces: bool) -> str | None:
         HostNetwork().end()
     except OSError as error:
         return (
-            "EnableNetworkIsolation cannot be honoured: smtrain's local control plane has no network namespace for "
-            f"the job ({error.strerror or error}); leave network isolation out here"
+            "EnableNetworkIsolation cannot be honoured: smtrain's local control plane has no"
+            f" network namespace for the job ({error.strerror or error}); leave network isolation"
+            " out here"
         )
     return None
 

@@ -1,7 +1,8 @@
 """The AWS operations that the control plane has, and the operation, and error format, of a request.
 
-SageMaker's are ours, passed on to moto, or refused by name; tests/plane/test_operations.py lists them all. Those that
-moto only pretends to run (processing jobs, clusters, notebooks, executions of pipelines...) are refused.
+SageMaker's are ours, passed on to moto, or refused by name; tests/plane/test_operations.py lists
+them all. Those that moto only pretends to run (processing jobs, clusters, notebooks, executions of
+pipelines...) are refused.
 """
 
 from __future__ import annotations
@@ -23,23 +24,54 @@ from smtrain.plane.server.refusals import HERE
 
 OURS = frozenset(
     (
-        "AddTags", "CreateTrainingJob", "DeleteTags", "DeleteTrainingJob", "DescribeTrainingJob", "ListTags",
-        "ListTrainingJobs", "Search", "StopTrainingJob", "UpdateTrainingJob",
+        "AddTags",
+        "CreateTrainingJob",
+        "DeleteTags",
+        "DeleteTrainingJob",
+        "DescribeTrainingJob",
+        "ListTags",
+        "ListTrainingJobs",
+        "Search",
+        "StopTrainingJob",
+        "UpdateTrainingJob",
     )
-)  # fmt: skip
+)
 # Used by `smtrain deploy`, `register`, `tune` and `pipeline`: moto keeps their records.
 PASSED_ON = frozenset(
     (
-        "CreateEndpoint", "CreateEndpointConfig", "CreateHyperParameterTuningJob", "CreateModel", "CreateModelPackage",
-        "CreateModelPackageGroup", "CreatePipeline", "DeleteEndpoint", "DeleteEndpointConfig",
-        "DeleteHyperParameterTuningJob", "DeleteModel", "DeletePipeline", "DescribeEndpoint", "DescribeEndpointConfig",
-        "DescribeHyperParameterTuningJob", "DescribeModel", "DescribeModelPackage", "DescribeModelPackageGroup",
-        "DescribePipeline", "ListEndpointConfigs", "ListEndpoints", "ListHyperParameterTuningJobs",
-        "ListModelPackageGroups", "ListModelPackages", "ListModels", "ListPipelines",
-        "UpdateEndpointWeightsAndCapacities", "UpdateModelPackage", "UpdatePipeline",
+        "CreateEndpoint",
+        "CreateEndpointConfig",
+        "CreateHyperParameterTuningJob",
+        "CreateModel",
+        "CreateModelPackage",
+        "CreateModelPackageGroup",
+        "CreatePipeline",
+        "DeleteEndpoint",
+        "DeleteEndpointConfig",
+        "DeleteHyperParameterTuningJob",
+        "DeleteModel",
+        "DeletePipeline",
+        "DescribeEndpoint",
+        "DescribeEndpointConfig",
+        "DescribeHyperParameterTuningJob",
+        "DescribeModel",
+        "DescribeModelPackage",
+        "DescribeModelPackageGroup",
+        "DescribePipeline",
+        "ListEndpointConfigs",
+        "ListEndpoints",
+        "ListHyperParameterTuningJobs",
+        "ListModelPackageGroups",
+        "ListModelPackages",
+        "ListModels",
+        "ListPipelines",
+        "UpdateEndpointWeightsAndCapacities",
+        "UpdateModelPackage",
+        "UpdatePipeline",
     )
-)  # fmt: skip
-# Operations of S3 that moto mistakes for others: PUT ?metrics for CreateBucket, GET ?metrics for ListObjects.
+)
+# Operations of S3 that moto mistakes for others: PUT ?metrics for CreateBucket, GET ?metrics for
+# ListObjects.
 _NOT_IN_S3 = re.compile(
     r".*(Abac|Analytics|IntelligentTiering|MetadataConfig|Metadata\w*Table|Metrics|RequestPayment|Annotation)\w*"
     r"|.*ObjectTorrent|CreateSession|RenameObject|RestoreObject|SelectObjectContent|UpdateObjectEncryption"
@@ -59,12 +91,17 @@ def refused(service: str, operation: str) -> bool:
 
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
     """Status, code and message for an operation that the control plane does not have."""
-    message = f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what it has"
+    message = (
+        f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what"
+        " it has"
+    )
     return 501, "NotImplemented", message
 
 
 class Operations:
-    """WSGI middleware in front of moto: refuse missing operations, and requests that SageMaker's model forbids."""
+    """WSGI middleware in front of moto: refuse missing operations, and requests that SageMaker's
+    model forbids.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -73,18 +110,33 @@ class Operations:
         if beyond := _limit_fault(environ):
             operation, error = beyond
             return answer(environ, operation, error, start_response)
-        if not (environ.get("HTTP_X_AMZ_TARGET") or environ.get("QUERY_STRING") or _is_sagemaker(environ)):
+        if not (
+            environ.get("HTTP_X_AMZ_TARGET")
+            or environ.get("QUERY_STRING")
+            or _is_sagemaker(environ)
+        ):
             return self.app(environ, start_response)  # type: ignore[no-any-return]
         service, operation = named(environ)
         if refused(service, operation):
-            return answer(environ, f"{service}:{operation}", refusal(service, operation), start_response)
+            return answer(
+                environ, f"{service}:{operation}", refusal(service, operation), start_response
+            )
         if service == "sagemaker" and operation in PASSED_ON:
             fault = validation.fault_of(service, operation, json.loads(body_of(environ) or b"{}"))
             if fault:
-                return answer(environ, f"{service}:{operation}", (400, "ValidationException", fault), start_response)
+                return answer(
+                    environ,
+                    f"{service}:{operation}",
+                    (400, "ValidationException", fault),
+                    start_response,
+                )
         if (service, operation) == ("s3", "PutBucketPolicy") and not _is_policy(body_of(environ)):
             # moto would store it, and fail in every later call for an object of the bucket.
-            error = (400, "MalformedPolicy", "the body of PutBucketPolicy is not a JSON object with a Statement")
+            error = (
+                400,
+                "MalformedPolicy",
+                "the body of PutBucketPolicy is not a JSON object with a Statement",
+            )
             return answer(environ, "s3:PutBucketPolicy", error, start_response)
         return self.app(environ, start_response)  # type: ignore[no-any-return]
 
@@ -94,7 +146,9 @@ def _limit_fault(environ: dict[str, Any]) -> tuple[str, limits.Error] | None:
     service = service_of(environ)
     if service == "s3":
         limits.cap_page(environ)
-        deletes = environ["REQUEST_METHOD"] == "POST" and "delete" in environ.get("QUERY_STRING", "")
+        deletes = environ["REQUEST_METHOD"] == "POST" and "delete" in environ.get(
+            "QUERY_STRING", ""
+        )
         error = limits.s3_fault(environ, body_of(environ) if deletes else b"")
         return (operation_of(environ), error) if error else None
     if service == "iam":
@@ -127,7 +181,10 @@ def named(environ: dict[str, Any]) -> tuple[str, str]:
     fitting = [
         (len(keys), len(headers), name)
         for verb, pattern, keys, headers, name in _routes(model)
-        if verb == method and pattern.fullmatch(path) and keys <= query.keys() and headers <= environ.keys()
+        if verb == method
+        and pattern.fullmatch(path)
+        and keys <= query.keys()
+        and headers <= environ.keys()
     ]
     # The one that names the largest part of the query: PutObject fits every PUT.
     return service, max(fitting)[2] if fitting else f"{method} {path}"
@@ -147,7 +204,9 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], fr
         operation = model.operation_model(name)
         path, _, query = operation.http["requestUri"].partition("?")
         if service == "s3" and name != "ListBuckets" and not path.startswith("/{Bucket}"):
-            path = "/{Bucket}" + path.rstrip("/")  # botocore removes it from its model at the first call
+            path = "/{Bucket}" + path.rstrip(
+                "/"
+            )  # botocore removes it from its model at the first call
         keys = set(parse_qs(query, keep_blank_values=True))
         headers = set()
         shape = operation.input_shape
@@ -157,10 +216,21 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], fr
                 keys.add(placed["name"])
             elif placed.get("location") == "header":
                 headers.add("HTTP_" + placed["name"].upper().replace("-", "_"))
-        parts = (r"/.+" if part.endswith("+}") else r"/[^/]+" if part[:1] == "{" else f"/{re.escape(part)}"
-                 for part in path.strip("/").split("/") if part)  # fmt: skip
+        parts = (
+            (
+                r"/.+"
+                if part.endswith("+}")
+                else r"/[^/]+"
+                if part[:1] == "{"
+                else f"/{re.escape(part)}"
+            )
+            for part in path.strip("/").split("/")
+            if part
+        )
         pattern = re.compile("".join(parts) + "/?", re.DOTALL)
-        routes.append((operation.http["method"], pattern, frozenset(keys), frozenset(headers), name))
+        routes.append(
+            (operation.http["method"], pattern, frozenset(keys), frozenset(headers), name)
+        )
     return routes
 
 
@@ -172,7 +242,9 @@ def body_of(environ: dict[str, Any]) -> bytes:
 
 
 def service_of(environ: dict[str, Any]) -> str:
-    """The service that a request or link is signed for; S3 for links with its old signature, else empty."""
+    """The service that a request or link is signed for; S3 for links with its old signature, else
+    empty.
+    """
     credential = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition(",")[0]
     query = parse_qs(environ.get("QUERY_STRING", ""))
     scope = (credential or query.get("X-Amz-Credential", [""])[0]).split("/")
@@ -197,19 +269,30 @@ def operation_of(environ: dict[str, Any]) -> str:
 
 
 def _s3_operation(environ: dict[str, Any], path: str) -> str:
-    method, query = environ["REQUEST_METHOD"], parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    method, query = (
+        environ["REQUEST_METHOD"],
+        parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True),
+    )
     if not path.strip("/").partition("/")[2]:
         if method == "POST":
             return "DeleteObjects"
-        return {"GET": "ListObjectsV2", "HEAD": "HeadBucket", "PUT": "CreateBucket"}.get(method, "DeleteBucket")
+        return {"GET": "ListObjectsV2", "HEAD": "HeadBucket", "PUT": "CreateBucket"}.get(
+            method, "DeleteBucket"
+        )
     if "uploadId" in query:
-        kinds = {"PUT": "UploadPart", "POST": "CompleteMultipartUpload", "DELETE": "AbortMultipartUpload"}
+        kinds = {
+            "PUT": "UploadPart",
+            "POST": "CompleteMultipartUpload",
+            "DELETE": "AbortMultipartUpload",
+        }
         return kinds.get(method, "ListParts")
     if method == "POST":
         return "CreateMultipartUpload"
     if method == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" in environ:
         return "CopyObject"
-    return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject"}.get(method, "DeleteObject")
+    return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject"}.get(
+        method, "DeleteObject"
+    )
 
 
 def answer(
@@ -220,13 +303,22 @@ def answer(
     service = operation.partition(":")[0]
     inner = f"<Code>{code}</Code><Message>{escape(_NOT_IN_XML.sub('?', message))}</Message>"
     if environ.get("HTTP_SMITHY_PROTOCOL") == "rpc-v2-cbor":
-        kind, body = "application/cbor", b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", message)))
+        kind, body = (
+            "application/cbor",
+            b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", message))),
+        )
     elif "HTTP_X_AMZ_TARGET" in environ:
-        kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message}).encode()
+        kind, body = (
+            "application/x-amz-json-1.1",
+            json.dumps({"__type": code, "message": message}).encode(),
+        )
     elif service == "s3":
         kind, body = "application/xml", f"<Error>{inner}<RequestId>0</RequestId></Error>".encode()
     elif service == "ec2":
-        kind, body = "text/xml", f"<Response><Errors><Error>{inner}</Error></Errors></Response>".encode()
+        kind, body = (
+            "text/xml",
+            f"<Response><Errors><Error>{inner}</Error></Errors></Response>".encode(),
+        )
     elif _asks_with_a_form(environ):
         kind, body = (
             "text/xml",
@@ -236,7 +328,11 @@ def answer(
         kind, body = "application/json", json.dumps({"message": message}).encode()
     if environ["REQUEST_METHOD"] == "HEAD":
         body = b""
-    headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("x-amzn-errortype", code)]
+    headers = [
+        ("Content-Type", kind),
+        ("Content-Length", str(len(body))),
+        ("x-amzn-errortype", code),
+    ]
     if "HTTP_SMITHY_PROTOCOL" in environ:
         headers.append(("smithy-protocol", environ["HTTP_SMITHY_PROTOCOL"]))
     start_response(f"{status} Fault", headers)
@@ -249,9 +345,9 @@ _NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U
 
 def _asks_with_a_form(environ: dict[str, Any]) -> bool:
     """Whether the request uses the query protocol (IAM, STS)."""
-    return environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded") or "Action=" in environ.get(
-        "QUERY_STRING", ""
-    )
+    return environ.get("CONTENT_TYPE", "").startswith(
+        "application/x-www-form-urlencoded"
+    ) or "Action=" in environ.get("QUERY_STRING", "")
 
 
 def _cbor(text: str) -> bytes:

@@ -1,7 +1,7 @@
 """Warm pools: a job's machines, with their cache folder, kept for the next job with the same needs.
 
-A pool is part of the record of the job that left it: its start, its end, and the job that reused it. No thread ends
-it; its status is a function of the clock.
+A pool is part of the record of the job that left it: its start, its end, and the job that reused
+it. No thread ends it; its status is a function of the clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def keep(job: JobRecord) -> None:
     if not seconds:
         return
     with job.lock:
-        job.state["pool"] = {"since": time.time(), "seconds": seconds, "until": time.time() + seconds}
+        job.state["pool"] = {
+            "since": time.time(),
+            "seconds": seconds,
+            "until": time.time() + seconds,
+        }
         job.record()
 
 
@@ -43,7 +47,11 @@ def matching(request: dict[str, Any], jobs: Iterable[JobRecord]) -> JobRecord | 
     """The job whose pool a request gets: of those that match, the one kept the longest."""
     if not keep_alive(request):
         return None
-    pools = [job for job in jobs if job.pool_status() == "Available" and first_difference(request, job.request) is None]
+    pools = [
+        job
+        for job in jobs
+        if job.pool_status() == "Available" and first_difference(request, job.request) is None
+    ]
     return max(pools, key=lambda job: job.state["pool"]["until"], default=None)
 
 

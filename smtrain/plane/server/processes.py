@@ -1,7 +1,7 @@
 """The processes of a host, found by a variable that all of them inherit.
 
-In a PID namespace the kernel ends them with the leader. Without one, a killed supervisor would leave them behind: ranks
-are session leaders, and no living process is their parent.
+In a PID namespace the kernel ends them with the leader. Without one, a killed supervisor would
+leave them behind: ranks are session leaders, and no living process is their parent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MARK = "SMTRAIN_LOCAL_HOST"
 def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool:
     """SIGKILL every process of the host with this folder, or with `below` of all hosts below it.
 
-    Repeats until none is left, as a process may start others meanwhile. False if some are left after `seconds`, in a
-    system call that cannot be interrupted.
+    Repeats until none is left, as a process may start others meanwhile. False if some are left
+    after `seconds`, in a system call that cannot be interrupted.
     """
 
     def none_left() -> bool:
@@ -36,7 +36,9 @@ def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool
 
 
 def marked(folder: Path, *, below: bool = False) -> set[int]:
-    """Processes with the mark of this folder, and their descendants; empty on systems without /proc."""
+    """Processes with the mark of this folder, and their descendants; empty on systems without
+    /proc.
+    """
     if not sys.platform.startswith("linux"):
         return set()
     mark = f"\0{MARK}={folder}".encode() + (b"/" if below else b"\0")
@@ -46,8 +48,14 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The command in parentheses may hold anything; the fields after it are state and parent.
-            state, parent = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            # The command in parentheses may hold anything; the fields after it are state and
+            # parent.
+            state, parent = (
+                Path(f"/proc/{name}/stat")
+                .read_text(errors="replace")
+                .rpartition(")")[2]
+                .split()[:2]
+            )
             if state in "ZX":
                 continue
             parents[int(name)] = int(parent)
@@ -62,7 +70,10 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
 def runs(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False
 
@@ -73,7 +84,8 @@ def children_of(parent: int) -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # The command in parentheses may hold anything; the fields after it are state and parent.
+                # The command in parentheses may hold anything; the fields after it are state and
+                # parent.
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == parent:
                     children.add(int(name))

@@ -1,6 +1,8 @@
-"""Service Quotas for SageMaker: the quotas by their real names, their API, and their check for new jobs.
+"""Service Quotas for SageMaker: the quotas by their real names, their API, and their check for new
+jobs.
 
-The codes are invented (a hash of the name): real ones differ, so clients must look quotas up by name.
+The codes are invented (a hash of the name): real ones differ, so clients must look quotas up by
+name.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ class LimitExceededError(JsonRESTError):
     def __init__(self, quota: str, limit: float, used: int, wanted: int) -> None:
         super().__init__(
             "ResourceLimitExceeded",
-            f"The account-level service limit '{quota}' is {limit:.0f} Instances, with current utilization of "
-            f"{used} Instances and a request delta of {wanted} Instances. Please use AWS Service Quotas to request an "
-            "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an "
-            "increase for this quota.",
+            f"The account-level service limit '{quota}' is {limit:.0f} Instances, with current"
+            f" utilization of {used} Instances and a request delta of {wanted} Instances. Please"
+            " use AWS Service Quotas to request an increase for this quota. If AWS Service Quotas"
+            " is not available, contact AWS support to request an increase for this quota.",
         )
 
 
@@ -44,14 +46,20 @@ class Quotas:
     """The quotas of the account."""
 
     def __init__(self) -> None:
-        kinds = sorted(getattr(described("sagemaker").shape_for("TrainingInstanceType"), "enum", []))
+        kinds = sorted(
+            getattr(described("sagemaker").shape_for("TrainingInstanceType"), "enum", [])
+        )
         names = [name.format(type=kind) for kind in kinds for name in (TRAINING, SPOT, WARM_POOL)]
-        self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {RUN_TIME: DEFAULT_SECONDS}
+        self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {
+            RUN_TIME: DEFAULT_SECONDS
+        }
         self._defaults = dict(self.values)
         self.requested: list[dict[str, Any]] = []
 
     def control(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Set quotas by name, {"values": {name: number}}; {"clear": true} brings the defaults back."""
+        """Set quotas by name, {"values": {name: number}}; {"clear": true} brings the defaults
+        back.
+        """
         if options.get("clear"):
             self.values, self.requested = dict(self._defaults), []
         values = options.get("values") or {}
@@ -137,7 +145,9 @@ def install(quotas: Quotas) -> None:
         try:
             start = int(base64.b64decode(params["NextToken"])) if params.get("NextToken") else 0
         except ValueError:
-            raise JsonRESTError("InvalidPaginationTokenException", "Invalid pagination token provided.") from None
+            raise JsonRESTError(
+                "InvalidPaginationTokenException", "Invalid pagination token provided."
+            ) from None
         end = start + int(params.get("MaxResults") or 100)
         page: dict[str, Any] = {"Quotas": [quotas.described(name) for name in names[start:end]]}
         if end < len(names):
@@ -152,11 +162,22 @@ def install(quotas: Quotas) -> None:
         name = named(params["QuotaCode"])
         if params["DesiredValue"] <= quotas.values[name]:
             raise JsonRESTError(
-                "IllegalArgumentException", "You must provide a quota value greater than the current quota value."
+                "IllegalArgumentException",
+                "You must provide a quota value greater than the current quota value.",
             )
         shown = quotas.described(name)
         request = {
-            **{key: shown[key] for key in ("ServiceCode", "ServiceName", "QuotaArn", "QuotaCode", "QuotaName", "Unit")},
+            **{
+                key: shown[key]
+                for key in (
+                    "ServiceCode",
+                    "ServiceName",
+                    "QuotaArn",
+                    "QuotaCode",
+                    "QuotaName",
+                    "Unit",
+                )
+            },
             "Id": hashlib.sha256(f"{name}{time.time_ns()}".encode()).hexdigest()[:32],
             "DesiredValue": params["DesiredValue"],
             "Status": "PENDING",
@@ -168,7 +189,9 @@ def install(quotas: Quotas) -> None:
 
     def list_requested_service_quota_change_history_by_quota(self: Any) -> str:
         code = params_of(self)["QuotaCode"]
-        return json.dumps({"RequestedQuotas": [each for each in quotas.requested if each["QuotaCode"] == code]})
+        return json.dumps(
+            {"RequestedQuotas": [each for each in quotas.requested if each["QuotaCode"] == code]}
+        )
 
     for handler in (
         list_service_quotas,

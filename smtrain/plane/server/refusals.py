@@ -1,4 +1,6 @@
-"""Requests that the control plane refuses: parts that it cannot honour, and rules of AWS beyond its model."""
+"""Requests that the control plane refuses: parts that it cannot honour, and rules of AWS beyond its
+model.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,29 @@ ABSENT = {
 
 
 def fault_of(request: dict[str, Any]) -> str | None:
-    """The reason why this request cannot run, in AWS's words if AWS would refuse it too; None if it can."""
+    """The reason why this request cannot run, in AWS's words if AWS would refuse it too; None if it
+    can.
+    """
     for key, reason in ABSENT.items():
         if request.get(key):
             return f"{key} cannot be honoured: {HERE} {reason}"
     if fault := _algorithm_fault(request.get("AlgorithmSpecification") or {}):
         return fault
-    if fault := _machines_fault(request.get("ResourceConfig") or {}) or _spot_fault(request) or pools.fault_of(request):
+    if (
+        fault := _machines_fault(request.get("ResourceConfig") or {})
+        or _spot_fault(request)
+        or pools.fault_of(request)
+    ):
         return fault
     if fault := _tags_fault(request.get("Tags") or []):
         return fault
     if (request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", 0) > LONGEST_RUN:
         return f"Invalid MaxRuntimeInSeconds. It must be at most {LONGEST_RUN}"
     for part, key in (
-        ("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"),
+        ("OutputDataConfig", "S3OutputPath"),
+        ("CheckpointConfig", "S3Uri"),
         ("TensorBoardOutputConfig", "S3OutputPath"),
-    ):  # fmt: skip
+    ):
         uri = (request.get(part) or {}).get(key, "s3://")
         if not uri.startswith("s3://"):
             return f"{part}.{key} is {uri}: it must be an s3:// URI"
@@ -57,23 +66,39 @@ def fault_of(request: dict[str, Any]) -> str | None:
 
 def _algorithm_fault(algorithm: dict[str, Any]) -> str | None:
     if algorithm.get("AlgorithmName"):
-        return f"AlgorithmSpecification.AlgorithmName cannot be honoured: {HERE} has no algorithms by name"
+        return (
+            f"AlgorithmSpecification.AlgorithmName cannot be honoured: {HERE} has no algorithms by"
+            " name"
+        )
     if not algorithm.get("TrainingImage"):
         return "AlgorithmSpecification.TrainingImage is required: a training job needs an image"
     for definition in algorithm.get("MetricDefinitions") or []:
         try:
             re.compile(definition["Regex"])
         except re.error as error:
-            return f"MetricDefinitions: the Regex of {definition['Name']} is not a regular expression: {error}"
+            return (
+                f"MetricDefinitions: the Regex of {definition['Name']} is not a regular expression:"
+                f" {error}"
+            )
     return None
 
 
 def _machines_fault(resources: dict[str, Any]) -> str | None:
-    keys = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
+    keys = [
+        key
+        for key in ("InstanceType", "InstanceGroups", "InstancePreferences")
+        if resources.get(key)
+    ]
     if len(keys) != 1:
-        return f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {keys or 'none'}"
+        return (
+            "ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not"
+            f" {keys or 'none'}"
+        )
     if resources.get("TrainingPlanArn"):
-        return f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines; leave it out here"
+        return (
+            f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines;"
+            " leave it out here"
+        )
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
     counted = resources.get(keys[0])
@@ -81,7 +106,9 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
     if any(entry.get("InstanceCount", 1) < 1 for entry in entries):
         return "ResourceConfig: InstanceCount must be at least 1"
     kinds = [entry["InstanceType"] for entry in entries]
-    if resources.get("VolumeKmsKeyId") and (disks := next((kind for kind in kinds if not takes_volume(kind)), None)):
+    if resources.get("VolumeKmsKeyId") and (
+        disks := next((kind for kind in kinds if not takes_volume(kind)), None)
+    ):
         return f"VolumeKmsKeyId is not supported for {disks}, which has storage of its own"
     return None
 
@@ -99,9 +126,16 @@ def _spot_fault(request: dict[str, Any]) -> str | None:
     limits = request.get("StoppingCondition") or {}
     longest = limits.get("MaxWaitTimeInSeconds")
     if not request.get("EnableManagedSpotTraining"):
-        return "Invalid MaxWaitTimeInSeconds. It is for managed spot training only" if longest else None
+        return (
+            "Invalid MaxWaitTimeInSeconds. It is for managed spot training only"
+            if longest
+            else None
+        )
     if not longest or longest < limits.get("MaxRuntimeInSeconds", 86400):
-        return "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+        return (
+            "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to"
+            " MaxRuntimeInSeconds"
+        )
     if request["ResourceConfig"].get("InstancePreferences"):
         return "InstancePreferences is not supported with managed spot training"
     return None
@@ -110,22 +144,40 @@ def _spot_fault(request: dict[str, Any]) -> str | None:
 def _channel_fault(channel: dict[str, Any], default_mode: str) -> str | None:
     name = channel["ChannelName"]
     if name in (".", ".."):
-        return f"InputDataConfig: '{name}' is not a channel name; it would be a folder outside of the channels"
+        return (
+            f"InputDataConfig: '{name}' is not a channel name; it would be a folder outside of the"
+            " channels"
+        )
     source = channel["DataSource"].get("S3DataSource")
     if not source:
         return f"InputDataConfig: channel '{name}': {HERE} serves S3DataSource only"
     if source["S3DataType"] != "S3Prefix":
-        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataType S3Prefix, not {source['S3DataType']}"
+        return (
+            f"InputDataConfig: channel '{name}': {HERE} serves S3DataType S3Prefix, not"
+            f" {source['S3DataType']}"
+        )
     if not source["S3Uri"].startswith("s3://"):
         return f"InputDataConfig: channel '{name}': {source['S3Uri']} must be an s3:// URI"
-    if unknown := [key for key in source if key not in ("S3DataType", "S3Uri", "S3DataDistributionType")]:
-        return f"InputDataConfig: channel '{name}': {HERE} does not honour S3DataSource.{unknown[0]}"
+    if unknown := [
+        key for key in source if key not in ("S3DataType", "S3Uri", "S3DataDistributionType")
+    ]:
+        return (
+            f"InputDataConfig: channel '{name}': {HERE} does not honour S3DataSource.{unknown[0]}"
+        )
     mode = channel.get("InputMode", default_mode)
     if mode not in ("File", "FastFile"):
-        return f"InputDataConfig: channel '{name}': {HERE} serves InputMode File and FastFile, not {mode}"
+        return (
+            f"InputDataConfig: channel '{name}': {HERE} serves InputMode File and FastFile, not"
+            f" {mode}"
+        )
     for key in ("ShuffleConfig", "RecordWrapperType"):
         if channel.get(key, "None") != "None":
-            return f"InputDataConfig: channel '{name}': {key} works with Pipe mode only; leave it out"
+            return (
+                f"InputDataConfig: channel '{name}': {key} works with Pipe mode only; leave it out"
+            )
     if channel.get("CompressionType", "None") != "None":
-        return f"InputDataConfig: channel '{name}': CompressionType works with Pipe mode only, on AWS too"
+        return (
+            f"InputDataConfig: channel '{name}': CompressionType works with Pipe mode only, on"
+            " AWS too"
+        )
     return None

@@ -1,15 +1,18 @@
-"""One host of a job: a process that sets up the host, runs the leader in it, and ends all its processes.
+"""One host of a job: a process that sets up the host, runs the leader in it, and ends all its
+processes.
 
     python -m smtrain.plane.server.sandbox SPEC.json STATUS_FD
 
-If the kernel allows, the leader runs in its own mount, UTS and PID namespaces (and a user namespace if we are not
-root): the host's folder is /opt/ml, /etc/hosts and the host name are its own, and it is process 1, so that the kernel
-ends every process it started when it ends. Mounts vanish with the namespace. Else the leader runs as a plain session
-leader, with SMTRAIN_ML_ROOT naming the host's folder.
+If the kernel allows, the leader runs in its own mount, UTS and PID namespaces (and a user namespace
+if we are not root): the host's folder is /opt/ml, /etc/hosts and the host name are its own, and it
+is process 1, so that the kernel ends every process it started when it ends. Mounts vanish with the
+namespace. Else the leader runs as a plain session leader, with SMTRAIN_ML_ROOT naming the host's
+folder.
 
-It reads `go`, `term` (SIGTERM to the leader only, as `docker stop`) and `kill` from stdin. When stdin ends, the
-control plane has ended and everything is killed. It writes JSON lines to STATUS_FD: {"ready": ...} and {"exit": code}.
-The hosts of an isolated job share a network with only a loopback interface; file system daemons stay outside it.
+It reads `go`, `term` (SIGTERM to the leader only, as `docker stop`) and `kill` from stdin. When
+stdin ends, the control plane has ended and everything is killed. It writes JSON lines to STATUS_FD:
+{"ready": ...} and {"exit": code}. The hosts of an isolated job share a network with only a loopback
+interface; file system daemons stay outside it.
 
 Imports only the standard library, as it starts for every host and must be quick.
 """
@@ -69,14 +72,19 @@ class Supervisor:
             self._tidy()
 
     def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
-        """Set up the host. Returns why it is not isolated, and by channel why it is not mounted, or None."""
+        """Set up the host.
+
+        Returns why it is not isolated, and by channel why it is not mounted, or None.
+        """
         refusal: str | None = None
         try:
             if not self.spec["namespaces"]:
                 raise OSError("namespaces are switched off")
             holder = self.spec["network"]
             network = open_network(holder) if holder else None
-            enter_namespaces(self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"], holder)
+            enter_namespaces(
+                self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"], holder
+            )
             self.isolated = True
             mounted = self._mount_channels()
             if network is not None:
@@ -85,11 +93,13 @@ class Supervisor:
             refusal = error.strerror or str(error)
             mounted = self._mount_channels()
         if self.isolated:
-            # Only after the file system daemons have started: the next child becomes process 1 and must be the leader.
+            # Only after the file system daemons have started: the next child becomes process 1 and
+            # must be the leader.
             with contextlib.suppress(OSError):
                 libc("unshare", CLONE_NEWPID)
         if LINUX:
-            # Without a PID namespace, processes that the leader leaves become our children and are ended.
+            # Without a PID namespace, processes that the leader leaves become our children and are
+            # ended.
             libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return refusal, mounted
 
@@ -100,7 +110,10 @@ class Supervisor:
         os.write(self.status, json.dumps(message).encode() + b"\n")
 
     def _mount_channels(self) -> dict[str, str | None]:
-        """Start the lazy read-only mounts, all by one process. Returns for each the reason of a failure, or None."""
+        """Start the lazy read-only mounts, all by one process.
+
+        Returns for each the reason of a failure, or None.
+        """
         spec = self.spec["fastfile"]
         channels = spec["channels"]
         refusal = None if self.isolated else "it needs a mount namespace"
@@ -140,7 +153,9 @@ class Supervisor:
             self.daemon.wait()
         return json.loads(line) if line else {}
 
-    def _await_mount(self, channel: dict[str, Any], server: int, before: int, deadline: float) -> str | None:
+    def _await_mount(
+        self, channel: dict[str, Any], server: int, before: int, deadline: float
+    ) -> str | None:
         while server and time.monotonic() < deadline:
             if os.stat(channel["mountpoint"]).st_dev != before:
                 return None
@@ -268,7 +283,9 @@ class Supervisor:
         try:
             os.execvpe(argv[0], argv, env)  # noqa: S606
         except FileNotFoundError:
-            raise OSError(f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}") from None
+            raise OSError(
+                f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}"
+            ) from None
 
 
 def _die_with_parent() -> None:

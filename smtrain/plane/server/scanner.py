@@ -1,7 +1,7 @@
 """Metric expressions, matched by a separate process, as a user's expression may run for ever.
 
-The process has a limit of processor time for each expression, not of wall time, which depends on the machine's load. It
-imports only the standard library and ends with its standard input.
+The process has a limit of processor time for each expression, not of wall time, which depends on
+the machine's load. It imports only the standard library and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Scanner:
         self._process: subprocess.Popen[bytes] | None = None
 
     def find(self, patterns: list[str], lines: list[str]) -> list[list[str] | str]:
-        """Matches of the first group of each pattern in the lines, or the reason why a pattern cannot be used.
+        """Matches of the first group of each pattern in the lines, or the reason why a pattern
+        cannot be used.
 
         Raises OSError if the process cannot be started.
         """
@@ -58,7 +59,9 @@ class Scanner:
                 line = process.stdout.readline() if ready else b""
                 if not line:
                     died = process.wait() if ready else 0
-                    answers.append(SLOW if died in (0, -signal.SIGXCPU) else "the process that tried it died")
+                    answers.append(
+                        SLOW if died in (0, -signal.SIGXCPU) else "the process that tried it died"
+                    )
                     self.close()
                     break
                 answers.append(json.loads(line))
@@ -77,8 +80,11 @@ class Scanner:
             self.close()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(Path(__file__))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         return self._process
 
     def close(self) -> None:
@@ -97,11 +103,14 @@ def _matches(pattern: str, lines: list[str]) -> Iterator[str]:
     compiled = re.compile(pattern)
     if compiled.groups:
         for line in lines:
-            yield from (text for match in compiled.finditer(line) if (text := match.group(1)) is not None)
+            yield from (
+                text for match in compiled.finditer(line) if (text := match.group(1)) is not None
+            )
 
 
 def _answer(pattern: str, lines: list[str]) -> list[str] | str:
-    # The kernel kills this process at the limit. A Python signal handler would not run: `re` does not return to it.
+    # The kernel kills this process at the limit. A Python signal handler would not run: `re` does
+    # not return to it.
     limit = math.ceil(time.process_time()) + CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     try:

@@ -1,4 +1,6 @@
-"""EventBridge Scheduler as far as smtrain uses it: one-time schedules that delete a SageMaker endpoint."""
+"""EventBridge Scheduler as far as smtrain uses it: one-time schedules that delete a SageMaker
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,20 @@ _DELETES = ":scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 
 
 def install() -> None:
-    """Allow every instance type of the service's model for endpoints; moto's own list is years old."""
+    """Allow every instance type of the service's model for endpoints; moto's own list is years
+    old.
+    """
 
     def validate_instance_type(self: Any, instance_type: str) -> None:
-        known = validation.input_shape("sagemaker", "CreateEndpointConfig").members["ProductionVariants"].member
+        known = (
+            validation.input_shape("sagemaker", "CreateEndpointConfig")
+            .members["ProductionVariants"]
+            .member
+        )
         if instance_type not in known.members["InstanceType"].enum:
-            raise AWSValidationException(f"InstanceType {instance_type} is not one that endpoints have.")
+            raise AWSValidationException(
+                f"InstanceType {instance_type} is not one that endpoints have."
+            )
 
     FakeEndpointConfig.validate_instance_type = validate_instance_type  # type: ignore[method-assign]
 
@@ -47,7 +57,10 @@ def run_due(now: datetime.datetime) -> list[str]:
                     group.schedules.pop(schedule.name, None)
             except Exception as error:  # of this one: run all others on time
                 group.schedules.pop(schedule.name, None)
-                print(f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed", flush=True)
+                print(
+                    f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed",
+                    flush=True,
+                )
     return ran
 
 
@@ -55,16 +68,18 @@ def _run_if_due(schedule: Any, now: datetime.datetime) -> bool:
     at = _moment(schedule.schedule_expression)
     if at is None or at > now or not schedule.target.get("Arn", "").endswith(_DELETES):
         return False
-    sagemaker_backends[ACCOUNT][REGION].endpoints.pop(json.loads(schedule.target["Input"])["EndpointName"], None)
+    sagemaker_backends[ACCOUNT][REGION].endpoints.pop(
+        json.loads(schedule.target["Input"])["EndpointName"], None
+    )
     return True
 
 
 def _moment(expression: str) -> datetime.datetime | None:
     """The moment of `at(...)`, which we write in UTC; None for a rate or a cron line."""
     try:
-        return datetime.datetime.fromisoformat(expression.removeprefix("at(").removesuffix(")")).replace(
-            tzinfo=datetime.timezone.utc
-        )
+        return datetime.datetime.fromisoformat(
+            expression.removeprefix("at(").removesuffix(")")
+        ).replace(tzinfo=datetime.timezone.utc)
     except ValueError:
         return None
 

@@ -34,16 +34,20 @@ def search(jobs: Iterable[JobRecord], params: dict[str, Any]) -> dict[str, Any]:
     field = params.get("SortBy") or "LastModifiedTime"
     _check(field)
     descending = params.get("SortOrder", "Descending") == "Descending"
-    chosen.sort(key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending)
+    chosen.sort(
+        key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending
+    )
     shown, more = paged(chosen, params, PAGE)
     return {"Results": [{"TrainingJob": record} for record in shown], **more}
 
 
-def paged(jobs: list[dict[str, Any]], params: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def paged(
+    jobs: list[dict[str, Any]], params: dict[str, Any], size: int
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The jobs of the requested page, of `size` by default, and the token of the next page.
 
-    A token names the last job shown, so that jobs created meanwhile do not shift pages. Raises AWSValidationException
-    for an invalid token.
+    A token names the last job shown, so that jobs created meanwhile do not shift pages. Raises
+    AWSValidationException for an invalid token.
     """
     names = [job["TrainingJobName"] for job in jobs]
     token = params.get("NextToken")
@@ -57,14 +61,19 @@ def paged(jobs: list[dict[str, Any]], params: dict[str, Any], size: int) -> tupl
 def _holds(expression: dict[str, Any], record: dict[str, Any]) -> bool:
     """Whether a job's record matches an expression; an empty one matches all."""
     if expression.get("NestedFilters"):
-        raise AWSValidationException(f"NestedFilters cannot be honoured: {HERE} has Filters and SubExpressions only")
+        raise AWSValidationException(
+            f"NestedFilters cannot be honoured: {HERE} has Filters and SubExpressions only"
+        )
     results = [_fits(each, record) for each in expression.get("Filters") or []]
     results += [_holds(each, record) for each in expression.get("SubExpressions") or []]
     return any(results) or not results if expression.get("Operator") == "Or" else all(results)
 
 
 def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
-    name, operator = condition["Name"], condition.get("Operator") or ("Equals" if "Value" in condition else "Exists")
+    name, operator = (
+        condition["Name"],
+        condition.get("Operator") or ("Equals" if "Value" in condition else "Exists"),
+    )
     _check(name)
     values = _values(record, name)
     if operator in ("Exists", "NotExists"):
@@ -79,7 +88,9 @@ def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
     if operator == "In":
         return any(_equal(value, each.strip()) for value in values for each in wanted.split(","))
     if compare := _COMPARES.get(operator):
-        return any(compare(value, _like(value, wanted)) for value in values if not isinstance(value, dict))
+        return any(
+            compare(value, _like(value, wanted)) for value in values if not isinstance(value, dict)
+        )
     return any(_equal(value, wanted) for value in values)
 
 
@@ -91,18 +102,29 @@ def _check(name: str) -> None:
 
 
 def _values(record: dict[str, Any], name: str) -> list[Any]:
-    """All values of a property (`TrainingJobName`, `Tags.team`, `HyperParameters.lr`, `Metrics.loss`)."""
+    """All values of a property (`TrainingJobName`, `Tags.team`, `HyperParameters.lr`,
+    `Metrics.loss`).
+    """
     first, _, rest = name.partition(".")
     if first == "Tags":
         return [tag["Value"] for tag in record["Tags"] if tag["Key"] == rest]
     if first == "Metrics":
-        return [metric["Value"] for metric in record["FinalMetricDataList"] if metric["MetricName"] == rest]
+        return [
+            metric["Value"]
+            for metric in record["FinalMetricDataList"]
+            if metric["MetricName"] == rest
+        ]
     if first in ("HyperParameters", "Environment") and rest:
         return [value for key, value in (record.get(first) or {}).items() if key == rest]
     held: list[Any] = [record]
     for part in name.split("."):
         below = [each.get(part) for each in held if isinstance(each, dict)]
-        held = [one for each in below if each is not None for one in (each if isinstance(each, list) else [each])]
+        held = [
+            one
+            for each in below
+            if each is not None
+            for one in (each if isinstance(each, list) else [each])
+        ]
     return held
 
 
@@ -125,7 +147,8 @@ def _like(value: Any, wanted: str) -> Any:
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
     except ValueError:
         raise AWSValidationException(
-            f"The Value {wanted[:60]!r} of a filter is not a number or a time, which its property needs."
+            f"The Value {wanted[:60]!r} of a filter is not a number or a time, which its property"
+            " needs."
         ) from None
     return wanted
 

@@ -1,9 +1,11 @@
 """The server process: moto's AWS on 127.0.0.1, our training jobs behind its SageMaker.
 
-    python -m smtrain.plane.server.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace SECONDS]
+    python -m smtrain.plane.server.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace
+    SECONDS]
 
-A caller can run programs as its user. So it binds 127.0.0.1 only, and answers only requests that are signed with the
-secret of this home, which other users of the machine do not have, and none that a browser sends for a web page.
+A caller can run programs as its user. So it binds 127.0.0.1 only, and answers only requests that
+are signed with the secret of this home, which other users of the machine do not have, and none that
+a browser sends for a web page.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.auth import Gate
 
 MOTO_RELEASES = ((5, 2, 5), (5, 3))
-"""At least the first, below the second: those whose names are ours (testing/moto_names.py), as in pyproject.toml."""
+"""At least the first, below the second: those whose names are ours (testing/moto_names.py), as in
+pyproject.toml.
+"""
 SETTLES_WITHIN = 10.0  # seconds; `client.shut_down` waits for twenty
 
 
@@ -48,7 +52,9 @@ class ServerLog(io.TextIOBase):
 
 
 def _lock(state: Path) -> Any:
-    """Lock the state for the life of the process, as two servers must never write it; wait for one that is ending."""
+    """Lock the state for the life of the process, as two servers must never write it; wait for one
+    that is ending.
+    """
     make_way(state / "serve.lock")
     handle = open(state / "serve.lock", "a+")  # noqa: SIM115
 
@@ -60,7 +66,9 @@ def _lock(state: Path) -> Any:
         return True
 
     if not poll(locked, 0.05, 10):
-        sys.exit(f"another control plane already uses {state}; end it first with `smtrain local stop`")
+        sys.exit(
+            f"another control plane already uses {state}; end it first with `smtrain local stop`"
+        )
     # For `smtrain local stop`, if endpoint.json is damaged meanwhile.
     with contextlib.suppress(OSError):  # a full disk
         handle.truncate(0)
@@ -70,7 +78,9 @@ def _lock(state: Path) -> Any:
 
 
 def _bind(app: Any, port: int, previous_url: str) -> Any:
-    """Bind the given port; by default the last run's, so that clients survive a restart, else any."""
+    """Bind the given port; by default the last run's, so that clients survive a restart, else
+    any.
+    """
     from werkzeug.serving import make_server
 
     from smtrain.plane.server.guard import QuietHandler
@@ -79,7 +89,9 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
     for candidate in [port] if port else [previous, 0]:
         # werkzeug calls sys.exit if a port is taken.
         with contextlib.suppress(OSError, SystemExit):
-            return make_server("127.0.0.1", candidate, app, threaded=True, request_handler=QuietHandler)
+            return make_server(
+                "127.0.0.1", candidate, app, threaded=True, request_handler=QuietHandler
+            )
     sys.exit(f"port {port} of 127.0.0.1 cannot be bound; choose another with --port")
 
 
@@ -92,7 +104,9 @@ def _previous(state: Path) -> dict[str, Any]:
 
 
 def list_services_once() -> None:
-    """Keep the names of moto's services; it reads their folder for every request, a fifth of an answer's time."""
+    """Keep the names of moto's services; it reads their folder for every request, a fifth of an
+    answer's time.
+    """
     from moto import backends
 
     services = tuple(backends.list_of_moto_modules())
@@ -135,11 +149,15 @@ def serve(options: argparse.Namespace) -> None:
     guard = Guard(gate, state)
     server = _bind(guard, options.port, before.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
-    endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
+    endpoint = Endpoint(
+        url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key
+    )
 
     disk_reserve.reserve_in(state)
     store.install(state / "s3")
-    executor = Executor(endpoint, grace=options.grace, namespaces=not options.no_namespaces, app=guard)
+    executor = Executor(
+        endpoint, grace=options.grace, namespaces=not options.no_namespaces, app=guard
+    )
     training_api.install(executor)
     logs_api.install()
     simulator.install()
@@ -167,7 +185,9 @@ def serve(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGINT, leave)
     gate.last_request = time.monotonic()
     if options.idle_exit is not None:
-        threading.Thread(target=_watch_idle, args=(gate, executor, options.idle_exit, leave), daemon=True).start()
+        threading.Thread(
+            target=_watch_idle, args=(gate, executor, options.idle_exit, leave), daemon=True
+        ).start()
     disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(fields), mode=0o600))
     server.serve_forever(poll_interval=0.05)
     executor.settle(SETTLES_WITHIN)
@@ -181,7 +201,9 @@ def _write_client_settings(state: Path, url: str) -> None:
     """Write the AWS profile and the SDKs' defaults that point clients here."""
     config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
     modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
-    defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
+    defaults = json.dumps(
+        {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
+    )  # YAML too
     for name, text in (("aws_config", config), (SDK_DEFAULTS, defaults)):
         make_way(state / name)
         disk_reserve.insist(partial(write_atomically, state / name, text, mode=0o600))
@@ -205,7 +227,11 @@ def _make_defaults() -> None:
     if BUCKET not in s3_backends[ACCOUNT]["aws"].buckets:
         s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
         store.keep(BUCKET, None)
-    allow = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    allow = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sagemaker.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
     trust = {"Version": "2012-10-17", "Statement": [allow]}
     iam_backends[ACCOUNT]["aws"].create_role(
         role_name=ROLE.rsplit("/", 1)[1],
@@ -229,17 +255,30 @@ def moto_fault() -> str:
     if first <= release < below:
         return ""
     wanted = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
-    return f"the local control plane needs moto{wanted} and moto {installed} is installed; pip install 'moto{wanted}'"
+    return (
+        f"the local control plane needs moto{wanted} and moto {installed} is installed; pip install"
+        f" 'moto{wanted}'"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m smtrain.plane.server.serve", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m smtrain.plane.server.serve", description=__doc__
+    )
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=0, help="0: the port of the last run if it is free, else any")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0: the port of the last run if it is free, else any"
+    )
     parser.add_argument("--idle-exit", type=float, default=None, metavar="SECONDS")
-    parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
-    parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
-    parser.add_argument("--extend", default="", metavar="MODULE", help="for tests: MODULE.extend(control, executor)")
+    parser.add_argument(
+        "--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL"
+    )
+    parser.add_argument(
+        "--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces"
+    )
+    parser.add_argument(
+        "--extend", default="", metavar="MODULE", help="for tests: MODULE.extend(control, executor)"
+    )
     options = parser.parse_args(arguments)
     sys.stdout = sys.stderr = ServerLog()
     if fault := moto_fault():

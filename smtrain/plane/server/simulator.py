@@ -1,7 +1,8 @@
 """IAM's SimulatePrincipalPolicy: evaluate the policies of a role, a user or a group.
 
-The default role of the control plane, and its caller, may do everything. moto's own evaluation ignores NotResource and
-`?`, matches any character with a dot, and mistakes conditions, so it is not used.
+The default role of the control plane, and its caller, may do everything. moto's own evaluation
+ignores NotResource and `?`, matches any character with a dot, and mistakes conditions, so it is not
+used.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Policy:
                 return statements
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
-        raise InvalidInputError(f"The policy {self.name} is not a JSON object with statements; correct it")
+        raise InvalidInputError(
+            f"The policy {self.name} is not a JSON object with statements; correct it"
+        )
 
 
 def install() -> None:
@@ -72,12 +75,18 @@ def install() -> None:
 def simulated(params: dict[str, Any]) -> dict[str, Any]:
     """Answer the call: a result for each action on each resource, in pages."""
     if params.get("ResourcePolicy"):
-        raise InvalidInputError(f"ResourcePolicy cannot be honoured: {HERE} simulates the principal's policies only")
+        raise InvalidInputError(
+            f"ResourcePolicy cannot be honoured: {HERE} simulates the principal's policies only"
+        )
     extra = [
-        Policy(f"PolicyInputList.{n}", "none", text) for n, text in enumerate(params.get("PolicyInputList") or [], 1)
+        Policy(f"PolicyInputList.{n}", "none", text)
+        for n, text in enumerate(params.get("PolicyInputList") or [], 1)
     ]
     policies, boundary = policies_of(params["PolicySourceArn"])
-    limits = [Policy("boundary", "none", text) for text in params.get("PermissionsBoundaryPolicyInputList") or []]
+    limits = [
+        Policy("boundary", "none", text)
+        for text in params.get("PermissionsBoundaryPolicyInputList") or []
+    ]
     boundary = limits or boundary
     context = {
         entry["ContextKeyName"].lower(): list(entry.get("ContextKeyValues") or [])
@@ -85,12 +94,20 @@ def simulated(params: dict[str, Any]) -> dict[str, Any]:
     }
     for action in params["ActionNames"]:
         if not re.fullmatch(r"[A-Za-z0-9-]+:[A-Za-z0-9]+", action):
-            raise InvalidInputError(f"Invalid Entity Action: {action}; give it as service:Operation")
-    pairs = [(action, resource) for action in params["ActionNames"] for resource in params.get("ResourceArns") or ["*"]]
+            raise InvalidInputError(
+                f"Invalid Entity Action: {action}; give it as service:Operation"
+            )
+    pairs = [
+        (action, resource)
+        for action in params["ActionNames"]
+        for resource in params.get("ResourceArns") or ["*"]
+    ]
     start, size = _offset(params.get("Marker")), int(params.get("MaxItems") or PAGE)
     chosen = pairs[start : start + size]
     page: dict[str, Any] = {
-        "EvaluationResults": [_result(policies + extra, boundary, *pair, context) for pair in chosen],
+        "EvaluationResults": [
+            _result(policies + extra, boundary, *pair, context) for pair in chosen
+        ],
         "IsTruncated": start + size < len(pairs),
     }
     if page["IsTruncated"]:
@@ -104,7 +121,9 @@ def policies_of(arn: str) -> tuple[list[Policy], list[Policy]]:
         return [Policy("all", "IAM Policy", _ALL)], []
     named = _KINDS.fullmatch(arn)
     if named is None:
-        raise InvalidInputError(f"Invalid Entity Arn: {arn}; give the ARN of a role, a user or a group")
+        raise InvalidInputError(
+            f"Invalid Entity Arn: {arn}; give the ARN of a role, a user or a group"
+        )
     kind, name = named.groups()
     backend: Any = iam_backends[ACCOUNT]["aws"]
     principal = getattr(backend, f"get_{kind}")(name)
@@ -132,7 +151,11 @@ def _managed(policy: Any) -> Policy:
 
 
 def _result(
-    policies: list[Policy], boundary: list[Policy], action: str, resource: str, context: dict[str, list[str]]
+    policies: list[Policy],
+    boundary: list[Policy],
+    action: str,
+    resource: str,
+    context: dict[str, list[str]],
 ) -> dict[str, Any]:
     """An entry of EvaluationResults."""
     missing: set[str] = set()
@@ -140,19 +163,27 @@ def _result(
     result: dict[str, Any] = {"EvalActionName": action, "EvalResourceName": resource}
     if boundary:
         bounded = _decision(boundary, action, resource, context, missing)[0]
-        result["PermissionsBoundaryDecisionDetail"] = {"AllowedByPermissionsBoundary": bounded == "allowed"}
+        result["PermissionsBoundaryDecisionDetail"] = {
+            "AllowedByPermissionsBoundary": bounded == "allowed"
+        }
         if bounded == "explicitDeny" or (bounded == "implicitDeny" and decision == "allowed"):
             decision = bounded
     return {
         **result,
         "EvalDecision": decision,
-        "MatchedStatements": [{"SourcePolicyId": policy.name, "SourcePolicyType": policy.kind} for policy in matched],
+        "MatchedStatements": [
+            {"SourcePolicyId": policy.name, "SourcePolicyType": policy.kind} for policy in matched
+        ],
         "MissingContextValues": sorted(missing),
     }
 
 
 def _decision(
-    policies: Iterable[Policy], action: str, resource: str, context: dict[str, list[str]], missing: set[str]
+    policies: Iterable[Policy],
+    action: str,
+    resource: str,
+    context: dict[str, list[str]],
+    missing: set[str],
 ) -> tuple[str, list[Policy]]:
     """allowed, implicitDeny or explicitDeny, and the deciding policies; adds to `missing`."""
     matched: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
@@ -173,9 +204,13 @@ def _decision(
 
 def _concerns(statement: dict[str, Any], action: str, resource: str) -> bool:
     if "NotAction" in statement:
-        concerned = not any(_like(pattern.lower(), action.lower()) for pattern in _list(statement["NotAction"]))
+        concerned = not any(
+            _like(pattern.lower(), action.lower()) for pattern in _list(statement["NotAction"])
+        )
     else:
-        concerned = any(_like(pattern.lower(), action.lower()) for pattern in _list(statement.get("Action")))
+        concerned = any(
+            _like(pattern.lower(), action.lower()) for pattern in _list(statement.get("Action"))
+        )
     if not concerned:
         return False
     if "NotResource" in statement:
@@ -183,8 +218,13 @@ def _concerns(statement: dict[str, Any], action: str, resource: str) -> bool:
     return any(_like(pattern, resource) for pattern in _list(statement.get("Resource")))
 
 
-def _holds(operator: str, key: str, wanted: Any, context: dict[str, list[str]], missing: set[str]) -> bool:
-    """Whether a condition holds; not if its key has no value. Raises InvalidInputError for an unknown operator."""
+def _holds(
+    operator: str, key: str, wanted: Any, context: dict[str, list[str]], missing: set[str]
+) -> bool:
+    """Whether a condition holds; not if its key has no value.
+
+    Raises InvalidInputError for an unknown operator.
+    """
     test, present = operator.rpartition(":")[2], context.get(key.lower())
     if test == "Null":
         return (present is None) == (str(_list(wanted)[0]).lower() == "true")
@@ -194,11 +234,16 @@ def _holds(operator: str, key: str, wanted: Any, context: dict[str, list[str]], 
             return True
     negated, plain = "Not" in test, test.replace("Not", "")
     if plain not in _TESTS:
-        raise InvalidInputError(f"The condition operator {operator} cannot be honoured: {HERE} does not have it")
+        raise InvalidInputError(
+            f"The condition operator {operator} cannot be honoured: {HERE} does not have it"
+        )
     if present is None:
         missing.add(key)
         return negated or operator.startswith("ForAllValues:")
-    fits = [any(_TESTS[plain](str(pattern), value) for pattern in _list(wanted)) != negated for value in present]
+    fits = [
+        any(_TESTS[plain](str(pattern), value) for pattern in _list(wanted)) != negated
+        for value in present
+    ]
     return all(fits) if negated or operator.startswith("ForAllValues:") else any(fits)
 
 
@@ -231,4 +276,6 @@ def _offset(marker: str | None) -> int:
     try:
         return max(0, int(base64.b64decode(marker))) if marker else 0
     except ValueError:
-        raise InvalidInputError("Invalid Marker; give one that this operation has returned") from None
+        raise InvalidInputError(
+            "Invalid Marker; give one that this operation has returned"
+        ) from None

@@ -1,9 +1,10 @@
-"""S3 that survives a restart: moto's semantics, with bodies in files (`blobs`) and records in SQLite (`index`).
+"""S3 that survives a restart: moto's semantics, with bodies in files (`blobs`) and records in
+SQLite (`index`).
 
-`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Before a changing request is answered,
-the records of the keys that it touched are written.
-Kept: buckets, their versioning, objects with versions, delete markers, metadata, tags, ETags, checksums.
-Lost at a restart: multipart uploads in progress, ACLs, bucket policies and other bucket settings.
+`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Before a changing
+request is answered, the records of the keys that it touched are written. Kept: buckets, their
+versioning, objects with versions, delete markers, metadata, tags, ETags, checksums. Lost at a
+restart: multipart uploads in progress, ACLs, bucket policies and other bucket settings.
 """
 
 from __future__ import annotations
@@ -65,11 +66,15 @@ def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
         _index.put_keys(backend, touched, dropped, gone=gone)
     if key is None:
         kept = backend.buckets.get(bucket)
-        record = {
-            "region": kept.region_name,
-            "created": kept.creation_date.isoformat(),
-            "versioning": kept.versioning_status,
-        } if kept else None  # fmt: skip
+        record = (
+            {
+                "region": kept.region_name,
+                "created": kept.creation_date.isoformat(),
+                "versioning": kept.versioning_status,
+            }
+            if kept
+            else None
+        )
         _index.put_bucket(bucket, record)
 
 
@@ -115,10 +120,15 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 
 def _addresses(theirs: Any) -> Any:
-    """moto's URL patterns, changed so that a dot also matches a line break: a key may contain one."""
+    """moto's URL patterns, changed so that a dot also matches a line break: a key may contain
+    one.
+    """
 
     def ours(self: Any) -> dict[str, Any]:
-        return {re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler for pattern, handler in theirs.fget(self).items()}
+        return {
+            re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler
+            for pattern, handler in theirs.fget(self).items()
+        }
 
     return ours
 
@@ -137,7 +147,9 @@ def _lazily(method: Any) -> Any:
 
 
 def _touching(method: Any) -> Any:
-    """Note the key that a backend method changes: put_object and delete_object(bucket, key, ...)."""
+    """Note the key that a backend method changes: put_object and delete_object(bucket, key,
+    ...).
+    """
 
     def run(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
         _request.touched.add((bucket_name, key_name))
@@ -147,20 +159,29 @@ def _touching(method: Any) -> Any:
 
 
 def _keeping(method: Any) -> Any:
-    """Write the records of a changing request before it is answered; a full disk becomes an S3 error."""
+    """Write the records of a changing request before it is answered; a full disk becomes an S3
+    error.
+    """
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
         # In WSGI each character of the path, /bucket/key, is one byte.
         name, _, key = request.environ.get("PATH_INFO", "").lstrip("/").partition("/")
         size, bucket = len(key), _backend().buckets.get(name)
         upload = request.args.get("uploadId")
-        if request.method == "POST" and upload and bucket and upload not in bucket.multiparts:  # moto would fail
-            body = "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>"
+        if (
+            request.method == "POST" and upload and bucket and upload not in bucket.multiparts
+        ):  # moto would fail
+            body = (
+                "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not"
+                " exist.</Message></Error>"
+            )
             return 404, {"Content-Type": "application/xml"}, body
         if size > KEY_BYTES and request.method in ("PUT", "POST"):
             while request.stream.read(1 << 20):  # a client that still sends would get a broken pipe
                 pass
-            message = f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
+            message = (
+                f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
+            )
             body = f"<Error><Code>KeyTooLongError</Code><Message>{message}</Message></Error>"
             return 400, {"Content-Type": "application/xml"}, body
         try:
@@ -183,7 +204,9 @@ def _keeping(method: Any) -> Any:
 
 
 def _unchunked(_: Any, body: Any) -> bytes:
-    """The content of a body in aws-chunked encoding; moto copies all that came before for every chunk."""
+    """The content of a body in aws-chunked encoding; moto copies all that came before for every
+    chunk.
+    """
     stream = BytesIO(body) if isinstance(body, bytes) else body
     chunks: list[bytes] = []
     while stream and (size := int(stream.readline().strip() or b"0", 16)):
@@ -193,8 +216,12 @@ def _unchunked(_: Any, body: Any) -> bytes:
 
 
 def _is_conditional(request: Any) -> bool:
-    """Whether it is a conditional write. moto checks, then writes: of two at once, one must be refused."""
-    return request.method == "PUT" and ("If-Match" in request.headers or "If-None-Match" in request.headers)
+    """Whether it is a conditional write. moto checks, then writes: of two at once, one must be
+    refused.
+    """
+    return request.method == "PUT" and (
+        "If-Match" in request.headers or "If-None-Match" in request.headers
+    )
 
 
 def _read(self: Any) -> Any:
@@ -233,12 +260,16 @@ def _digest(blob: Blob) -> str:
 
 
 def _dispose(self: Any, garbage: bool = False) -> None:
-    """Remove the body only when the index no longer names it, so that a kill in between loses nothing."""
+    """Remove the body only when the index no longer names it, so that a kill in between loses
+    nothing.
+    """
     _request.dropped.append(self.blob)
     self.disposed = True
 
 
-def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[str, str, int] | None]:
+def _complete(
+    self: models.FakeMultipart, body: Any
+) -> tuple[Any, str, tuple[str, str, int] | None]:
     """Complete an upload as moto does, without the whole object in memory."""
     parts: list[Any] = []
     for number, etag in body:
@@ -261,7 +292,10 @@ def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[st
 
 def _checksum(metadata: Any, path: Path) -> tuple[str, str, int] | None:
     """A whole-object CRC32 if requested; other kinds are left out rather than wrong."""
-    if (metadata.get("x-amz-checksum-algorithm"), metadata.get("x-amz-checksum-type")) != ("CRC32", "FULL_OBJECT"):
+    if (metadata.get("x-amz-checksum-algorithm"), metadata.get("x-amz-checksum-type")) != (
+        "CRC32",
+        "FULL_OBJECT",
+    ):
         return None
     crc = 0
     for chunk in Blob(path):

@@ -1,4 +1,6 @@
-"""A host's checkpoint folder and its S3 prefix: downloaded once at the start, then changes are uploaded."""
+"""A host's checkpoint folder and its S3 prefix: downloaded once at the start, then changes are
+uploaded.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ Seen = tuple[int, int, int]
 
 
 class CheckpointSync:
-    """Keeps `uri` equal to the host's folder: uploads new and changed files, deletes the deleted ones.
+    """Keeps `uri` equal to the host's folder: uploads new and changed files, deletes the deleted
+    ones.
 
-    While the job runs, a file is uploaded once two scans in a row saw the same size and time; files go in the order
-    they were written, so a manifest that a script writes last arrives last. A script deletes a checkpoint when a newer
-    one is complete on the disks of all hosts, and a kill at any moment must leave one of the two in S3. So a deletion
-    is repeated in S3 only after everything that was on any host's disk at a later moment has arrived: it was seen in
-    one scan, unchanged until it was sent, and is in S3.
+    While the job runs, a file is uploaded once two scans in a row saw the same size and time; files
+    go in the order they were written, so a manifest that a script writes last arrives last. A
+    script deletes a checkpoint when a newer one is complete on the disks of all hosts, and a kill
+    at any moment must leave one of the two in S3. So a deletion is repeated in S3 only after
+    everything that was on any host's disk at a later moment has arrived: it was seen in one scan,
+    unchanged until it was sent, and is in S3.
     """
 
-    def __init__(self, client: Any, uri: str, folder: Path, hosts: list[CheckpointSync] | None = None) -> None:
+    def __init__(
+        self, client: Any, uri: str, folder: Path, hosts: list[CheckpointSync] | None = None
+    ) -> None:
         """`hosts` are the syncs of all hosts of the job; the caller adds this one."""
         self.client, self.folder = client, folder
         self.hosts = [self] if hosts is None else hosts
@@ -53,7 +59,9 @@ class CheckpointSync:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def see_as(self, ml: Path, log: HostLog) -> None:
-        """Follow links as the host with this /opt/ml does, and name the files left out in its log."""
+        """Follow links as the host with this /opt/ml does, and name the files left out in its
+        log.
+        """
         self._ml, self._log = ml, log
 
     def pull(self) -> None:
@@ -67,7 +75,9 @@ class CheckpointSync:
             if not name or name.endswith("/"):
                 continue
             try:
-                download_to(self.client, self.bucket, item["Key"], self.folder, name, "the checkpoints")
+                download_to(
+                    self.client, self.bucket, item["Key"], self.folder, name, "the checkpoints"
+                )
             except self.client.exceptions.ClientError as error:
                 if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
                     raise
@@ -83,7 +93,9 @@ class CheckpointSync:
         """
         self.abandon()
         self.push(settled=True)
-        if self._log and (lines := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")):
+        if self._log and (
+            lines := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")
+        ):
             self._log.write(lines)
         if self._too_large:
             raise self._too_large
@@ -99,15 +111,20 @@ class CheckpointSync:
         began, now = time.time_ns(), self._scan()
         looked = time.time_ns()
         if not self._tree.stood_still():
-            self.since = math.inf  # a checkpoint may have moved while the walk missed both its old and its new place
+            self.since = (
+                math.inf
+            )  # a checkpoint may have moved while the walk missed both its old and its new place
         elif self.since == math.inf or self._lost(now):
             self.since = looked
-        self._gone = {name: self._gone.get(name, looked) for name in self._synced.keys() - now.keys()}
+        self._gone = {
+            name: self._gone.get(name, looked) for name in self._synced.keys() - now.keys()
+        }
         changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
                 break  # later files must not overtake one that is still being written
-            # The next scan notes a file that has disappeared, and sends one again that changed during the upload.
+            # The next scan notes a file that has disappeared, and sends one again that changed
+            # during the upload.
             with contextlib.suppress(FileNotFoundError):
                 if self._send(name):
                     self._synced[name] = now[name]
@@ -117,7 +134,9 @@ class CheckpointSync:
         self.delete()
 
     def _send(self, name: str) -> bool:
-        """Upload one file; False if it cannot be read, which the tree records, or has no room in S3."""
+        """Upload one file; False if it cannot be read, which the tree records, or has no room in
+        S3.
+        """
         path = self._tree.files[name]
         try:
             upload(self.client, path, self.bucket, self.prefix + name)
@@ -134,12 +153,14 @@ class CheckpointSync:
     def _lost(self, now: dict[str, Seen]) -> bool:
         """Whether a file of the last scan was deleted or overwritten before it had arrived.
 
-        A file of the same size, time and inode under another name was renamed; an inode by itself is soon reused. A
-        changed file that was never sent is still being written.
+        A file of the same size, time and inode under another name was renamed; an inode by itself
+        is soon reused. A changed file that was never sent is still being written.
         """
         there = set(now.values())
         return any(
-            self._synced.get(name) != seen and seen not in there and not (name in now and name not in self._synced)
+            self._synced.get(name) != seen
+            and seen not in there
+            and not (name in now and name not in self._synced)
             for name, seen in self._before.items()
         )
 

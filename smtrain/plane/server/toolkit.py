@@ -1,4 +1,6 @@
-"""The command of a job's hosts: the request's entrypoint, or `train` of the sagemaker-training toolkit."""
+"""The command of a job's hosts: the request's entrypoint, or `train` of the sagemaker-training
+toolkit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from typing import Any, NamedTuple
 from smtrain.plane.server.channels import InputError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# AWS's PyTorch images, also Neuron's, set this. Without it the toolkit starts a script once, without a rank.
+# AWS's PyTorch images, also Neuron's, set this. Without it the toolkit starts a script once,
+# without a rank.
 MODULE = "SAGEMAKER_TRAINING_MODULE"
 PYTORCH, PYTORCH_MAIN = "sagemaker_pytorch_container", "sagemaker_pytorch_container.training:main"
 # Hyperparameters with which SDK v2's `distribution` asks for ranks.
@@ -28,11 +31,17 @@ class Command(NamedTuple):
 
 def search_path(request: dict[str, Any]) -> str:
     """PATH of a job: the request's, else the control plane's Python and the system."""
-    return str((request.get("Environment") or {}).get("PATH") or f"{Path(sys.executable).parent}:{SYSTEM_PATH}")
+    return str(
+        (request.get("Environment") or {}).get("PATH")
+        or f"{Path(sys.executable).parent}:{SYSTEM_PATH}"
+    )
 
 
 def command(request: dict[str, Any]) -> Command:
-    """The command of a request. Raises `InputError` if it is not on the job's PATH, or cannot distribute."""
+    """The command of a request.
+
+    Raises `InputError` if it is not on the job's PATH, or cannot distribute.
+    """
     algorithm = request["AlgorithmSpecification"]
     arguments = algorithm.get("ContainerArguments") or []
     if entrypoint := algorithm.get("ContainerEntrypoint"):
@@ -41,9 +50,10 @@ def command(request: dict[str, Any]) -> Command:
     train = shutil.which("train", path=path)
     if train is None:
         raise InputError(
-            "the request has no AlgorithmSpecification.ContainerEntrypoint, and the image it names cannot be run "
-            "locally: give an entrypoint, or install sagemaker-training and, for PyTorch, sagemaker-pytorch-training, "
-            f"whose `train` would be it, on the job's PATH ({path})"
+            "the request has no AlgorithmSpecification.ContainerEntrypoint, and the image it names"
+            " cannot be run locally: give an entrypoint, or install sagemaker-training and, for"
+            " PyTorch, sagemaker-pytorch-training, whose `train` would be it, on the job's PATH"
+            f" ({path})"
         )
     variables = {}
     if MODULE not in (request.get("Environment") or {}):
@@ -51,8 +61,8 @@ def command(request: dict[str, Any]) -> Command:
             variables = {MODULE: PYTORCH_MAIN}
         elif switch := _distribution(request):
             raise InputError(
-                f"the request asks for {switch}, and {train} would run the script once on each host, without a rank: "
-                "install sagemaker-pytorch-training next to it"
+                f"the request asks for {switch}, and {train} would run the script once on each"
+                " host, without a rank: install sagemaker-pytorch-training next to it"
             )
     return Command([train, *arguments], variables)
 
@@ -60,7 +70,10 @@ def command(request: dict[str, Any]) -> Command:
 def _distribution(request: dict[str, Any]) -> str | None:
     """The hyperparameter that asks for distributed training."""
     values = (request.get("HyperParameters") or {}).items()
-    return next((name for name, value in values if _DISTRIBUTED.match(name) and value.strip('"') == "true"), None)
+    return next(
+        (name for name, value in values if _DISTRIBUTED.match(name) and value.strip('"') == "true"),
+        None,
+    )
 
 
 def _imports(script: str, module: str) -> bool:

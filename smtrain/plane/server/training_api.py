@@ -1,7 +1,8 @@
-"""SageMaker's training API: handlers set on moto's SageMakerResponse, which parses requests and writes replies.
+"""SageMaker's training API: handlers set on moto's SageMakerResponse, which parses requests and
+writes replies.
 
-A request that the service's model forbids (`validation`) or that cannot be honoured (`refusals`) gets a
-ValidationException.
+A request that the service's model forbids (`validation`) or that cannot be honoured (`refusals`)
+gets a ValidationException.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ class TrainingApi:
     def create_training_job(self, response: Any) -> ActionResult:
         request, executor = dict(response._get_params()), self.executor
         fault = refusals.fault_of(request) or containers.fault_of(executor, request)
-        if not fault and request.get("EnableNetworkIsolation") and containers.wanted(executor, request)[0] is None:
+        if (
+            not fault
+            and request.get("EnableNetworkIsolation")
+            and containers.wanted(executor, request)[0] is None
+        ):
             fault = namespaces.refusal(executor.namespaces)
         if fault:
             raise AWSValidationException(fault)
-        request.setdefault("StoppingCondition", {}).setdefault("MaxRuntimeInSeconds", DEFAULT_RUNTIME)
+        request.setdefault("StoppingCondition", {}).setdefault(
+            "MaxRuntimeInSeconds", DEFAULT_RUNTIME
+        )
         try:
             job = executor.submit(request)
         except OSError as error:
@@ -47,8 +54,9 @@ class TrainingApi:
             raise AWSValidationException(sentence) from None
         if job is None:
             raise ResourceInUseException(
-                "Training job names must be unique within an AWS account and region, "
-                f"and a training job with this name already exists ({arn_of(request['TrainingJobName'])})"
+                "Training job names must be unique within an AWS account and region, and a"
+                " training job with this name already exists"
+                f" ({arn_of(request['TrainingJobName'])})"
             )
         return ActionResult({"TrainingJobArn": job.arn})
 
@@ -87,7 +95,8 @@ class TrainingApi:
         job = self._job(response)
         if not self.executor.delete(job):
             raise AWSValidationException(
-                f"The request was rejected because the training job is in status {job.status}; stop it first."
+                f"The request was rejected because the training job is in status {job.status}; stop"
+                " it first."
             )
         return ActionResult({})
 
@@ -99,7 +108,9 @@ class TrainingApi:
         return ActionResult(search(list(self.executor.jobs.values()), response._get_params()))
 
     def tags_call(self, theirs: Any) -> Any:
-        """moto's handler of a call for tags, which fails if there is no such resource; a job's tags are saved."""
+        """moto's handler of a call for tags, which fails if there is no such resource; a job's tags
+        are saved.
+        """
 
         def run(response: Any) -> Any:
             arn = response._get_param("ResourceArn")
@@ -128,10 +139,18 @@ def install(executor: Executor) -> None:
     """Replace moto's handlers."""
     api = TrainingApi(executor)
     for name in ("create", "describe", "stop", "update", "delete"):
-        _install(f"{name.capitalize()}TrainingJob", f"{name}_training_job", getattr(api, f"{name}_training_job"))
+        _install(
+            f"{name.capitalize()}TrainingJob",
+            f"{name}_training_job",
+            getattr(api, f"{name}_training_job"),
+        )
     _install("ListTrainingJobs", "list_training_jobs", api.list_training_jobs)
     _install("Search", "search", api.search)
-    for operation, name in (("AddTags", "add_tags"), ("DeleteTags", "delete_tags"), ("ListTags", "list_tags")):
+    for operation, name in (
+        ("AddTags", "add_tags"),
+        ("DeleteTags", "delete_tags"),
+        ("ListTags", "list_tags"),
+    ):
         _install(operation, name, api.tags_call(getattr(SageMakerResponse, name)))
     # moto's calls for tags look the jobs up here.
     sagemaker_backends[ACCOUNT][REGION].training_jobs = executor.jobs  # type: ignore[assignment]
@@ -161,9 +180,13 @@ def page_of(summaries: list[dict[str, Any]], params: dict[str, Any]) -> dict[str
         and _between(summary["CreationTime"], params, "CreationTime")
         and _between(summary["LastModifiedTime"], params, "LastModifiedTime")
     ]
-    field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(params.get("SortBy", ""), "CreationTime")
+    field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
+        params.get("SortBy", ""), "CreationTime"
+    )
     descending = params.get("SortOrder", "Descending") == "Descending"
-    chosen.sort(key=lambda s: (s[field], s["CreationTime"], s["TrainingJobName"]), reverse=descending)
+    chosen.sort(
+        key=lambda s: (s[field], s["CreationTime"], s["TrainingJobName"]), reverse=descending
+    )
     shown, more = paged(chosen, params, 10)
     return {"TrainingJobSummaries": shown, **more}
 

@@ -1,4 +1,5 @@
-"""Validation of requests by the service's own model in botocore: required members, lengths, ranges, patterns.
+"""Validation of requests by the service's own model in botocore: required members, lengths, ranges,
+patterns.
 
 Invalid requests are refused in the service's words, before our code reads a field.
 """
@@ -42,7 +43,10 @@ def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
     if kind == "structure" and isinstance(value, dict):
         for name in shape.required_members:
             if value.get(name) is None:
-                yield f"Value null at '{_below(path, name)}' failed to satisfy constraint: Member must not be null"
+                yield (
+                    f"Value null at '{_below(path, name)}' failed to satisfy constraint: Member"
+                    " must not be null"
+                )
         for name, member in shape.members.items():
             if value.get(name) is not None:
                 yield from _faults(member, value[name], _below(path, name))
@@ -53,7 +57,10 @@ def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
         for number, entry in enumerate(value, 1):
             yield from _faults(shape.member, entry, f"{path}.{number}.member")
     elif kind == "map" and isinstance(value, dict):
-        for what, part, entries in (("key", shape.key, value), ("value", shape.value, value.values())):
+        for what, part, entries in (
+            ("key", shape.key, value),
+            ("value", shape.value, value.values()),
+        ):
             for entry in entries:
                 if rules := list(_broken(part, entry)):
                     yield (
@@ -68,7 +75,9 @@ def _broken(shape: Any, value: Any) -> Iterator[str]:
     sized = {"string": str, "list": list, "map": dict}.get(shape.type_name)
     if sized and isinstance(value, sized):
         what, size = "length", len(value)
-    elif shape.type_name in ("integer", "long", "float", "double") and isinstance(value, (int, float)):
+    elif shape.type_name in ("integer", "long", "float", "double") and isinstance(
+        value, (int, float)
+    ):
         what, size = "value", value
     else:
         return
@@ -96,7 +105,9 @@ _CLASSES = {
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A Java pattern of the service for Python, with coarser Unicode classes; one that Python cannot read fits all."""
+    """A Java pattern of the service for Python, with coarser Unicode classes; one that Python
+    cannot read fits all.
+    """
     for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

@@ -1,6 +1,7 @@
 """A Python that has already imported torch, for the hosts of jobs (entrypoints/warm.py).
 
-The control plane keeps the socket; it starts the Python when a launcher first calls, and again after it has ended.
+The control plane keeps the socket; it starts the Python when a launcher first calls, and again
+after it has ended.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class WarmPython:
         script = str(entrypoints_folder() / "warm.py")
         with subprocess.Popen(
             [sys.executable, script, str(self._listening.fileno()), "-" * ROOM],
-            cwd=Path("/"), env={**self._environment, "SMTRAIN_WARM_ROOM": "-" * 2 * ROOM},
-            pass_fds=[self._listening.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
+            cwd=Path("/"),
+            env={**self._environment, "SMTRAIN_WARM_ROOM": "-" * 2 * ROOM},
+            pass_fds=[self._listening.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdout
             began = process.stdout.readline() == "ready\n"
             self._ready = began
@@ -68,4 +73,8 @@ class WarmPython:
 
 def offered(namespaces: bool) -> bool:
     """Whether hosts can get copies: in PID namespaces, of a Python that has torch."""
-    return namespaces and sys.platform.startswith("linux") and importlib.util.find_spec("torch") is not None
+    return (
+        namespaces
+        and sys.platform.startswith("linux")
+        and importlib.util.find_spec("torch") is not None
+    )

@@ -28,41 +28,56 @@ DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
 
 @public
 def chat(
-    model: Any = None, *, compare: Any = None, adapter: Any = None, system: str | None = None,
-    template: str | Path | None = None, chat_template_kwargs: dict[str, Any] | None = None, turns: int | None = None,
-    sampling: Sampling | None = None, endpoint: str | None = None, target: TargetName | None = None,
-    processes: int | None = None, config: Any = None, say: Say = lambda _: None, **settings: Any,
-) -> Chat:  # fmt: skip
+    model: Any = None,
+    *,
+    compare: Any = None,
+    adapter: Any = None,
+    system: str | None = None,
+    template: str | Path | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    turns: int | None = None,
+    sampling: Sampling | None = None,
+    endpoint: str | None = None,
+    target: TargetName | None = None,
+    processes: int | None = None,
+    config: Any = None,
+    say: Say = lambda _: None,
+    **settings: Any,
+) -> Chat:
     """A conversation with a model, loaded here. The memory is counted before anything is loaded.
 
     With `endpoint` the model is that of a SageMaker endpoint, and nothing is loaded.
 
     Args:
-        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix,
-            or a folder of training checkpoints.
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of
+            one, an s3:// prefix, or a folder of training checkpoints.
         compare: A second model, which answers the same questions first.
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         system: The system prompt.
         template: File of a chat template, in place of the model's own.
         chat_template_kwargs: Options of the chat template, such as {"enable_thinking": False}.
-        turns: How many earlier questions, with their answers, go before a new one. Default: as many as there is room.
-        sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
-            with `temperature=0` the likeliest token each time.
+        turns: How many earlier questions, with their answers, go before a new one. Default: as many
+            as there is room.
+        sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and
+            0.95 of probability; with `temperature=0` the likeliest token each time.
         endpoint: A SageMaker endpoint, such as `smtrain.deploy` makes, in place of `model`.
-        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
-        processes: Divide the model over so many processes, each of which loads only its part. Default: one; of a
-            checkpoint on accelerators, as many as hold it.
-        config: The model whose config.json and tokenizer belong to a training checkpoint that has none.
+        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here,
+            else AWS.
+        processes: Divide the model over so many processes, each of which loads only its part.
+            Default: one; of a checkpoint on accelerators, as many as hold it.
+        config: The model whose config.json and tokenizer belong to a training checkpoint that has
+            none.
         say: Called with each line about progress.
-        **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
-            stop, seed.
+        **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature,
+            top_k, top_p, beams, stop, seed.
 
     Returns:
-        The conversation: `ask`, `stream`, `retry`, `clear`; in a notebook it shows a box to type in.
+        The conversation: `ask`, `stream`, `retry`, `clear`; in a notebook it shows a box to type
+        in.
 
     Raises:
-        CheckpointError: There is no model or chat template, the adapter is for another model, or the memory of this
-            machine does not hold it.
+        CheckpointError: There is no model or chat template, the adapter is for another model, or
+            the memory of this machine does not hold it.
         ConfigError: A setting has no meaning, or not exactly one of model and endpoint is given.
         JobError: No run or job of that name has a model.
 
@@ -73,7 +88,11 @@ def chat(
         ['user', 'assistant']
     """
     # temperature 0 draws nothing, so top_k and top_p must be off
-    usual = replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
+    usual = (
+        replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0)
+        if settings.get("temperature") == 0
+        else DRAWN
+    )
     drawn = known_settings(sampling or usual, settings)
     options = checked_options("chat_template_kwargs", chat_template_kwargs)
     if turns is not None and turns < 0:
@@ -84,12 +103,17 @@ def chat(
         return EndpointChat(endpoint, drawn, system, turns, target, options)
     if model is None:
         raise ConfigError(
-            "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint", code="config.missing_key"
+            "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint",
+            code="config.missing_key",
         )
     models = chosen(model, compare, adapter, target, config)
     file = None if template is None else Path(template)
     base, trained = _loaded(models, file, options, processes, say)
-    speakers = [Speaker("base", base, base is trained, Conversation(system, turns))] if compare is not None else []
+    speakers = (
+        [Speaker("base", base, base is trained, Conversation(system, turns))]
+        if compare is not None
+        else []
+    )
     name = "trained" if compare is not None else ""
     return Chat([*speakers, Speaker(name, trained, False, Conversation(system, turns))], drawn)
 
@@ -98,7 +122,8 @@ def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
     """Raise `ConfigError` for an option that the endpoint has fixed, and for an invalid name."""
     if option := next((key for key, value in options.items() if value is not None), None):
         raise ConfigError(
-            f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the two out",
+            f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the"
+            " two out",
             code="config.combination",
         )
     checked("endpoint", endpoint)
@@ -109,26 +134,39 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
         raise ConfigError(
-            f"{unknown[0]}: is not a generation setting; the settings are {names}", code="config.unknown_key"
+            f"{unknown[0]}: is not a generation setting; the settings are {names}",
+            code="config.unknown_key",
         )
     if isinstance(settings.get("stop"), str):
         settings = {**settings, "stop": (settings["stop"],)}
-    return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
+    return replace(
+        sampling,
+        **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})},
+    )
 
 
-def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None, config: Any = None) -> Models:
+def chosen(
+    model: Any, compare: Any, adapter: Any, target: TargetName | None, config: Any = None
+) -> Models:
     """The model, the model to compare with if it is another one, and the adapter on the first."""
-    source, on_top = find_trained(model, target, config), None if adapter is None else find(adapter, target)
+    source, on_top = (
+        find_trained(model, target, config),
+        (None if adapter is None else find(adapter, target)),
+    )
     other = None if compare is None else find(compare, target)
     if source.is_adapter:
         if on_top is not None:
-            raise CheckpointError(f"{source.name} is an adapter itself; name the model that both are for")
+            raise CheckpointError(
+                f"{source.name} is an adapter itself; name the model that both are for"
+            )
         on_top = source
         base = compare if compare is not None else source.described.get("base_model_name_or_path")
-        if not base or (compare is None and not Path(str(base)).is_dir() and "://" not in str(base)):
+        if not base or (
+            compare is None and not Path(str(base)).is_dir() and "://" not in str(base)
+        ):
             raise CheckpointError(
-                f"{on_top.name} is an adapter for {base or 'a model it does not name'}, which is not on this machine; "
-                "name the model, and the adapter with --adapter (adapter=)"
+                f"{on_top.name} is an adapter for {base or 'a model it does not name'}, which is"
+                " not on this machine; name the model, and the adapter with --adapter (adapter=)"
             )
         source = find(base, target)
     elif on_top is not None and not on_top.is_adapter:
@@ -136,9 +174,14 @@ def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None, co
     if source.is_adapter or (other is not None and other.is_adapter):
         name = source.name if source.is_adapter else other.name if other else ""
         raise CheckpointError(
-            f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain convert`"
+            f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain"
+            " convert`"
         )
-    if other is not None and on_top is not None and other.folder.resolve() == source.folder.resolve():
+    if (
+        other is not None
+        and on_top is not None
+        and other.folder.resolve() == source.folder.resolve()
+    ):
         other = None  # the same weights, with the adapter switched off
     return source, other, on_top
 
@@ -146,19 +189,24 @@ def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None, co
 def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
     """The model to compare with, which may be the same one, and the model with its adapter.
 
-    The memory is counted before anything is loaded. Raises `CheckpointError` if it is too small, and for an adapter on
-    a model that is divided.
+    The memory is counted before anything is loaded. Raises `CheckpointError` if it is too small,
+    and for an adapter on a model that is divided.
     """
     source, other, on_top = models
     if processes is not None and processes < 1:
-        raise ConfigError(f"processes: got {processes}; at least 1 is needed", code="config.wrong_value")
+        raise ConfigError(
+            f"processes: got {processes}; at least 1 is needed", code="config.wrong_value"
+        )
     divided = source.checkpoint or processes is not None
     if on_top is not None and divided:
         how = "a checkpoint" if source.checkpoint else f"a model over {processes} processes"
         raise CheckpointError(
-            f"{on_top.name} is an adapter, and {how} takes none; merge it first with `smtrain convert --merge-adapter`"
+            f"{on_top.name} is an adapter, and {how} takes none; merge it first with `smtrain"
+            " convert --merge-adapter`"
         )
-    refuse_too_large([one.need for one in (source, on_top, other) if one is not None], processes=processes or 1)
+    refuse_too_large(
+        [one.need for one in (source, on_top, other) if one is not None], processes=processes or 1
+    )
     with doing("importing torch and transformers"), collector_paused():
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load

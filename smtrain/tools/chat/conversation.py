@@ -1,4 +1,6 @@
-"""Conversations: with one or two loaded models, or with a SageMaker endpoint; answers come piece by piece."""
+"""Conversations: with one or two loaded models, or with a SageMaker endpoint; answers come piece by
+piece.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,27 @@ class Conversation:
 
     def with_question(self, text: str) -> list[dict[str, str]]:
         """The messages to send for a new question, including the earlier ones that are kept."""
-        kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
+        kept = (
+            self.messages
+            if self.turns is None
+            else self.messages[-2 * self.turns :]
+            if self.turns
+            else []
+        )
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *kept, {"role": "user", "content": text}]
 
     def add(self, question: str, answer: str) -> None:
         """Remember a question and its answer."""
-        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self.messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
 
     def take_back(self) -> str | None:
-        """Forget the last question and its answer; returns the question, None if nothing was asked."""
+        """Forget the last question and its answer; returns the question, None if nothing was
+        asked.
+        """
         if not self.messages:
             return None
         question = self.messages[-2]["content"]
@@ -98,7 +111,9 @@ class Chat:
         return answers if len(answers) > 1 else next(iter(answers.values()))
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
-        """(name of the model, piece of its answer), as it comes; a partial answer is kept if the caller stops early."""
+        """(name of the model, piece of its answer), as it comes; a partial answer is kept if the
+        caller stops early.
+        """
         from smtrain.worker.generation.conversation import spelled
         from smtrain.worker.generation.generating import stream
 
@@ -155,7 +170,9 @@ class Chat:
         self.close()
 
     def to_dict(self) -> dict[str, Any]:
-        """The conversation as plain values: `messages` as instruction data has them, by name if two models answer."""
+        """The conversation as plain values: `messages` as instruction data has them, by name if two
+        models answer.
+        """
         first = [{"role": "system", "content": self.system}] if self.system else []
         held = {name: [*first, *messages] for name, messages in self.by_name().items()}
         return {"messages": held[self.names[-1]], **({"answers": held} if len(held) > 1 else {})}
@@ -168,15 +185,21 @@ class EndpointChat(Chat):
     """A conversation with an endpoint; `smtrain.chat(endpoint=...)` makes it."""
 
     def __init__(
-        self, endpoint: str, sampling: Sampling, system: str | None, turns: int | None, target: TargetName | None,
+        self,
+        endpoint: str,
+        sampling: Sampling,
+        system: str | None,
+        turns: int | None,
+        target: TargetName | None,
         options: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__([Speaker("", None, False, Conversation(system, turns))], sampling)
         self.endpoint, self._options = endpoint, options or {}
         self._place = SageMakerBackend("local" if target and TARGETS[target].here else "aws")
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
-        """(name, piece of the answer), as it comes; a partial answer is kept if the caller stops early.
+        """(name, piece of the answer), as it comes; a partial answer is kept if the caller stops
+        early.
 
         Raises `JobError` if the endpoint cannot be reached, or its model does not answer.
         """
@@ -184,7 +207,9 @@ class EndpointChat(Chat):
             raise ConfigError("the question is empty; ask something", code="config.wrong_value")
         (speaker,) = self._speakers
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
-        body = chat_request(self.endpoint, speaker.conversation.with_question(text), sampling, self._options)
+        body = chat_request(
+            self.endpoint, speaker.conversation.with_question(text), sampling, self._options
+        )
         answer = ""
         stream = self._asked(body)
         try:
@@ -204,30 +229,40 @@ class EndpointChat(Chat):
 
         try:
             return self._place.client("sagemaker-runtime").invoke_endpoint_with_response_stream(
-                EndpointName=self.endpoint, ContentType="application/json", Accept="text/event-stream",
+                EndpointName=self.endpoint,
+                ContentType="application/json",
+                Accept="text/event-stream",
                 Body=json.dumps(body).encode(),
-            )["Body"]  # fmt: skip
+            )["Body"]
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code")
             if code == "ModelError":
-                raise JobError(_refused(self.endpoint, str(error.response.get("OriginalMessage") or error))) from None
+                raise JobError(
+                    _refused(self.endpoint, str(error.response.get("OriginalMessage") or error))
+                ) from None
             if unnamed(error) or code == "ValidationError":
                 region = self._place.region_name()
                 raise JobError(
-                    f"there is no endpoint {self.endpoint} in {region}, or it is not in service yet; `smtrain deploy` "
-                    "makes one"
+                    f"there is no endpoint {self.endpoint} in {region}, or it is not in service"
+                    " yet; `smtrain deploy` makes one"
                 ) from None
             raise
 
 
 def chat_request(
-    endpoint: str, messages: list[dict[str, str]], sampling: Sampling, options: dict[str, Any] | None = None
+    endpoint: str,
+    messages: list[dict[str, str]],
+    sampling: Sampling,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """OpenAI's chat completion, with vLLM's `top_k` and `chat_template_kwargs`.
 
     `smtrain deploy` serves the model by the endpoint's name.
     """
-    drawn: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    drawn: dict[str, Any] = {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+    }
     if sampling.temperature:
         drawn |= {"top_p": sampling.top_p, "seed": sampling.seed}
         drawn |= {"top_k": sampling.top_k} if sampling.top_k else {}
@@ -263,7 +298,11 @@ def _text(line: bytes, endpoint: str) -> Iterator[str]:
     except ValueError:
         raise JobError(_refused(endpoint, f"its answer is not JSON: {text[:200]}")) from None
     if error := event.get("error"):
-        raise JobError(_refused(endpoint, str(error.get("message", error) if isinstance(error, dict) else error)))
+        raise JobError(
+            _refused(
+                endpoint, str(error.get("message", error) if isinstance(error, dict) else error)
+            )
+        )
     for choice in event.get("choices") or ():
         message = choice.get("delta") or choice.get("message") or {}
         if content := message.get("content"):

@@ -29,10 +29,17 @@ class FarPlace:
 
     def files(self) -> dict[str, int]:
         start = len(self._below)
-        return {f[start:]: stored.size for f, stored in self.copy.files.items() if f.startswith(self._below)}
+        return {
+            f[start:]: stored.size
+            for f, stored in self.copy.files.items()
+            if f.startswith(self._below)
+        }
 
     def stamp(self) -> list[list[Any]]:
-        return [[file, size, self.copy.files[self._below + file].etag] for file, size in self.files().items()]
+        return [
+            [file, size, self.copy.files[self._below + file].etag]
+            for file, size in self.files().items()
+        ]
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if self._below + file in self.copy.files:
@@ -45,7 +52,9 @@ class FarPlace:
         return below
 
     def contains(self, wanted: Callable[[str], bool]) -> Callable[[str], bool]:
-        """Whether a file of the whole copy is below this place and `wanted` by its path below it."""
+        """Whether a file of the whole copy is below this place and `wanted` by its path below
+        it.
+        """
         return lambda file: file.startswith(self._below) and wanted(file[len(self._below) :])
 
     def path(self) -> Path | None:

@@ -38,14 +38,18 @@ class Prompt:
     record: dict[str, Any] = field(default_factory=dict)
 
     def shown(self, chat: bool) -> str:
-        """The prompt as shown before its text: on the same line if text is continued, else above it."""
+        """The prompt as shown before its text: on the same line if text is continued, else above
+        it.
+        """
         text = self.messages[-1]["content"] if self.messages else self.text
         return f"{text}\n" if chat or self.messages else text
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The form in which prompts reach the model: as text, or in its chat template or another one."""
+    """The form in which prompts reach the model: as text, or in its chat template or another
+    one.
+    """
 
     chat: bool = False
     system: str | None = None
@@ -55,9 +59,11 @@ class PromptFormat:
 
 
 def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> list[Prompt]:
-    """The prompts of .txt files (a line each, empty ones left out) and .jsonl files, after those given as text.
+    """The prompts of .txt files (a line each, empty ones left out) and .jsonl files, after those
+    given as text.
 
-    Raises `DataError` for a file that cannot be read, a record without a prompt, and if there are no prompts.
+    Raises `DataError` for a file that cannot be read, a record without a prompt, and if there are
+    no prompts.
     """
     prompts = [Prompt(text=text) for text in texts]
     for source in sources:
@@ -68,19 +74,35 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
             content = read_whole(path)
         except OSError as error:
             near = near_path(source) if isinstance(error, FileNotFoundError) else ""
-            raise DataError(f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file") from None
+            raise DataError(
+                f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file"
+            ) from None
         except UnicodeDecodeError:
-            raise DataError(f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts") from None
+            raise DataError(
+                f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts"
+            ) from None
         except ValueError as error:
-            raise DataError(f"{source} cannot be read ({error}); divide it into several files") from None
-        lines = [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]
+            raise DataError(
+                f"{source} cannot be read ({error}); divide it into several files"
+            ) from None
+        lines = [
+            (number, line)
+            for number, line in enumerate(content.split("\n"), start=1)
+            if line.strip()
+        ]
         if path.suffix in (".jsonl", ".json"):
             prompts += [_of_record(line, f"{source}:{number}") for number, line in lines]
         else:
             prompts += [Prompt(text=line.rstrip("\r")) for _, line in lines]
     if not prompts:
-        what = f"{', '.join(map(str, sources))} holds no prompts" if sources else "there are no prompts"
-        raise DataError(f"{what}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)")
+        what = (
+            f"{', '.join(map(str, sources))} holds no prompts"
+            if sources
+            else "there are no prompts"
+        )
+        raise DataError(
+            f"{what}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)"
+        )
     if any(not prompt.text and not prompt.messages for prompt in prompts):
         raise DataError("a prompt is empty; give at least one character")
     return prompts
@@ -90,16 +112,26 @@ def _of_record(line: str, place: str) -> Prompt:
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise DataError(f"{place}: is not JSON ({first_line(error)}); correct the line, or take it out") from None
+        raise DataError(
+            f"{place}: is not JSON ({first_line(error)}); correct the line, or take it out"
+        ) from None
     if isinstance(record, str):
         return Prompt(text=record)
-    name = next((name for name in FIELDS if record.get(name)), None) if isinstance(record, dict) else None
+    name = (
+        next((name for name in FIELDS if record.get(name)), None)
+        if isinstance(record, dict)
+        else None
+    )
     if name is None:
-        raise DataError(f"{place}: has no prompt; a record has one of the fields {', '.join(FIELDS)}")
+        raise DataError(
+            f"{place}: has no prompt; a record has one of the fields {', '.join(FIELDS)}"
+        )
     value = record[name]
     if name == "messages":
         if not isinstance(value, list) or not all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+            isinstance(one, dict)
+            and isinstance(one.get("role"), str)
+            and isinstance(one.get("content"), str)
             for one in value
         ):
             raise DataError(f"{place}: messages is not a list of objects with role and content")
@@ -111,46 +143,65 @@ def _of_record(line: str, place: str) -> Prompt:
 
 @public
 def generate(
-    model: Any, prompts: str | Path | Sequence[str] = (), *, files: Sequence[str | Path] = (),
-    out: str | Path | None = None, overwrite: bool = False, batch: int = 1, chat: bool = False,
-    system: str | None = None, adapter: Any = None, template: str | Path | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None, sampling: Sampling | None = None,
-    target: TargetName | None = None, processes: int | None = None, config: Any = None, say: Say = lambda _: None,
+    model: Any,
+    prompts: str | Path | Sequence[str] = (),
+    *,
+    files: Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    batch: int = 1,
+    chat: bool = False,
+    system: str | None = None,
+    adapter: Any = None,
+    template: str | Path | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    sampling: Sampling | None = None,
+    target: TargetName | None = None,
+    processes: int | None = None,
+    config: Any = None,
+    say: Say = lambda _: None,
     **settings: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Let a model continue or answer prompts: one record each, with `completion` added to the fields of its file.
+) -> list[dict[str, Any]]:
+    """Let a model continue or answer prompts: one record each, with `completion` added to the
+    fields of its file.
 
-    Greedy unless a temperature is set. With `batch` 1 a text depends on its prompt and the seed alone.
+    Greedy unless a temperature is set. With `batch` 1 a text depends on its prompt and the seed
+    alone.
 
     Args:
-        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix
-            of a model, or training checkpoints in a folder or below an s3:// prefix.
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of
+            one, an s3:// prefix of a model, or training checkpoints in a folder or below an s3://
+            prefix.
         prompts: A prompt, or several.
-        files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages, instruction, question
-            or text.
+        files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages,
+            instruction, question or text.
         out: JSON lines to write; the same call resumes an interrupted one.
         overwrite: Replace a file `out` that is there.
         batch: Prompts that the model takes at a time.
-        chat: Ask in the model's chat template instead of continuing text; records with messages always do.
+        chat: Ask in the model's chat template instead of continuing text; records with messages
+            always do.
         system: The system prompt, with `chat`.
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         template: File of a chat template, in place of the model's own.
-        chat_template_kwargs: Options of the chat template, such as {"enable_thinking": False}; those of a record
-            (`chat_template_kwargs`, `tools`, `documents`...) win.
+        chat_template_kwargs: Options of the chat template, such as {"enable_thinking": False};
+            those of a record (`chat_template_kwargs`, `tools`, `documents`...) win.
         sampling: How texts are drawn. Default: greedy, 64 tokens.
-        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
-        processes: Divide the model over so many processes, each of which loads only its part. Default: one; of a
-            checkpoint on accelerators, as many as hold it.
-        config: The model whose config.json and tokenizer belong to a training checkpoint that has none.
+        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here,
+            else AWS.
+        processes: Divide the model over so many processes, each of which loads only its part.
+            Default: one; of a checkpoint on accelerators, as many as hold it.
+        config: The model whose config.json and tokenizer belong to a training checkpoint that has
+            none.
         say: Called with each line about progress.
-        **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
-            length_penalty, stop, seed.
+        **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature,
+            top_k, top_p, beams, length_penalty, stop, seed.
 
     Returns:
         The records, in the order of the prompts.
 
     Raises:
-        CheckpointError: There is no model or chat template, or the memory of this machine does not hold it.
+        CheckpointError: There is no model or chat template, or the memory of this machine does not
+            hold it.
         ConfigError: A setting has no meaning.
         DataError: There are no prompts, or `out` is there already.
         JobError: No run or job of that name has a model.
@@ -173,7 +224,14 @@ def generate(
     if file is None:
         return _generate(models, queue, batch, form, sampling, processes, None, say)
     contents = [None if one is None else one.identity() for one in models]
-    key = [contents, chat, system, _template_text(template), asdict(sampling), [asdict(one) for one in queue]]
+    key = [
+        contents,
+        chat,
+        system,
+        _template_text(template),
+        asdict(sampling),
+        [asdict(one) for one in queue],
+    ]
     key += [options] if options else []
     with only_writer(file, DataError):
         _refuse_output(file, overwrite)  # another process may have finished it since
@@ -182,15 +240,25 @@ def generate(
         records = _generate(models, queue, batch, form, sampling, processes, part, say)
         part.replace(file)
         for other in file.parent.glob(f".{glob.escape(file.name)}.{'[0-9a-f]' * 12}.part"):
-            other.unlink(missing_ok=True)  # begun with other settings or another model, and interrupted
+            other.unlink(
+                missing_ok=True
+            )  # begun with other settings or another model, and interrupted
     return records
 
 
 def _generate(
-    models: Models, queue: Sequence[Prompt], batch: int, form: PromptFormat, sampling: Sampling,
-    processes: int | None, part: Path | None, say: Say,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The records of all prompts; those in the partial file are not made again, new ones are added to it."""
+    models: Models,
+    queue: Sequence[Prompt],
+    batch: int,
+    form: PromptFormat,
+    sampling: Sampling,
+    processes: int | None,
+    part: Path | None,
+    say: Say,
+) -> list[dict[str, Any]]:
+    """The records of all prompts; those in the partial file are not made again, new ones are added
+    to it.
+    """
     records = [] if part is None else _resume(part, batch)
     if len(records) < len(queue):
         with _load(models, processes, say) as ready:
@@ -198,13 +266,17 @@ def _generate(
                 records += made
                 if part is not None:
                     with part.open("a", encoding="utf-8") as lines:
-                        lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in made)
+                        lines.writelines(
+                            json.dumps(record, ensure_ascii=False) + "\n" for record in made
+                        )
                     say(f"{len(records)} of {len(queue)} prompts")
     return records
 
 
 def _template_text(template: str | Path | None) -> str | None:
-    """The chat template's text, or the word as it is if there is no such file, which is refused later."""
+    """The chat template's text, or the word as it is if there is no such file, which is refused
+    later.
+    """
     if template is None:
         return None
     try:
@@ -214,10 +286,18 @@ def _template_text(template: str | Path | None) -> str | None:
 
 
 def _answers(
-    ready: Loaded, queue: Sequence[Prompt], done: int, batch: int, form: PromptFormat, sampling: Sampling, say: Say
+    ready: Loaded,
+    queue: Sequence[Prompt],
+    done: int,
+    batch: int,
+    form: PromptFormat,
+    sampling: Sampling,
+    say: Say,
 ) -> Iterator[list[dict[str, Any]]]:
     """The records of each batch, after the first `done` prompts."""
-    from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
+    from smtrain.worker.generation.generating import (
+        complete,
+    )  # torch, only after everything else was checked
 
     ids = _spelled(ready, queue, form, sampling, say)
     for start in range(done, len(queue), batch):
@@ -241,10 +321,20 @@ def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
         ready.close()
 
 
-def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say) -> list[Any]:
-    """Ids of all prompts, so that an invalid one is reported before the first is answered; says what they lack."""
+def _spelled(
+    loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
+) -> list[Any]:
+    """Ids of all prompts, so that an invalid one is reported before the first is answered; says
+    what they lack.
+    """
     from smtrain.worker.data.read.unread import UnreadText, unread_sentence
-    from smtrain.worker.generation.conversation import ignored_in, record_options, set_template, spelled, unwritten
+    from smtrain.worker.generation.conversation import (
+        ignored_in,
+        record_options,
+        set_template,
+        spelled,
+        unwritten,
+    )
     from smtrain.worker.generation.generating import encoded, refuse_overlong
 
     if form.chat or any(prompt.messages for prompt in prompts):
@@ -263,16 +353,24 @@ def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, samp
             unread.count(field for field, _ in record_options(prompt.record, number).values())
             twice += every[-1][0, :2].tolist() == [loaded.tokenizer.bos_token_id] * 2
     if unread:
-        say(f"{unread_sentence(unread)}; the chat template does not write it, or no chat template is used")
+        say(
+            f"{unread_sentence(unread)}; the chat template does not write it, or no chat template"
+            " is used"
+        )
     if twice:
         bos = loaded.tokenizer.bos_token
-        say(f"{twice} prompts begin with {bos}, which the tokenizer adds once more; leave it out of the prompts")
+        say(
+            f"{twice} prompts begin with {bos}, which the tokenizer adds once more; leave it out of"
+            " the prompts"
+        )
     return every
 
 
 def _messages_of(prompt: Prompt, form: PromptFormat) -> list[dict[str, str]]:
     """The conversation to answer; empty if text is to be continued."""
-    messages = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if form.chat else [])
+    messages = list(prompt.messages) or (
+        [{"role": "user", "content": prompt.text}] if form.chat else []
+    )
     if form.system and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": form.system})
     return messages
@@ -283,7 +381,10 @@ def _refuse_output(file: Path, overwrite: bool) -> None:
     if file.is_dir():
         raise DataError(f"{file} is a folder; name a file to write")
     if file.exists() and not overwrite:
-        raise DataError(f"{file} is there already; name another file, or replace it with --overwrite (overwrite=True)")
+        raise DataError(
+            f"{file} is there already; name another file, or replace it with --overwrite"
+            " (overwrite=True)"
+        )
     if not file.parent.is_dir():
         raise DataError(f"{file.parent} is not a folder; make it, or name another file")
 
@@ -293,7 +394,9 @@ def _digest(settings: list[Any]) -> str:
 
 
 def _resume(part: Path, batch: int) -> list[dict[str, Any]]:
-    """The whole batches that an interrupted call left in the partial file; the rest of it is cut off."""
+    """The whole batches that an interrupted call left in the partial file; the rest of it is cut
+    off.
+    """
     records: list[dict[str, Any]] = []
     lines: list[bytes] = []
     for line in part.read_bytes().splitlines(keepends=True):
@@ -313,9 +416,17 @@ def _resume(part: Path, batch: int) -> list[dict[str, Any]]:
 
 
 def one_by_one(
-    model: Any, prompts: Sequence[Prompt], form: PromptFormat, *, adapter: Any, sampling: Sampling,
-    target: TargetName | None, processes: int | None = None, config: Any = None, say: Say,
-) -> Iterator[tuple[int, str]]:  # fmt: skip
+    model: Any,
+    prompts: Sequence[Prompt],
+    form: PromptFormat,
+    *,
+    adapter: Any,
+    sampling: Sampling,
+    target: TargetName | None,
+    processes: int | None = None,
+    config: Any = None,
+    say: Say,
+) -> Iterator[tuple[int, str]]:
     """(number of the prompt, piece of its text), as it comes."""
     with _load(chosen(model, None, adapter, target, config), processes, say) as ready:
         from smtrain.worker.generation.generating import stream

@@ -1,4 +1,6 @@
-"""Find the model that a word names: a folder, run, job, s3:// prefix or demo:// URI; fetch it if it is not here."""
+"""Find the model that a word names: a folder, run, job, s3:// prefix or demo:// URI; fetch it if it
+is not here.
+"""
 
 from __future__ import annotations
 
@@ -65,20 +67,32 @@ class FoundModel:
         return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
 
     def identity(self) -> list[Any]:
-        """Equal for equal content: the files' names, sizes and ETags, or times of the last change on this machine."""
+        """Equal for equal content: the files' names, sizes and ETags, or times of the last change
+        on this machine.
+        """
         if self.far is not None:
             files = [[file, *stored] for file, stored in self.far.files.items()]
         else:
-            stats = ((path.relative_to(self.folder), path.stat()) for path in self.folder.rglob("*") if path.is_file())
+            stats = (
+                (path.relative_to(self.folder), path.stat())
+                for path in self.folder.rglob("*")
+                if path.is_file()
+            )
             files = [[file.as_posix(), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
         return [sorted(files), None if self.base is None else self.base.identity()]
 
     def fetch(self, say: Say) -> Path:
-        """The complete folder; files from an earlier call are not fetched again. Says which small files are edited."""
+        """The complete folder; files from an earlier call are not fetched again.
+
+        Says which small files are edited.
+        """
         if self.far is not None:
             self._copy(self.far, say)
         if not self.checkpoint and (changed := edited_files(self.folder)):
-            say(f"{', '.join(changed)} in {self.folder} {'is' if len(changed) == 1 else 'are'} not as exported")
+            say(
+                f"{', '.join(changed)} in {self.folder} {'is' if len(changed) == 1 else 'are'} not"
+                " as exported"
+            )
         return self.folder
 
     def _copy(self, far: StoreCopy, say: Say) -> None:
@@ -87,8 +101,9 @@ class FoundModel:
         uri = far.uri if below == "." else f"{far.uri}{below}/"
         if missing > free:
             raise JobError(
-                f"{uri} holds {missing / 1e9:,.1f} GB more than is here, and {home()} has {free / 1e9:,.1f} "
-                "GB free; free space there, or set SMTRAIN_HOME to a folder on another disk",
+                f"{uri} holds {missing / 1e9:,.1f} GB more than is here, and {home()} has"
+                f" {free / 1e9:,.1f} GB free; free space there, or set SMTRAIN_HOME to a folder on"
+                " another disk",
                 code="disk.full",
             )
         if missing:
@@ -97,11 +112,11 @@ class FoundModel:
 
 
 def find(what: Any, target: TargetName | None = None) -> FoundModel:
-    """The model of a folder, a `Run`, a `Job`, the name of one, run://NAME, an s3:// prefix or a demo:// URI. Loads
-    nothing.
+    """The model of a folder, a `Run`, a `Job`, the name of one, run://NAME, an s3:// prefix or a
+    demo:// URI. Loads nothing.
 
-    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is no folder, and no run
-    or job with an exported model.
+    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is no
+    folder, and no run or job with an exported model.
     """
     if hasattr(what, "config") and hasattr(what, "results"):
         return _of_job(what.job("export"), what.config.name)
@@ -121,25 +136,31 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     if text.startswith(STORES):
         return _in_s3(_store(text, target), text, text)
     if not text.strip():
-        raise CheckpointError("the model is an empty name; name a folder, a run, a job or an s3:// prefix")
+        raise CheckpointError(
+            "the model is an empty name; name a folder, a run, a job or an s3:// prefix"
+        )
     path = Path(text).expanduser()
     if path.exists():
         return _here(path, text)
     if "/" in text or text.startswith("."):
-        raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}", code="model.not_found")
+        raise CheckpointError(
+            f"{text}: there is no such folder{_hub_too(text)}", code="model.not_found"
+        )
     return _of_name(text, target)
 
 
 def find_trained(what: Any, target: TargetName | None = None, config: Any = None) -> FoundModel:
     """`find`, which also takes checkpoints of engine native or nxd, in a folder or below a URI.
 
-    `config` is the model with their config.json and tokenizer. Raises `CheckpointError` if it is needed or not used.
+    `config` is the model with their config.json and tokenizer. Raises `CheckpointError` if it is
+    needed or not used.
     """
     location = _checkpoints_at(what, target)
     if location is None:
         if config is not None:
             raise CheckpointError(
-                f"config: {what} is not a checkpoint, and has its own config.json and tokenizer; leave this out"
+                f"config: {what} is not a checkpoint, and has its own config.json and tokenizer;"
+                " leave this out"
             )
         return find(what, target)
     from smtrain.worker.checkpoint.open import open_weights
@@ -150,29 +171,37 @@ def find_trained(what: Any, target: TargetName | None = None, config: Any = None
     own = base is None and tokenizer_in(held.files())
     if base is None and not own:
         raise CheckpointError(
-            f"{what} is a checkpoint, and has no tokenizer; name the model that training started from with --config "
-            "MODEL (config=)",
+            f"{what} is a checkpoint, and has no tokenizer; name the model that training started"
+            " from with --config MODEL (config=)",
             code="model.not_found",
         )
     weights = sum(prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
     if not isinstance(held, FarPlace):
         folder = held.path() or Path(str(what))
-        return FoundModel(str(what), source.config, float(weights), False, folder, checkpoint=True, base=base)
+        return FoundModel(
+            str(what), source.config, float(weights), False, folder, checkpoint=True, base=base
+        )
     far = held.copy.only(held.contains(_has_no_optimizer))
     return FoundModel(str(what), source.config, float(weights), False, held.folder, far, True, base)
 
 
 def _checkpoints_at(what: Any, target: TargetName | None) -> Place | None:
-    """The folder or prefix, if there are checkpoints of a training in it, and no model to load as it is."""
+    """The folder or prefix, if there are checkpoints of a training in it, and no model to load as
+    it is.
+    """
     if not isinstance(what, (str, Path)):
         return None
     text = folder_of(str(what))
     if text.startswith(STORES):
         far = FarPlace(_store(text, target), text)
-        is_model = any(file in far.files() for file in ("config.json", ADAPTER)) and first_of_weights(far.files())
+        is_model = any(
+            file in far.files() for file in ("config.json", ADAPTER)
+        ) and first_of_weights(far.files())
         return far if not is_model and _are_checkpoint(far.files()) else None
     path = Path(text).expanduser()
-    return LocalPlace(path) if path.is_dir() and not _model_in(path) and _is_checkpoint(path) else None
+    return (
+        LocalPlace(path) if path.is_dir() and not _model_in(path) and _is_checkpoint(path) else None
+    )
 
 
 def _store(uri: str, target: TargetName | None) -> Backend:
@@ -185,7 +214,9 @@ def _store(uri: str, target: TargetName | None) -> Backend:
 def _run_named(text: str) -> str:
     """NAME of a run://NAME."""
     if (match := RUN_NAME.fullmatch(text)) is None:
-        raise CheckpointError(f"{text} must look like run://NAME, the name of a run", code="model.not_found")
+        raise CheckpointError(
+            f"{text} must look like run://NAME, the name of a run", code="model.not_found"
+        )
     return match[1]
 
 
@@ -199,7 +230,9 @@ def _hub_too(text: str) -> str:
 
 def _here(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
-        raise CheckpointError(f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model")
+        raise CheckpointError(
+            f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model"
+        )
     if there := _model_in(path):
         folder, is_adapter = there
         described = _json(folder / ADAPTER) if is_adapter else described_in(folder)
@@ -207,10 +240,14 @@ def _here(path: Path, name: str) -> FoundModel:
     if _is_checkpoint(path):
         held = [file.name for file in path.rglob("*") if file.is_file()]
         config = "" if tokenizer_in(held) else " --config MODEL"
-        why = " (MODEL is the folder of the model that training started from, for its tokenizer)" if config else ""
+        why = (
+            " (MODEL is the folder of the model that training started from, for its tokenizer)"
+            if config
+            else ""
+        )
         raise CheckpointError(
-            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}` makes one of a "
-            f"checkpoint{why}",
+            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}`"
+            f" makes one of a checkpoint{why}",
             code="model.not_found",
         )
     names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
@@ -256,10 +293,15 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         content = read_value(file)
     except (OSError, ValueError):
-        why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
+        why = (
+            file_misfit(file)
+            or f"{file} cannot be read as JSON; mend it there, or copy this file again"
+        )
         raise CheckpointError(why) from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} is not a JSON object; copy it again", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{file} is not a JSON object; copy it again", code="checkpoint.damaged"
+        )
     return content
 
 
@@ -279,7 +321,8 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
             return _of_job(done, name)
         if exports or jobs_of(place, job, "train"):
             raise JobError(
-                f"{name} has not exported a model yet; `smtrain run CONFIG` exports one", code="model.not_found"
+                f"{name} has not exported a model yet; `smtrain run CONFIG` exports one",
+                code="model.not_found",
             )
         named = Job(job, place)
         named.describe()
@@ -301,7 +344,8 @@ def _of_job(job: Any, name: str) -> FoundModel:
         done = exported(job, job.describe())
         if done is None:
             raise JobError(
-                f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it",
+                f"what {job.name} trained has not been exported yet; `smtrain run CONFIG`"
+                " exports it",
                 code="model.not_found",
             )
         job = Job(done, job.target)
@@ -309,7 +353,8 @@ def _of_job(job: Any, name: str) -> FoundModel:
         return _in_s3(job.target, job.output, name)
     except CheckpointError:
         raise JobError(
-            f"{job.name} left no Hugging Face model; name the run, or its export job", code="model.not_found"
+            f"{job.name} left no Hugging Face model; name the run, or its export job",
+            code="model.not_found",
         ) from None
 
 
@@ -326,10 +371,17 @@ def _in_s3(target: Backend, uri: str, name: str) -> FoundModel:
     try:
         described = parse_object(body)
     except ValueError:
-        why = misfit(kind, body[:HEAD], len(body)) or "cannot be read as JSON; mend it there, or copy this file again"
+        why = (
+            misfit(kind, body[:HEAD], len(body))
+            or "cannot be read as JSON; mend it there, or copy this file again"
+        )
         raise CheckpointError(f"{uri}: {kind} {why}") from None
     weights = next(
-        (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
+        (
+            sum(some)
+            for ending in WEIGHTS
+            if (some := [size for file, size in sizes.items() if file.endswith(ending)])
+        ),
         0,
     )
     return FoundModel(name, described, float(weights), kind == ADAPTER, far.folder, far)

@@ -1,4 +1,6 @@
-"""The conversation on a terminal or a pipe: questions, answers as they come, and commands that begin with /."""
+"""The conversation on a terminal or a pipe: questions, answers as they come, and commands that
+begin with /.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ class Terminal:
         self._chat = chat
         self._talks = sys.stdin.isatty()  # else a pipe, which needs no prompt
         self._commands: dict[str, Callable[[str], None]] = {
-            "/clear": self._clear, "/retry": self._retry, "/system": self._system, "/save": self._save,
+            "/clear": self._clear,
+            "/retry": self._retry,
+            "/system": self._system,
+            "/save": self._save,
             "/help": lambda _: say(HELP),
-        }  # fmt: skip
+        }
 
     def run(self) -> None:
         """Talk until /quit, the end of input, or Ctrl-C twice."""
@@ -51,7 +56,11 @@ class Terminal:
                 if self._talks:
                     say("")
                 elif not had_question:
-                    say("standard input has no question: type at a terminal, or pipe a line into it", error=True)
+                    say(
+                        "standard input has no question: type at a terminal, or pipe a line"
+                        " into it",
+                        error=True,
+                    )
                 return
             except KeyboardInterrupt:
                 if not self._talks:
@@ -136,14 +145,20 @@ class Terminal:
             raise SmtrainError("/save needs the name of a file")
         path = Path(name).expanduser()
         if not path.parent.is_dir():
-            raise SmtrainError(f"{path.parent} is not a folder; name a file in a folder that is there")
+            raise SmtrainError(
+                f"{path.parent} is not a folder; name a file in a folder that is there"
+            )
         try:
             with only_writer(path, SmtrainError):
                 if path.exists():
                     raise SmtrainError(f"{name} is there already; name another file")
-                write_atomically(path, json.dumps(self._chat.to_dict(), ensure_ascii=False, indent=2) + "\n")
+                write_atomically(
+                    path, json.dumps(self._chat.to_dict(), ensure_ascii=False, indent=2) + "\n"
+                )
         except OSError as error:
-            raise SmtrainError(f"{name} cannot be written ({error.strerror}); name another file") from None
+            raise SmtrainError(
+                f"{name} cannot be written ({error.strerror}); name another file"
+            ) from None
         say(f"saved in {name}", error=True)
 
 

@@ -1,9 +1,11 @@
-"""Make the CloudFormation template of a cluster's network: what `smtrain cluster template` needs of an account.
+"""Make the CloudFormation template of a cluster's network: what `smtrain cluster template` needs of
+an account.
 
-One VPC with a public subnet (head node) and a private one (all other nodes, which reach the internet through a NAT
-gateway), both in one zone, because EFA connects nodes of one subnet only. S3 is reached by a gateway endpoint, so that
-data and checkpoints do not pass the NAT gateway. Resource types as in CloudFormation's schemas (cfn-lint 1.58, read
-2026-11-26); no stack was created with it here.
+One VPC with a public subnet (head node) and a private one (all other nodes, which reach the
+internet through a NAT gateway), both in one zone, because EFA connects nodes of one subnet only. S3
+is reached by a gateway endpoint, so that data and checkpoints do not pass the NAT gateway. Resource
+types as in CloudFormation's schemas (cfn-lint 1.58, read 2026-11-26); no stack was created with it
+here.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 _ZONE_ID = re.compile(r"[a-z]{3,4}\d-az\d")
 _STACK = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{0,119}")
 _LARGEST, _SMALLEST = 16, 24
-"""Prefix lengths: AWS allows a VPC /16 to /28; a /24 leaves 123 addresses for nodes, and each of a node's
-network cards takes one."""
+"""Prefix lengths: AWS allows a VPC /16 to /28; a /24 leaves 123 addresses for nodes, and each of a
+node's network cards takes one.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class NetworkRequest:
 
     region: str
     zone: str | None = None
-    """Name (us-west-2d) or ID (usw2-az4) of an availability zone; None: the first that the account lists."""
+    """Name (us-west-2d) or ID (usw2-az4) of an availability zone; None: the first that the account
+    lists.
+    """
     cidr: str = "10.42.0.0/16"
 
 
@@ -43,24 +48,34 @@ def stack_name(config: JobConfig) -> str:
 
 def network(config: JobConfig, request: NetworkRequest) -> dict[str, Any]:
     """The template as plain values. Raises `ConfigError` with every fault."""
-    if faults := [*(region_faults(request.region) or _zone_faults(request)), *_faults(config, request)]:
+    if faults := [
+        *(region_faults(request.region) or _zone_faults(request)),
+        *_faults(config, request),
+    ]:
         raise ConfigError(faults, code="config.wrong_value")
     whole = ipaddress.ip_network(request.cidr)
     public, private = whole.subnets(prefixlen_diff=1)
     name = stack_name(config)
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"Network of the Slurm cluster {config.name}, written by smtrain cluster network",
+        "Description": (
+            f"Network of the Slurm cluster {config.name}, written by smtrain cluster network"
+        ),
         **({"Parameters": {"Zone": _zone_parameter(request.zone)}} if request.zone else {}),
         "Resources": {
-            "Vpc": _resource("VPC", name, CidrBlock=str(whole), EnableDnsSupport=True, EnableDnsHostnames=True),
-            "PublicSubnet": _subnet(f"{name}-public", request, str(public), MapPublicIpOnLaunch=True),
+            "Vpc": _resource(
+                "VPC", name, CidrBlock=str(whole), EnableDnsSupport=True, EnableDnsHostnames=True
+            ),
+            "PublicSubnet": _subnet(
+                f"{name}-public", request, str(public), MapPublicIpOnLaunch=True
+            ),
             "PrivateSubnet": _subnet(f"{name}-private", request, str(private)),
             **_internet(name),
             "S3Endpoint": {
                 "Type": "AWS::EC2::VPCEndpoint",
                 "Properties": {
-                    "VpcId": _ref("Vpc"), "VpcEndpointType": "Gateway",
+                    "VpcId": _ref("Vpc"),
+                    "VpcEndpointType": "Gateway",
                     "ServiceName": {"Fn::Sub": "com.amazonaws.${AWS::Region}.s3"},
                     "RouteTableIds": [_ref("PublicRoutes"), _ref("PrivateRoutes")],
                 },
@@ -71,15 +86,19 @@ def network(config: JobConfig, request: NetworkRequest) -> dict[str, Any]:
             COMPUTE_OUTPUT: {"Description": "For --compute-subnet", "Value": _ref("PrivateSubnet")},
             "Vpc": {"Description": "The VPC", "Value": _ref("Vpc")},
         },
-    }  # fmt: skip
+    }
 
 
 def commands(config: JobConfig, request: NetworkRequest, file: str = "network.yaml") -> list[str]:
-    """The commands that create the network, read its subnets, write the cluster's file with them, and delete it."""
+    """The commands that create the network, read its subnets, write the cluster's file with them,
+    and delete it.
+    """
     stack = f"--region {request.region} --stack-name {stack_name(config)}"
     ids = {
-        option: f"$(aws cloudformation describe-stacks {stack} --output text "
-        f"--query \"Stacks[0].Outputs[?OutputKey=='{output}'].OutputValue\")"
+        option: (
+            f"$(aws cloudformation describe-stacks {stack} --output text "
+            f"--query \"Stacks[0].Outputs[?OutputKey=='{output}'].OutputValue\")"
+        )
         for option, output in (("--head-subnet", HEAD_OUTPUT), ("--compute-subnet", COMPUTE_OUTPUT))
     }
     return [
@@ -92,11 +111,14 @@ def commands(config: JobConfig, request: NetworkRequest, file: str = "network.ya
 
 
 def zones_command(config: JobConfig, region: str) -> str:
-    """The command that lists the zones of a region that have the config's machines; they differ by account."""
+    """The command that lists the zones of a region that have the config's machines; they differ by
+    account.
+    """
     kind = config.compute.instance_type.removeprefix("ml.")
     return (
-        f"aws ec2 describe-instance-type-offerings --region {region} --location-type availability-zone-id "
-        f"--filters Name=instance-type,Values={kind} --query 'InstanceTypeOfferings[].Location' --output text"
+        f"aws ec2 describe-instance-type-offerings --region {region} --location-type"
+        f" availability-zone-id --filters Name=instance-type,Values={kind} --query"
+        " 'InstanceTypeOfferings[].Location' --output text"
     )
 
 
@@ -114,8 +136,8 @@ def _zone_faults(request: NetworkRequest) -> list[str]:
     if zone is None or re.fullmatch(rf"{re.escape(request.region)}[a-z]|{_ZONE_ID.pattern}", zone):
         return []
     return [
-        f"--zone: {zone} is not a zone of {request.region}; name one such as {request.region}a, or an ID such as "
-        "usw2-az4"
+        f"--zone: {zone} is not a zone of {request.region}; name one such as {request.region}a, or"
+        " an ID such as usw2-az4"
     ]
 
 
@@ -123,18 +145,20 @@ def _faults(config: JobConfig, request: NetworkRequest) -> list[str]:
     faults = []
     try:
         whole = ipaddress.ip_network(request.cidr)
-        private = whole.version == 4 and whole.is_private and _LARGEST <= whole.prefixlen <= _SMALLEST
+        private = (
+            whole.version == 4 and whole.is_private and _LARGEST <= whole.prefixlen <= _SMALLEST
+        )
     except ValueError:
         private = False
     if not private:
         faults.append(
-            f"--cidr: {request.cidr} is not a block of private addresses of /{_LARGEST} to /{_SMALLEST}; give one such "
-            "as 10.42.0.0/16"
+            f"--cidr: {request.cidr} is not a block of private addresses of /{_LARGEST} to"
+            f" /{_SMALLEST}; give one such as 10.42.0.0/16"
         )
     if not _STACK.fullmatch(stack_name(config)):
         faults.append(
-            f"name: {config.name!r} is not a valid name of a stack; use at most 112 letters, digits and hyphens, "
-            "beginning with a letter"
+            f"name: {config.name!r} is not a valid name of a stack; use at most 112 letters, digits"
+            " and hyphens, beginning with a letter"
         )
     return faults
 
@@ -145,7 +169,10 @@ def _ref(name: str) -> dict[str, str]:
 
 def _resource(kind: str, name: str, **properties: Any) -> dict[str, Any]:
     """A resource of EC2 with its name as a tag."""
-    return {"Type": f"AWS::EC2::{kind}", "Properties": {**properties, "Tags": [{"Key": "Name", "Value": name}]}}
+    return {
+        "Type": f"AWS::EC2::{kind}",
+        "Properties": {**properties, "Tags": [{"Key": "Name", "Value": name}]},
+    }
 
 
 def _subnet(name: str, request: NetworkRequest, cidr: str, **properties: Any) -> dict[str, Any]:
@@ -172,23 +199,36 @@ def _internet(name: str) -> dict[str, Any]:
         },
         "NatAddress": {**_resource("EIP", name, Domain="vpc"), "DependsOn": "GatewayAttachment"},
         "NatGateway": _resource(
-            "NatGateway", name, AllocationId={"Fn::GetAtt": ["NatAddress", "AllocationId"]},
+            "NatGateway",
+            name,
+            AllocationId={"Fn::GetAtt": ["NatAddress", "AllocationId"]},
             SubnetId=_ref("PublicSubnet"),
         ),
-    }  # fmt: skip
+    }
     ways: dict[str, dict[str, Any]] = {
-        "Public": {"GatewayId": _ref("InternetGateway")}, "Private": {"NatGatewayId": _ref("NatGateway")},
-    }  # fmt: skip
+        "Public": {"GatewayId": _ref("InternetGateway")},
+        "Private": {"NatGatewayId": _ref("NatGateway")},
+    }
     for which, gateway in ways.items():
-        table = f"{which}Routes"  # no object twice: YAML would write an alias, which CloudFormation refuses
-        made[f"{which}Routes"] = _resource("RouteTable", f"{name}-{which.lower()}", VpcId=_ref("Vpc"))
+        table = (  # no object twice: YAML would write an alias, which CloudFormation refuses
+            f"{which}Routes"
+        )
+        made[f"{which}Routes"] = _resource(
+            "RouteTable", f"{name}-{which.lower()}", VpcId=_ref("Vpc")
+        )
         made[f"{which}Internet"] = {
             "Type": "AWS::EC2::Route",
-            "Properties": {"RouteTableId": _ref(table), "DestinationCidrBlock": "0.0.0.0/0", **gateway},
+            "Properties": {
+                "RouteTableId": _ref(table),
+                "DestinationCidrBlock": "0.0.0.0/0",
+                **gateway,
+            },
         }
         made[f"{which}Association"] = {
             "Type": "AWS::EC2::SubnetRouteTableAssociation",
             "Properties": {"RouteTableId": _ref(table), "SubnetId": _ref(f"{which}Subnet")},
         }
-    made["PublicInternet"]["DependsOn"] = "GatewayAttachment"  # AWS refuses a route to a gateway that is not attached
+    made["PublicInternet"]["DependsOn"] = (
+        "GatewayAttachment"  # AWS refuses a route to a gateway that is not attached
+    )
     return made

@@ -32,7 +32,9 @@ class StepColumns(Sequence[dict[str, float]]):
         if all(steps[i] < steps[i + 1] for i in range(len(steps) - 1)):
             return
         order = sorted(range(self._length), key=steps.__getitem__)  # stable
-        last = [i for n, i in enumerate(order) if n + 1 == len(order) or steps[order[n + 1]] != steps[i]]
+        last = [
+            i for n, i in enumerate(order) if n + 1 == len(order) or steps[order[n + 1]] != steps[i]
+        ]
         records = StepColumns()
         for i in last:
             records.append(self[i])

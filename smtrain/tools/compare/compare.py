@@ -1,4 +1,6 @@
-"""Compare trainings with the first one: differences over windows, the point of divergence, a verdict."""
+"""Compare trainings with the first one: differences over windows, the point of divergence, a
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from smtrain.tools.compare.sources import read
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02
-"""Windowed losses of two seeds of one training differ less if a step has many tokens: with 4,096 of them they were
-up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
+"""Windowed losses of two seeds of one training differ less if a step has many tokens: with 4,096 of
+them they were up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400
+steps, `smtrain compare`).
+"""
 _SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric at the points that a training shares with the baseline: `x`, and both values, raw and smoothed.
+    """A metric at the points that a training shares with the baseline: `x`, and both values, raw
+    and smoothed.
 
     `difference` is (smoothed - baseline's smoothed) / |baseline's smoothed| at each `x`.
     """
@@ -49,12 +54,16 @@ class Curve:
         return max(pairs, key=lambda pair: abs(pair[0]), default=(nan, nan))
 
     def leaves(self, tolerance: float, window: int) -> float | None:
-        """The x at which the difference, smoothed over `window` points, exceeds `tolerance`; None if it never does.
+        """The x at which the difference, smoothed over `window` points, exceeds `tolerance`; None
+        if it never does.
 
-        The window that first exceeds it contains the place itself; the unsmoothed differences jump there.
+        The window that first exceeds it contains the place itself; the unsmoothed differences jump
+        there.
         """
         pairs = enumerate(zip(self.difference, self.values, self.baseline, strict=True))
-        at = next((i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)
+        at = next(
+            (i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None
+        )
         if at is None:
             return None
         low = max(0, at - (window - 1) // 2)
@@ -94,33 +103,44 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The remarks, then a sentence for each training but the first and each resume that changed a learning rate."""
+        """The remarks, then a sentence for each training but the first and each resume that changed
+        a learning rate.
+        """
         return "\n".join([*self.remarks, *(pair.verdict for pair in self.pairs), *self.changes])
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence for each log that holds several runs, and for each training that is compared with itself."""
+        """A sentence for each log that holds several runs, and for each training that is compared
+        with itself.
+        """
         first, *rest = self.series
         several = [
-            f"{one.name} holds {one.beginnings} runs, as its steps begin again; the last numbers of each step are "
-            "compared, so give each run a file of its own."
+            f"{one.name} holds {one.beginnings} runs, as its steps begin again; the last numbers of"
+            " each step are compared, so give each run a file of its own."
             for one in self.series
             if one.beginnings > 1
         ]
-        same = [f"{one.name} is compared with itself ({one.of})." for one in rest if _is_same(first, one)]
+        same = [
+            f"{one.name} is compared with itself ({one.of})."
+            for one in rest
+            if _is_same(first, one)
+        ]
         return several + same
 
     @property
     def changes(self) -> list[str]:
         """A sentence for each resume that changed a learning rate."""
         return [
-            f"{one.name} was resumed at step {step:,.0f} with another learning rate: {new} in place of {old}."
+            f"{one.name} was resumed at step {step:,.0f} with another learning rate: {new} in place"
+            f" of {old}."
             for one in self.series
             for step, old, new in one.rate_changes
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: numbers of both and the point of divergence, without the curves."""
+        """Plain values for JSON: numbers of both and the point of divergence, without the
+        curves.
+        """
         first = self.series[0]
         return {
             "by": self.by,
@@ -138,14 +158,18 @@ class Comparison:
                     "loss_difference_mean": _plain(pair.loss.mean()),
                     "loss_difference_largest": _plain(pair.loss.largest()[0]),
                     "loss_difference_largest_at": _plain(pair.loss.largest()[1]),
-                    "grad_norm_difference_mean": _plain(pair.grad_norm.mean()) if pair.grad_norm else None,
+                    "grad_norm_difference_mean": (
+                        _plain(pair.grad_norm.mean()) if pair.grad_norm else None
+                    ),
                 }
                 for one, pair in zip(self.series[1:], self.pairs, strict=True)
             ],
         }
 
     def plot(self) -> Any:
-        """Loss and gradient norm on one picture, the differences below them, as a matplotlib Figure."""
+        """Loss and gradient norm on one picture, the differences below them, as a matplotlib
+        Figure.
+        """
         from smtrain.tools.compare.picture import draw
 
         return draw(self)
@@ -158,18 +182,24 @@ class Comparison:
 
 @public
 def compare(
-    *trainings: Any, by: By = "step", window: int = 20, tolerance: float | None = None,
-    tokens_per_step: float | None = None, target: TargetName | None = None,
-) -> Comparison:  # fmt: skip
+    *trainings: Any,
+    by: By = "step",
+    window: int = 20,
+    tolerance: float | None = None,
+    tokens_per_step: float | None = None,
+    target: TargetName | None = None,
+) -> Comparison:
     """Compare each training with the first one: do they learn alike?
 
     Args:
-        *trainings: Two or more, each a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a folder of TensorBoard's
-            files, a CSV file, a log of Megatron-LM, GPT-NeoX or NeMo (neuronx-nemo-megatron), a DataFrame or a list of
-            records; `NAME=PATH` gives a file a name.
+        *trainings: Two or more, each a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a
+            folder of TensorBoard's files, a CSV file, a log of Megatron-LM, GPT-NeoX or NeMo
+            (neuronx-nemo-megatron), a DataFrame or a list of records; `NAME=PATH` gives a file a
+            name.
         by: The x axis: `step`, `tokens` or `time` (seconds since the first step).
         window: Points in the moving mean of the smoothed curves.
-        tolerance: Allowed difference of the smoothed loss, as a share of the first one's; None: 0.02.
+        tolerance: Allowed difference of the smoothed loss, as a share of the first one's; None:
+            0.02.
         tokens_per_step: Global batch size times sequence length, for logs that do not say.
         target: The target of named jobs: `local` or `aws`.
 
@@ -192,26 +222,40 @@ def compare(
             code="config.missing_key",
         )
     if by not in get_args(By):
-        raise ConfigError(f"by: got {by!r}; {hint(str(by), get_args(By))}", code="config.wrong_value")
+        raise ConfigError(
+            f"by: got {by!r}; {hint(str(by), get_args(By))}", code="config.wrong_value"
+        )
     if window < 1 or (tolerance is not None and not 0 < tolerance < float("inf")):
         raise ConfigError(
-            f"window and tolerance must be above 0; they are {window} and {tolerance}", code="config.wrong_value"
+            f"window and tolerance must be above 0; they are {window} and {tolerance}",
+            code="config.wrong_value",
         )
     every = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
     for one in every[1:]:
         _refuse_another_objective(every[0], one)
     limit = USUAL if tolerance is None else tolerance
-    return Comparison(by, window, limit, every, tuple(_pair(every[0], one, by, window, limit) for one in every[1:]))
+    return Comparison(
+        by,
+        window,
+        limit,
+        every,
+        tuple(_pair(every[0], one, by, window, limit) for one in every[1:]),
+    )
 
 
 def _refuse_another_objective(base: Series, one: Series) -> None:
-    """Raise DataError if the losses measure different things: an answer's against a pair's, for example."""
+    """Raise DataError if the losses measure different things: an answer's against a pair's, for
+    example.
+    """
     known = base.objective and one.objective
     if base.objective != one.objective and (known or "dpo" in (base.objective, one.objective)):
-        named = [f"{each.name} is of train.objective {each.objective or 'pretrain or sft'}" for each in (base, one)]
+        named = [
+            f"{each.name} is of train.objective {each.objective or 'pretrain or sft'}"
+            for each in (base, one)
+        ]
         raise DataError(
-            f"{' and '.join(named)}, whose losses measure different things; compare runs of one objective, or their "
-            "models by `smtrain evaluate`"
+            f"{' and '.join(named)}, whose losses measure different things; compare runs of one"
+            " objective, or their models by `smtrain evaluate`"
         )
 
 
@@ -227,18 +271,23 @@ def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> P
     if loss is None:
         a, b = ((s.along(by)[0], s.along(by)[-1]) for s in (base, one))
         raise DataError(
-            f"{one.name} and {base.name} have no {by} in common: {one.name} goes from {b[0]:,.0f} to {b[1]:,.0f}, "
-            f"{base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
+            f"{one.name} and {base.name} have no {by} in common: {one.name} goes from {b[0]:,.0f}"
+            f" to {b[1]:,.0f}, {base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
         )
     left = loss.leaves(tolerance, window)
     return Pair(
-        one.name, loss, _curve(base, one, "grad_norm", by, window), left,
+        one.name,
+        loss,
+        _curve(base, one, "grad_norm", by, window),
+        left,
         _verdict(base.name, one.name, loss, left, by, window, tolerance),
-    )  # fmt: skip
+    )
 
 
 def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve | None:
-    """Both at common points: at the steps that both have, else at the other's x within the baseline's range."""
+    """Both at common points: at the steps that both have, else at the other's x within the
+    baseline's range.
+    """
     ours, theirs = _points(base, what, by), _points(one, what, by)
     x: array[Any] = array("q" if by == "step" else "d")  # a step is printed as a whole number
     a, b = array("d"), array("d")
@@ -250,7 +299,9 @@ def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve |
         return None
     smooth_a, smooth_b = _smooth(a, window), _smooth(b, window)
     before, after = (window - 1) // 2, window // 2
-    whole = range(before, len(x) - after) if window < len(x) else range(len(x) // 2, len(x) // 2 + 1)
+    whole = (
+        range(before, len(x) - after) if window < len(x) else range(len(x) // 2, len(x) // 2 + 1)
+    )
     pairs = enumerate(zip(smooth_a, smooth_b, strict=True))
     difference = array("d", ((q - p) / abs(p) if p and i in whole else nan for i, (p, q) in pairs))
     return Curve(x, b, a, smooth_b, smooth_a, difference)
@@ -298,8 +349,9 @@ def _between(points: Points, x: float) -> float | None:
 
 
 def _turn(values: Sequence[float], tolerance: float) -> int | None:
-    """The index at which the values change most (the split with the largest sum of squares between its two parts); None
-    if the values before it exceed the tolerance as well."""
+    """The index at which the values change most (the split with the largest sum of squares between
+    its two parts); None if the values before it exceed the tolerance as well.
+    """
     best, at, total, before = 0.0, None, sum(values), 0.0
     for k in range(1, len(values)):
         before += values[k - 1]
@@ -317,19 +369,27 @@ def _smooth(values: Sequence[float], window: int) -> array[float]:
     return array("d", (sum(part) / len(part) for part in parts))
 
 
-def _verdict(base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float) -> str:
+def _verdict(
+    base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float
+) -> str:
     largest, at_x = loss.largest()
     over = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
     seen = (
-        f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from {over}, at most by "
-        f"{largest:+.2%} at {_place(at_x, by)}"
+        f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from"
+        f" {over}, at most by {largest:+.2%} at {_place(at_x, by)}"
     )
     if not isfinite(largest):
         at = f" from {_place(left, by)}" if left is not None else ""
-        return f"{one} and {base} cannot be compared{at}: a loss is not a finite number wherever both have one."
+        return (
+            f"{one} and {base} cannot be compared{at}: a loss is not a finite number wherever both"
+            " have one."
+        )
     if left is None:
         return f"{one} follows {base}: {seen}, within the tolerance of {tolerance:.2%}."
-    return f"{one} leaves {base} at {_place(left, by)}, beyond the tolerance of {tolerance:.2%}: {seen}."
+    return (
+        f"{one} leaves {base} at {_place(left, by)}, beyond the tolerance of {tolerance:.2%}:"
+        f" {seen}."
+    )
 
 
 def _place(x: float, by: By) -> str:
@@ -346,7 +406,9 @@ def _summary(one: Series) -> dict[str, Any]:
         "last_loss": _plain(last["loss"]),
         "tokens_per_s": _plain(one.tokens_per_s()),
         "tokens_per_dollar": _plain(one.tokens_per_dollar()),
-        "learning_rate_changes": [{"step": int(step), "from": old, "to": new} for step, old, new in one.rate_changes],
+        "learning_rate_changes": [
+            {"step": int(step), "from": old, "to": new} for step, old, new in one.rate_changes
+        ],
     }
 
 

@@ -27,12 +27,14 @@ _WIDTH = 9.0
 _POINTS = 12_000
 """Most points of a line; the picture is some 1,400 pixels wide."""
 _SHOWN = {"broad": _WIDTH, "narrow": 4.6}
-"""Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen."""
+"""Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen.
+"""
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
 
 
 def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
-    """Loss over its relative difference, and gradient norm likewise if it is logged; raw pale, smoothed strong.
+    """Loss over its relative difference, and gradient norm likewise if it is logged; raw pale,
+    smoothed strong.
 
     `width` is in inches.
 
@@ -46,9 +48,13 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
         raise DataError(missing("matplotlib")) from None
     norms = all(pair.grad_norm for pair in comparison.pairs)
     figure = Picture(figsize=(width, 9 if norms else 5.5), layout="constrained")
-    rows: Any = figure.subplots(4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1))
+    rows: Any = figure.subplots(
+        4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1)
+    )
     _rows(comparison, rows[0], rows[1], "loss", "loss (nats per token)")
-    rows[1].axhspan(-100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15)
+    rows[1].axhspan(
+        -100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15
+    )
     if norms:
         _rows(comparison, rows[2], rows[3], "grad_norm", "grad norm")
     rows[-1].set_xlabel(_AXES[comparison.by])
@@ -65,9 +71,14 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
     above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
     # dashed and on top, so that a curve below it can be seen
     above.plot(
-        base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, linestyle=(0, (4, 3)), zorder=3,
+        base.x,
+        base.smooth_baseline,
+        color=_COLOURS[0],
+        linewidth=1.6,
+        linestyle=(0, (4, 3)),
+        zorder=3,
         label=clean(comparison.series[0].name),
-    )  # fmt: skip
+    )
     for number, pair in enumerate(comparison.pairs, start=1):
         curve, colour = thin(getattr(pair, what)), _COLOURS[number % len(_COLOURS)]
         above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
@@ -78,19 +89,28 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
     for number, one in enumerate(comparison.series):
         if not one.rate_changes:
             continue
-        places = dict(zip((record["step"] for record in one.records), one.along(comparison.by), strict=True))
+        places = dict(
+            zip((record["step"] for record in one.records), one.along(comparison.by), strict=True)
+        )
         for step, old, new in one.rate_changes:
             above.axvline(
-                places.get(step, step), color=_COLOURS[number % len(_COLOURS)], linestyle="--", linewidth=1,
-                label=clean(f"{one.name}: learning rate {old} to {new}") if what == "loss" else None,
-            )  # fmt: skip
+                places.get(step, step),
+                color=_COLOURS[number % len(_COLOURS)],
+                linestyle="--",
+                linewidth=1,
+                label=(
+                    clean(f"{one.name}: learning rate {old} to {new}") if what == "loss" else None
+                ),
+            )
     above.set_ylabel(label)
     below.set_ylabel("difference, %")
     below.axhline(0, color="#555555", linewidth=0.8)
 
 
 def thin(curve: Curve) -> Curve:
-    """The curve at so many points as a picture can show: of each stretch the extremes and gaps of each line."""
+    """The curve at so many points as a picture can show: of each stretch the extremes and gaps of
+    each line.
+    """
     count = len(curve.x)
     if count <= _POINTS:
         return curve
@@ -103,18 +123,25 @@ def thin(curve: Curve) -> Curve:
         for values in columns:
             finite = [i for i in stretch if isfinite(values[i])]
             extremes |= {choice(finite, key=values.__getitem__) for choice in (min, max) if finite}
-            extremes |= set(itertools.islice((i for i in stretch if not isfinite(values[i])), 1))  # a gap of the line
+            extremes |= set(
+                itertools.islice((i for i in stretch if not isfinite(values[i])), 1)
+            )  # a gap of the line
         chosen += sorted(extremes)
     return type(curve)(*(array("d", (values[i] for i in chosen)) for values in columns))
 
 
 def page(comparison: Comparison, *, whole: bool = True) -> str:
-    """HTML with the verdict, the numbers and the picture: a document if `whole`, else a part of one for a notebook."""
+    """HTML with the verdict, the numbers and the picture: a document if `whole`, else a part of one
+    for a notebook.
+    """
     summary = comparison.to_dict()
     columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
     table: dict[str, Any] = {
         "head": [column.replace("_", " ") for column in columns],
-        "rows": [[_cell(row[column]) for column in columns] for row in (summary["baseline"], *summary["compared"])],
+        "rows": [
+            [_cell(row[column]) for column in columns]
+            for row in (summary["baseline"], *summary["compared"])
+        ],
     }
     if not whole:
         picture = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
@@ -122,7 +149,14 @@ def page(comparison: Comparison, *, whole: bool = True) -> str:
     title = " against ".join(one.name for one in comparison.series)
     pictures = [(css, _svg(comparison, width)) for css, width in _SHOWN.items()]
     generator = "smtrain compare"
-    return render("compare.html", title=title, generator=generator, comparison=comparison, pictures=pictures, **table)
+    return render(
+        "compare.html",
+        title=title,
+        generator=generator,
+        comparison=comparison,
+        pictures=pictures,
+        **table,
+    )
 
 
 def _svg(comparison: Comparison, width: float) -> str:

@@ -13,13 +13,34 @@ from smtrain.tools.compare.columns import StepColumns
 NAMES = {
     "step": ("step", "iteration", "iter", "global_step", "optimizer_step", "_step"),
     "loss": (
-        "loss", "lm loss", "lm_loss", "train_loss", "reduced_train_loss", "train/loss", "training loss", "lm-loss",
-        "train/lm_loss", "lm-loss-training/lm loss",
+        "loss",
+        "lm loss",
+        "lm_loss",
+        "train_loss",
+        "reduced_train_loss",
+        "train/loss",
+        "training loss",
+        "lm-loss",
+        "train/lm_loss",
+        "lm-loss-training/lm loss",
     ),
     "grad_norm": (
-        "grad_norm", "grad norm", "gradient_norm", "grad-norm", "train/grad_norm", "gradient norm", "global_grad_norm",
+        "grad_norm",
+        "grad norm",
+        "gradient_norm",
+        "grad-norm",
+        "train/grad_norm",
+        "gradient norm",
+        "global_grad_norm",
     ),
-    "lr": ("lr", "learning rate", "learning_rate", "learning-rate", "train/lr", "train/learning_rate"),
+    "lr": (
+        "lr",
+        "learning rate",
+        "learning_rate",
+        "learning-rate",
+        "train/lr",
+        "train/learning_rate",
+    ),
     **{
         f"rewards/{name}": (f"rewards/{name}", f"train/rewards/{name}")
         for name in ("chosen", "rejected", "margins", "accuracies")
@@ -27,10 +48,14 @@ NAMES = {
     "tokens_per_s": ("tokens_per_s", "tokens/s", "tokens_per_second", "train/tokens_per_s"),
     "samples": ("consumed samples", "consumed_samples"),
     "step_s": (
-        "step_s", "iteration_time", "elapsed time per iteration (ms)", "train_step_timing in s", "iteration-time",
+        "step_s",
+        "iteration_time",
+        "elapsed time per iteration (ms)",
+        "train_step_timing in s",
+        "iteration-time",
     ),
     "time": ("time", "wall_time", "timestamp"),
-}  # fmt: skip
+}
 """Our names of the numbers, and those of other tools."""
 _OURS = {name: ours for ours, names in NAMES.items() for name in names}
 _EXACT = 2.0**53
@@ -51,17 +76,24 @@ class Series:
     tokens_per_step: float | None = None
     dollars_per_hour: float | None = None
     rate_changes: tuple[tuple[float, str, str], ...] = ()
-    """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
+    """(first step, rate before, rate from there on) of every resume that changed the learning rate.
+    """
     objective: str = ""
     """`train.objective` of the run, or by its numbers; "" if unknown."""
     beginnings: int = 1
-    """Number of times that the log begins with its first step: more than 1 if it holds several runs."""
+    """Number of times that the log begins with its first step: more than 1 if it holds several
+    runs.
+    """
 
     def tokens_per_s(self) -> float | None:
         """The median over all steps; computed from step times if the log has no rates."""
         rates = [record["tokens_per_s"] for record in self.records if "tokens_per_s" in record]
         if not rates and self.tokens_per_step:
-            rates = [self.tokens_per_step / record["step_s"] for record in self.records if record.get("step_s")]
+            rates = [
+                self.tokens_per_step / record["step_s"]
+                for record in self.records
+                if record.get("step_s")
+            ]
         return sorted(rates)[len(rates) // 2] if rates else None
 
     def tokens_per_dollar(self) -> float | None:
@@ -79,8 +111,8 @@ class Series:
         if by == "tokens":
             if not self.tokens_per_step:
                 raise DataError(
-                    f"{self.name}: nothing says how many tokens a step has; give --tokens-per-step (global batch size "
-                    "times sequence length), or compare by step"
+                    f"{self.name}: nothing says how many tokens a step has; give --tokens-per-step"
+                    " (global batch size times sequence length), or compare by step"
                 )
             return array("d", (record["step"] * self.tokens_per_step for record in self.records))
         if all("time" in record for record in self.records):
@@ -93,8 +125,8 @@ class Series:
                 took = self.tokens_per_step / record["tokens_per_s"]
             if took is None:
                 raise DataError(
-                    f"{self.name}: nothing says how long a step took; give --tokens-per-step if it logs tokens a "
-                    "second, or compare by step"
+                    f"{self.name}: nothing says how long a step took; give --tokens-per-step if it"
+                    " logs tokens a second, or compare by step"
                 )
             total += took * (record["step"] - before)
             before = record["step"]
@@ -103,10 +135,17 @@ class Series:
 
 
 def series(
-    name: str, of: str, rows: Iterable[Mapping[str, Any]], tokens_per_step: float | None = None,
-    dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (), objective: str = "",
-) -> Series:  # fmt: skip
-    """A series of rows with any tool's names. The last row of a step counts; rows without a step or loss are skipped.
+    name: str,
+    of: str,
+    rows: Iterable[Mapping[str, Any]],
+    tokens_per_step: float | None = None,
+    dollars_per_hour: float | None = None,
+    rate_changes: Iterable[tuple[float, str, str]] = (),
+    objective: str = "",
+) -> Series:
+    """A series of rows with any tool's names.
+
+    The last row of a step counts; rows without a step or loss are skipped.
 
     Raises DataError if no row has both.
     """
@@ -132,11 +171,20 @@ def series(
     if not records:
         columns = ", ".join(sorted(seen)[:12]) or "nothing"
         raise DataError(
-            f"{of} has no steps with a loss: it has {columns}; needed are a step ({', '.join(NAMES['step'][:4])}) and "
-            f"a loss ({', '.join(NAMES['loss'][:4])})"
+            f"{of} has no steps with a loss: it has {columns}; needed are a step"
+            f" ({', '.join(NAMES['step'][:4])}) and a loss ({', '.join(NAMES['loss'][:4])})"
         )
     records.sort()
-    return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes), objective, beginnings)
+    return Series(
+        name,
+        of,
+        records,
+        tokens_per_step,
+        dollars_per_hour,
+        tuple(rate_changes),
+        objective,
+        beginnings,
+    )
 
 
 def with_tokens(one: Series, tokens_per_step: float | None) -> Series:

@@ -1,4 +1,6 @@
-"""Read a training's numbers: from a run, a job, files of ours or of other tools, or a table in memory."""
+"""Read a training's numbers: from a run, a job, files of ours or of other tools, or a table in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
 def read(what: Any, target: TargetName | None = None) -> Series:
     """Read a `Run`, a `Job`, a DataFrame or list of records, a path, or the name of a job or run.
 
-    A string may carry a name of its own, `gpu=logs/a100.txt`. Raises DataError for files without steps, JobError for
-    a name that is no file, job or run.
+    A string may carry a name of its own, `gpu=logs/a100.txt`. Raises DataError for files without
+    steps, JobError for a name that is no file, job or run.
     """
     if isinstance(what, (str, Path)):
         label, source = _label(str(what))
@@ -56,7 +58,9 @@ def read(what: Any, target: TargetName | None = None) -> Series:
         return replace(_of_attempts(jobs, what.config.name), objective=what.config.train.objective)
     if hasattr(what, "records") and hasattr(what, "describe"):
         return _of_attempts([what], what.name)
-    raise DataError(f"{what!r} is not a run, job, table or file of a training", code="data.not_found")
+    raise DataError(
+        f"{what!r} is not a run, job, table or file of a training", code="data.not_found"
+    )
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -69,21 +73,30 @@ def _label(text: str) -> tuple[str, str]:
 def _of_path(path: Path, name: str) -> Series:
     if path.is_dir():
         metrics = next(
-            (path / file for file in ("metrics.jsonl", "data/metrics.jsonl") if (path / file).exists()), None
+            (
+                path / file
+                for file in ("metrics.jsonl", "data/metrics.jsonl")
+                if (path / file).exists()
+            ),
+            None,
         )
         if metrics is not None:
             return _of_path(metrics, name)
         if any(path.rglob(f"{_EVENTS}*")):
             return series(name, str(path), _events(path))
         raise DataError(
-            f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that does",
+            f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that"
+            " does",
             code="data.not_found",
         )
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:
         # newline: progress bars write \r
-        with open_named(path) as file, io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as lines:
+        with (
+            open_named(path) as file,
+            io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as lines,
+        ):
             return _of_lines(iter(lambda: lines.readline(_LONGEST), ""), path, name)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
@@ -94,13 +107,15 @@ def _of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
         return series(name, str(path), _json_lines(lines))
     if path.suffix in (".csv", ".tsv"):
         split = (row for line in lines for row in line.splitlines())
-        return series(name, str(path), csv.DictReader(split, delimiter="\t" if path.suffix == ".tsv" else ","))
+        return series(
+            name, str(path), csv.DictReader(split, delimiter="\t" if path.suffix == ".tsv" else ",")
+        )
     logged = steps(lines)
     first = next(logged, None)
     if first is None:
         raise DataError(
-            f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's, GPT-NeoX's or "
-            "NeMo's; give a CSV file with the columns step and loss"
+            f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's,"
+            " GPT-NeoX's or NeMo's; give a CSV file with the columns step and loss"
         )
     return series(name, str(path), itertools.chain([first], logged))
 
@@ -175,7 +190,10 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
         described = [*(job.describe() for job, _ in by_job[:-1]), description]
         firsts = [records[0]["step"] if records else None for _, records in by_job]
         changes = rate_changes(zip(described, firsts, strict=True))
-    price, objective = _dollars_per_hour(description, attempts[0].target), parameters.get("objective", "")
+    price, objective = (
+        _dollars_per_hour(description, attempts[0].target),
+        parameters.get("objective", ""),
+    )
     made = series(attempts[0].name, attempts[0].name, rows, tokens, price, changes, objective)
     return replace(made, name=name, beginnings=1)  # an attempt without a checkpoint begins again
 
@@ -189,12 +207,20 @@ def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
         return None
     option = "spot" if description.get("EnableManagedSpotTraining") else "on_demand"
     prices = known_prices(target.name)
-    priced = [(prices.find(kind, option, target.region_name()), count) for kind, count in groups_of(description)]
-    return sum(p.dollars_per_hour * count for p, count in priced if p) if all(p for p, _ in priced) else None
+    priced = [
+        (prices.find(kind, option, target.region_name()), count)
+        for kind, count in groups_of(description)
+    ]
+    return (
+        sum(p.dollars_per_hour * count for p, count in priced if p)
+        if all(p for p, _ in priced)
+        else None
+    )
 
 
 def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
-    """The numbers of every line about a step, by the tool's own names and `step`; other lines are skipped.
+    """The numbers of every line about a step, by the tool's own names and `step`; other lines are
+    skipped.
 
     Progress bars overwrite themselves with carriage returns: each state counts as a line.
     """
@@ -215,11 +241,16 @@ def _megatron(line: str) -> dict[str, float] | None:
     if match is None:
         return None
     fields = (_FIELD.search(part) for part in line[match.end() :].split("|"))
-    return {"step": float(match[1])} | {number[1].strip(): float(number[2]) for number in fields if number}
+    return {"step": float(match[1])} | {
+        number[1].strip(): float(number[2]) for number in fields if number
+    }
 
 
 def _nemo(line: str) -> dict[str, float] | None:
-    """Lightning's bar. It prints global_step with few digits and from 0, so the bar's own count is used."""
+    """Lightning's bar.
+
+    It prints global_step with few digits and from 0, so the bar's own count is used.
+    """
     match = _EPOCH.search(line)
     pairs = {name.strip(): float(value) for name, value in _PAIR.findall(line)} if match else {}
     if match is None or "reduced_train_loss" not in pairs:

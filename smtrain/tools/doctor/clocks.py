@@ -20,10 +20,15 @@ WARM, LEAST_STEPS = 2, 4
 def step_rate(
     begin: Callable[[int], Callable[[], StepResult]], engine: NativeEngine, seconds: float
 ) -> tuple[float, int]:
-    """(steps a second, steps). As in training, a step begins before the last one's numbers are read."""
+    """(steps a second, steps).
+
+    As in training, a step begins before the last one's numbers are read.
+    """
     began, waiting = time.perf_counter(), list[Callable[[], StepResult]]()
     ends = [began]
-    while len(ends) < LEAST_STEPS or not engine.any(ends[-1] - began > seconds):  # all processes take as many steps
+    while len(ends) < LEAST_STEPS or not engine.any(
+        ends[-1] - began > seconds
+    ):  # all processes take as many steps
         waiting.append(begin(len(ends) - 1))
         if len(waiting) > engine.steps_ahead:
             waiting.pop(0)()

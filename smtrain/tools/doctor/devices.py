@@ -1,4 +1,6 @@
-"""The accelerators and networks of this machine: their files, their tools' answers, and torch's view of them."""
+"""The accelerators and networks of this machine: their files, their tools' answers, and torch's
+view of them.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,25 @@ from smtrain.tools.doctor.gathered import SYSTEM, Answer, Gathered, ask, child, 
 from smtrain.tools.doctor.torch_view import MARK
 
 IMPORT = 120.0
-"""Seconds for torch to be imported and to multiply two matrices on each device; Neuron compiles them."""
+"""Seconds for torch to be imported and to multiply two matrices on each device; Neuron compiles
+them.
+"""
 _NVIDIA, _GPU_CLASS = "0x10de", "0x03"  # of PCI devices
-_OLD_DRIVER = (2, 26)  # Neuron's runtime of SDK 2.32 and later refuses these (containers' release notes, SDK 2.30)
+_OLD_DRIVER = (
+    2,
+    26,
+)  # Neuron's runtime of SDK 2.32 and later refuses these (containers' release notes, SDK 2.30)
 _QUERY = "index,name,driver_version,memory.total,memory.used,compute_mode"
 _BUSY, _TAKEN, _FREE = 0.1, 0.9, 0.8  # shares of a GPU's memory
-_RUNFILE = "install NVIDIA's driver for this kernel, or reboot after an update of either (`dmesg` says what it refuses)"
+_RUNFILE = (
+    "install NVIDIA's driver for this kernel, or reboot after an update of either (`dmesg` says"
+    " what it refuses)"
+)
 _CONTAINER = "in a container: start it with --gpus all and the NVIDIA container toolkit"
-_GET_STARTED = "install torch with the command for your device on PyTorch's `Get started` page (docs/install.md)"
+_GET_STARTED = (
+    "install torch with the command for your device on PyTorch's `Get started` page"
+    " (docs/install.md)"
+)
 
 
 @dataclass
@@ -47,7 +60,11 @@ class TorchView:
 def devices(found: Gathered) -> TorchView:
     """Look at the accelerators; returns torch's view of them."""
     view = _view(found)
-    here = {"NVIDIA": _files("nvidia[0-9]*"), "AMD": _files("kfd"), "Neuron": _files("neuron[0-9]*")}
+    here = {
+        "NVIDIA": _files("nvidia[0-9]*"),
+        "AMD": _files("kfd"),
+        "Neuron": _files("neuron[0-9]*"),
+    }
     for name, files in here.items():
         found.fact("devices", f"{name} device files", len(files) or None)
     # In this order: a driver that is broken explains why torch sees nothing.
@@ -71,21 +88,33 @@ def _view(found: Gathered) -> TorchView:
     if line is None:
         reason = answer.why()
         remedy = (
-            "install it again: `pip install --force-reinstall torch`; `python -c 'import torch'` shows the whole error"
+            "install it again: `pip install --force-reinstall torch`; `python -c 'import torch'`"
+            " shows the whole error"
         )
         if answer.state == "hangs":
-            remedy = "a driver may hang: reboot the machine; `python -X faulthandler -c 'import torch'` shows more"
+            remedy = (
+                "a driver may hang: reboot the machine; `python -X faulthandler -c 'import torch'`"
+                " shows more"
+            )
         found.add("torch", "fault", f"torch is installed, but `import torch` {reason}", remedy)
         return TorchView()
     seen: dict[str, Any] = json.loads(line.removeprefix(MARK))
-    for name, key in (("CUDA of torch", "cuda"), ("HIP of torch", "hip"), ("NCCL", "nccl"), ("threads", "threads")):
+    for name, key in (
+        ("CUDA of torch", "cuda"),
+        ("HIP of torch", "hip"),
+        ("NCCL", "nccl"),
+        ("threads", "threads"),
+    ):
         found.fact("torch", name, seen.get(key))
     found.fact("torch", "accelerator", seen["accelerator"] or "none")
     if present("transformers") and (error := seen.get("transformers_error")):
         found.add(
-            "packages", "fault", f"transformers is installed, but cannot be imported ({error})",
-            "install it again, for this torch: `pip install --force-reinstall --no-deps transformers`",
-        )  # fmt: skip
+            "packages",
+            "fault",
+            f"transformers is installed, but cannot be imported ({error})",
+            "install it again, for this torch: `pip install --force-reinstall --no-deps"
+            " transformers`",
+        )
     return TorchView(seen["accelerator"] or "cpu", int(seen["count"]), seen)
 
 
@@ -97,51 +126,90 @@ def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None
         if kinds:
             found.add("torch", "fault", *_unseen(seen, kinds[0], len(here[kinds[0]])))
         elif seen["cuda"] or seen["hip"]:
-            text = f"torch {seen['torch']} is built for GPUs, and this machine has none: it trains on the CPU"
+            text = (
+                f"torch {seen['torch']} is built for GPUs, and this machine has none: it trains on"
+                " the CPU"
+            )
             found.add("torch", "warning", text, f"nothing, if that is meant; {_CONTAINER}")
         else:
-            found.add("torch", "ok", f"torch {seen['torch']} trains on the CPU: this machine has no accelerator")
+            found.add(
+                "torch",
+                "ok",
+                f"torch {seen['torch']} trains on the CPU: this machine has no accelerator",
+            )
         return
     for row in seen["devices"]:
         sizes = [round(row[key] / 2**30, 1) for key in ("total", "free") if key in row]
         words = [row.get("name"), f"{sizes[0]} GiB, {sizes[1]} free" if len(sizes) == 2 else None]
         found.fact("devices", f"{kind}:{row['index']}", ", ".join(filter(None, words)) or "there")
-        if here["AMD"] and row.get("free", 1) < _FREE * row.get("total", 1):  # nvidia-smi says it for the others
+        if here["AMD"] and row.get("free", 1) < _FREE * row.get(
+            "total", 1
+        ):  # nvidia-smi says it for the others
             text = f"{kind}:{row['index']} is busy: {sizes[1]} of {sizes[0]} GiB are free"
-            found.add("device", "warning", text, "end the programs that `rocm-smi --showpids` lists")
+            found.add(
+                "device", "warning", text, "end the programs that `rocm-smi --showpids` lists"
+            )
         if not row["works"]:
             reason = row.get("error", "the product of two matrices is wrong")
-            remedy = "end other programs on it; otherwise test the device with its vendor's tool, or replace it"
-            found.add("torch", "fault", f"{kind}:{row['index']} does not compute ({reason})", remedy)
+            remedy = (
+                "end other programs on it; otherwise test the device with its vendor's tool, or"
+                " replace it"
+            )
+            found.add(
+                "torch", "fault", f"{kind}:{row['index']} does not compute ({reason})", remedy
+            )
     files = max(map(len, here.values()))
     if kind == "cuda" and 0 < view.count < files and len(kinds) == 1:
         text = f"torch sees {view.count} of {files} GPUs"
-        found.add("torch", "warning", text, "unset CUDA_VISIBLE_DEVICES, or see that no GPU has failed (nvidia-smi)")
+        found.add(
+            "torch",
+            "warning",
+            text,
+            "unset CUDA_VISIBLE_DEVICES, or see that no GPU has failed (nvidia-smi)",
+        )
     if all(row["works"] for row in seen["devices"]):
         found.add("torch", "ok", f"torch {seen['torch']} computes on {view.count} x {kind}")
 
 
 def _unseen(seen: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
     """The reason that torch does not see a device that is there, and the remedy."""
-    what = f"this machine has {count} {kind} device{'s' * (count != 1)}, and torch {seen['torch']} sees none"
+    what = (
+        f"this machine has {count} {kind} device{'s' * (count != 1)}, and torch {seen['torch']}"
+        " sees none"
+    )
     reasons = [seen.get("error"), *seen.get("warnings", ())]
     reason = next((one for one in reasons if one), None)
     if kind == "Neuron":
         if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-            return f"{what}: TORCH_DEVICE_BACKEND_AUTOLOAD is 0", "unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+            return (
+                f"{what}: TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
+                "unset TORCH_DEVICE_BACKEND_AUTOLOAD",
+            )
         version = _neuronx()
         if version is None:
             wanted = ".".join(map(str, numbers(seen["torch"])[:2]))
             index = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
-            return f"{what}: torch-neuronx is not installed", f"run `pip install 'torch-neuronx=={wanted}.*' {index}`"
+            return (
+                f"{what}: torch-neuronx is not installed",
+                f"run `pip install 'torch-neuronx=={wanted}.*' {index}`",
+            )
         if numbers(version) < (2, 13):
-            text = f"{what}: torch-neuronx {version} is of PyTorch/XLA, which engine native cannot use"
-            return text, "use an image of Neuron 2.33 or later, or engine nxd on trn1 (docs/engines.md)"
+            text = (
+                f"{what}: torch-neuronx {version} is of PyTorch/XLA, which engine native cannot use"
+            )
+            return (
+                text,
+                "use an image of Neuron 2.33 or later, or engine nxd on trn1 (docs/engines.md)",
+            )
         return (
             f"{what}{f' ({reason})' if reason else ''}",
             "run `python -c 'import torch_neuronx'`, and mend what it says",
         )
-    hiding = [name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if os.environ.get(name) in ("", "-1")]
+    hiding = [
+        name
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+        if os.environ.get(name) in ("", "-1")
+    ]
     if hiding:
         return f"{what}: {hiding[0]} hides them", f"unset {hiding[0]}"
     if not seen["cuda"] and not seen["hip"]:
@@ -163,8 +231,16 @@ def _neuronx() -> str | None:
 def _allowed(found: Gathered, files: list[Path], kind: str) -> bool:
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
-        text = f"you may not open {kind} devices ({', '.join(f'/dev/{file.name}' for file in closed[:3])})"
-        found.add("driver", "fault", text, "add yourself to the group of these files (`ls -l /dev`), and log in again")
+        text = (
+            f"you may not open {kind} devices"
+            f" ({', '.join(f'/dev/{file.name}' for file in closed[:3])})"
+        )
+        found.add(
+            "driver",
+            "fault",
+            text,
+            "add yourself to the group of these files (`ls -l /dev`), and log in again",
+        )
     return not closed
 
 
@@ -175,40 +251,65 @@ def _nvidia(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     if answer.state == "missing":
         if files:
             remedy = "in a container: set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            found.add("driver", "warning", "nvidia-smi is not there, so the driver was not asked", remedy)
+            found.add(
+                "driver", "warning", "nvidia-smi is not there, so the driver was not asked", remedy
+            )
         elif on_bus:
-            text = f"{on_bus} NVIDIA GPU{'s are' if on_bus > 1 else ' is'} on the PCI bus, and no driver"
+            text = (
+                f"{on_bus} NVIDIA GPU{'s are' if on_bus > 1 else ' is'} on the PCI bus, and no"
+                " driver"
+            )
             found.add("driver", "fault", text, f"{_RUNFILE}; {_CONTAINER}")
             return False
         return _allowed(found, files, "NVIDIA") if files else True
     if answer.state != "answers":
         if files or on_bus or answer.state == "hangs":
-            remedy = "reboot: a process or the driver is stuck" if answer.state == "hangs" else _RUNFILE
-            found.add("driver", "fault", f"nvidia-smi is there, but {answer.why()}", f"{remedy}; {_CONTAINER}")
+            remedy = (
+                "reboot: a process or the driver is stuck" if answer.state == "hangs" else _RUNFILE
+            )
+            found.add(
+                "driver",
+                "fault",
+                f"nvidia-smi is there, but {answer.why()}",
+                f"{remedy}; {_CONTAINER}",
+            )
             return False
         text = f"nvidia-smi is there, but {answer.why()}, and no NVIDIA GPU was found"
-        found.add("driver", "warning", text, f"nothing, if this machine has no GPU; else {_RUNFILE}")
+        found.add(
+            "driver", "warning", text, f"nothing, if this machine has no GPU; else {_RUNFILE}"
+        )
         return True
     return _gpus(found, view, answer)
 
 
 def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     """Read the rows of nvidia-smi: the driver's version, the busy GPUs."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.out.splitlines() if line.count(",") >= 5]
+    rows = [
+        [cell.strip() for cell in line.split(",")]
+        for line in answer.out.splitlines()
+        if line.count(",") >= 5
+    ]
     sound = True
     for index, name, driver, total, used, mode in (row[:6] for row in rows):
         found.fact("devices", "NVIDIA driver", driver)
         found.fact("devices", f"GPU {index}", f"{name}, {total} MiB, {used} in use")
         if not _chosen(index):
             continue
-        share = float(used) / float(total) if _is_number(used) and _is_number(total) and float(total) else 0.0
+        share = (
+            float(used) / float(total)
+            if _is_number(used) and _is_number(total) and float(total)
+            else 0.0
+        )
         if mode == "Prohibited":
             text = f"GPU {index} takes no programs: its compute mode is Prohibited"
             found.add("device", "fault", text, f"run `sudo nvidia-smi -i {index} -c DEFAULT`")
         elif share > _BUSY:
             level = "fault" if share > _TAKEN else "warning"
             text = f"GPU {index} is busy: {used} of {total} MiB are in use"
-            remedy = "end the programs that `nvidia-smi` lists, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+            remedy = (
+                "end the programs that `nvidia-smi` lists, or choose other GPUs with"
+                " CUDA_VISIBLE_DEVICES"
+            )
             found.add("device", level, text, remedy)  # type: ignore[arg-type]
     newest = re.search(r"CUDA Version: *([\d.]+)", ask("nvidia-smi").out)
     if newest:
@@ -217,18 +318,27 @@ def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     # Within a major version an older driver runs newer builds (CUDA's minor version compatibility).
     if newest and ours and numbers(newest[1])[:1] < numbers(ours)[:1]:
         text = (
-            f"the NVIDIA driver is too old: it is for CUDA {newest[1]}, and torch {view.seen['torch']} for CUDA {ours}"
+            f"the NVIDIA driver is too old: it is for CUDA {newest[1]}, and torch"
+            f" {view.seen['torch']} for CUDA {ours}"
         )
-        found.add("driver", "fault", text, f"update the driver, or {_GET_STARTED} for CUDA {newest[1]}")
+        found.add(
+            "driver", "fault", text, f"update the driver, or {_GET_STARTED} for CUDA {newest[1]}"
+        )
         sound = False
     elif rows:
-        found.add("driver", "ok", f"NVIDIA driver {rows[0][2]}, {len(rows)} GPU{'s' * (len(rows) != 1)}")
+        found.add(
+            "driver", "ok", f"NVIDIA driver {rows[0][2]}, {len(rows)} GPU{'s' * (len(rows) != 1)}"
+        )
     return sound
 
 
 def _chosen(index: str) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES leaves a GPU to programs; other names than numbers in it leave all."""
-    named = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    """Whether CUDA_VISIBLE_DEVICES leaves a GPU to programs; other names than numbers in it leave
+    all.
+    """
+    named = [
+        one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()
+    ]
     return index in named or not all(map(_is_number, named)) or not named
 
 
@@ -236,7 +346,9 @@ def _on_bus() -> int:
     """NVIDIA GPUs on the PCI bus, with a driver or without."""
     count = 0
     for folder in (SYSTEM / "sys/bus/pci/devices").glob("*"):
-        vendor, class_ = (first_word(str(folder.relative_to(SYSTEM) / name)) or "" for name in ("vendor", "class"))
+        vendor, class_ = (
+            first_word(str(folder.relative_to(SYSTEM) / name)) or "" for name in ("vendor", "class")
+        )
         count += vendor == _NVIDIA and class_.startswith(_GPU_CLASS)
     return count
 
@@ -254,19 +366,32 @@ def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     if not files:
         if driver or type_.startswith(("trn", "inf")):
             loaded = f"driver {driver} is loaded" if driver else "no driver is loaded"
-            text = f"this machine is {with_article(type_ or 'Neuron machine')} without Neuron devices: {loaded}"
-            remedy = "run `sudo modprobe neuron`, or install aws-neuronx-dkms; in a container: start it with --device"
+            text = (
+                f"this machine is {with_article(type_ or 'Neuron machine')} without Neuron devices:"
+                f" {loaded}"
+            )
+            remedy = (
+                "run `sudo modprobe neuron`, or install aws-neuronx-dkms; in a container: start it"
+                " with --device"
+            )
             found.add("driver", "fault", text, f"{remedy}=/dev/neuron0 and the others")
             return False
         if answer.state in ("fails", "hangs"):
             text = f"neuron-ls is there, but {answer.why()}, and no Neuron device was found"
-            found.add("driver", "warning", text, "nothing, if this machine has none; else install aws-neuronx-dkms")
+            found.add(
+                "driver",
+                "warning",
+                text,
+                "nothing, if this machine has none; else install aws-neuronx-dkms",
+            )
         return True
     if not _allowed(found, files, "Neuron"):
         return False
     if answer.state == "missing":
         remedy = "install aws-neuronx-tools, and put /opt/aws/neuron/bin on PATH"
-        found.add("driver", "warning", "neuron-ls is not there, so the driver was not asked", remedy)
+        found.add(
+            "driver", "warning", "neuron-ls is not there, so the driver was not asked", remedy
+        )
     elif answer.state != "answers":
         remedy = (
             "reboot: a process or the driver is stuck"
@@ -280,7 +405,8 @@ def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     version = _neuronx()
     if driver and version and numbers(version) >= (2, 13) and numbers(driver)[:2] <= _OLD_DRIVER:
         text = (
-            f"the Neuron driver {driver} is too old for torch-neuronx {version}, whose runtime refuses 2.26 and older"
+            f"the Neuron driver {driver} is too old for torch-neuronx {version}, whose runtime"
+            " refuses 2.26 and older"
         )
         found.add("driver", "fault", text, "update aws-neuronx-dkms, or take a newer machine image")
         return False
@@ -294,7 +420,12 @@ def _cores(found: Gathered, text: str) -> None:
         busy = [row for row in rows if row.get("neuron_processes")]
         count = sum(int(row.get("nc_count") or 0) for row in rows)
     except (ValueError, TypeError):
-        found.add("driver", "warning", "neuron-ls answers, but not as known", "send its output with this report")
+        found.add(
+            "driver",
+            "warning",
+            "neuron-ls answers, but not as known",
+            "send its output with this report",
+        )
         return
     if not rows:
         return
@@ -317,25 +448,45 @@ def _network(found: Gathered, view: TorchView) -> None:
     found.fact("network", "InfiniBand and EFA devices", ", ".join(names) or "none")
     answer = ask("fi_info", "-p", "efa")
     found.fact(
-        "network", "fi_info", {"missing": "not installed", "answers": "finds EFA"}.get(answer.state, answer.why())
+        "network",
+        "fi_info",
+        {"missing": "not installed", "answers": "finds EFA"}.get(answer.state, answer.why()),
     )
     type_ = first_word("sys/devices/virtual/dmi/id/product_name") or ""
     efa = any(name.startswith(("efa", "rdmap")) for name in names)
     row = instance(f"ml.{type_}")
     if row and row.get("efa") and not efa:
-        remedy = "launch it with EFA interfaces; in a container: start it with --device=/dev/infiniband"
-        found.add("network", "warning", f"{type_} can have EFA, and none is here: several hosts would be slow", remedy)
+        remedy = (
+            "launch it with EFA interfaces; in a container: start it with --device=/dev/infiniband"
+        )
+        found.add(
+            "network",
+            "warning",
+            f"{type_} can have EFA, and none is here: several hosts would be slow",
+            remedy,
+        )
     if not efa:
         return
     if answer.state != "answers":
-        text = "there are EFA devices, but fi_info " + ("is not there" if answer.state == "missing" else answer.why())
-        found.add("network", "warning", text, "install AWS's EFA software (aws-efa-installer) on host and in the image")
+        text = "there are EFA devices, but fi_info " + (
+            "is not there" if answer.state == "missing" else answer.why()
+        )
+        found.add(
+            "network",
+            "warning",
+            text,
+            "install AWS's EFA software (aws-efa-installer) on host and in the image",
+        )
     else:
         found.add("network", "ok", f"EFA: {', '.join(names)}")
     if view.kind == "cuda":
         folders = ("opt/amazon/ofi-nccl", "opt/aws-ofi-nccl", "opt/amazon/aws-ofi-nccl")
         libraries = [SYSTEM / folder for folder in folders if (SYSTEM / folder).is_dir()]
-        found.fact("network", "NCCL over EFA", "aws-ofi-nccl" if libraries else "aws-ofi-nccl was not found")
+        found.fact(
+            "network",
+            "NCCL over EFA",
+            "aws-ofi-nccl" if libraries else "aws-ofi-nccl was not found",
+        )
     _locked(found)
 
 
@@ -345,4 +496,9 @@ def _locked(found: Gathered) -> None:
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft != resource.RLIM_INFINITY:
         text = f"EFA locks memory, and a process may lock {soft / 2**20:.0f} MiB"
-        found.add("network", "warning", text, "run `ulimit -l unlimited`; in a container: --ulimit memlock=-1")
+        found.add(
+            "network",
+            "warning",
+            text,
+            "run `ulimit -l unlimited`; in a container: --ulimit memlock=-1",
+        )

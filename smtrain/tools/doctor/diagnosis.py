@@ -1,4 +1,6 @@
-"""`smtrain doctor`: look at this machine, train on it if asked; the report as text, as JSON and as one HTML page."""
+"""`smtrain doctor`: look at this machine, train on it if asked; the report as text, as JSON and as
+one HTML page.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,24 @@ class Diagnosis:
     def report(self) -> Report:
         """The findings about the machine and its training."""
         found = list(self.gathered.findings)
-        return Report(tuple(found + (verdicts.findings(self.trained, self.view) if self.trained else [])))
+        return Report(
+            tuple(found + (verdicts.findings(self.trained, self.view) if self.trained else []))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as docs/doctor.md describes them."""
         report = self.report
-        training = None if self.trained is None else {**self.trained.to_dict(), "figures": self._figures()}
+        training = (
+            None if self.trained is None else {**self.trained.to_dict(), "figures": self._figures()}
+        )
         return {
-            "made_by": MADE_BY, "format": FORMAT, "smtrain": __version__, **report.to_dict(),
-            "machine": self.gathered.facts, "training": training,
-        }  # fmt: skip
+            "made_by": MADE_BY,
+            "format": FORMAT,
+            "smtrain": __version__,
+            **report.to_dict(),
+            "machine": self.gathered.facts,
+            "training": training,
+        }
 
     def __str__(self) -> str:
         rows = [
@@ -71,7 +81,13 @@ class Diagnosis:
         return [
             ["part", "device", "processes", "state", "seconds"],
             *(
-                [one.part.replace("_", " "), one.device, str(one.processes), one.state, f"{one.seconds:.1f}"]
+                [
+                    one.part.replace("_", " "),
+                    one.device,
+                    str(one.processes),
+                    one.state,
+                    f"{one.seconds:.1f}",
+                ]
                 for one in self.trained.outcomes
             ),
         ]
@@ -81,38 +97,63 @@ class Diagnosis:
         trained, figures = self.trained, dict[str, Any]()
         for group in dict.fromkeys((trained.first, ALL)) if trained else ():
             assert trained is not None
-            done, said = trained.done(group, "speed"), verdicts.prediction(trained, self.view, group)
+            done, said = (
+                trained.done(group, "speed"),
+                verdicts.prediction(trained, self.view, group),
+            )
             if done is None or said is None:
                 continue
-            plain, processes = trained.done(group, "plain_speed"), trained.count if group == ALL else 1
+            plain, processes = (
+                trained.done(group, "plain_speed"),
+                (trained.count if group == ALL else 1),
+            )
             figures[group] = {
-                "processes": processes, "tokens_per_s": done["tokens_per_s"],
+                "processes": processes,
+                "tokens_per_s": done["tokens_per_s"],
                 "plain_tokens_per_s": plain["tokens_per_s"] if plain else None,
-                "mfu": verdicts.mfu(trained, done, said, processes), "predicted": asdict(said),
-                "peak_bytes": done["peak_bytes"], "plain_peak_bytes": plain["peak_bytes"] if plain else None,
-            }  # fmt: skip
+                "mfu": verdicts.mfu(trained, done, said, processes),
+                "predicted": asdict(said),
+                "peak_bytes": done["peak_bytes"],
+                "plain_peak_bytes": plain["peak_bytes"] if plain else None,
+            }
         return figures
 
     def page(self) -> str:
         """One HTML document that fetches nothing."""
         trained, report = self.trained, self.report
         return render(
-            "doctor.html", hide_secrets=True, title="smtrain doctor", generator=MADE_BY, version=__version__,
-            now=datetime.datetime.now(datetime.timezone.utc), ok=report.ok,
-            findings=[_finding(one) for level in list(_TONES)[::-1] for one in report if one.level == level],
+            "doctor.html",
+            hide_secrets=True,
+            title="smtrain doctor",
+            generator=MADE_BY,
+            version=__version__,
+            now=datetime.datetime.now(datetime.timezone.utc),
+            ok=report.ok,
+            findings=[
+                _finding(one)
+                for level in list(_TONES)[::-1]
+                for one in report
+                if one.level == level
+            ],
             figures=[_row(group, row) for group, row in self._figures().items()],
             parts=[_part(one) for one in (trained.outcomes if trained else ())],
-            models=_models(trained) if trained else [], notes=trained.notes if trained else [],
-            charts=_charts(trained) if trained else [], operators=_operators(trained) if trained else [],
+            models=_models(trained) if trained else [],
+            notes=trained.notes if trained else [],
+            charts=_charts(trained) if trained else [],
+            operators=_operators(trained) if trained else [],
             machine={
                 section: [(name, _shown(value)) for name, value in facts.items()]
                 for section, facts in self.gathered.facts.items()
             },
-        )  # fmt: skip
+        )
 
 
 def _finding(one: Finding) -> list[Cell]:
-    return [Cell(one.level, "one", tone=_TONES[one.level]), Cell(one.check, "one"), Cell(one.text, below=one.remedy)]
+    return [
+        Cell(one.level, "one", tone=_TONES[one.level]),
+        Cell(one.check, "one"),
+        Cell(one.text, below=one.remedy),
+    ]
 
 
 def _part(one: Outcome) -> list[Cell | str]:
@@ -122,8 +163,16 @@ def _part(one: Outcome) -> list[Cell | str]:
 
 def _models(trained: Trials) -> list[list[Cell | str]]:
     return [
-        [name, number(f"{model.shape.parameters():,}"), number(str(model.batch)), number(str(model.length))]
-        for name, model in (("small, for parity", trained.small), ("large, for speed", trained.large))
+        [
+            name,
+            number(f"{model.shape.parameters():,}"),
+            number(str(model.batch)),
+            number(str(model.length)),
+        ]
+        for name, model in (
+            ("small, for parity", trained.small),
+            ("large, for speed", trained.large),
+        )
     ]
 
 
@@ -139,36 +188,55 @@ def _row(group: str, row: dict[str, Any]) -> list[Cell | str]:
 
     said, share = row["predicted"], row["mfu"]
     return [
-        group, rate(row["tokens_per_s"]), rate(row["plain_tokens_per_s"]),
+        group,
+        rate(row["tokens_per_s"]),
+        rate(row["plain_tokens_per_s"]),
         number(f"{said['tokens_per_s']:,.0f}", f"{said['low']:,.0f} to {said['high']:,.0f}"),
-        number("" if share is None else f"{share:.1%}"), number(f"{row['peak_bytes'] / GIB:.3f}"),
-    ]  # fmt: skip
+        number("" if share is None else f"{share:.1%}"),
+        number(f"{row['peak_bytes'] / GIB:.3f}"),
+    ]
 
 
 def _charts(trained: Trials) -> list[str]:
-    """The losses of the CPU as a line, and those of the device, or of all processes of the CPU, as dots."""
+    """The losses of the CPU as a line, and those of the device, or of all processes of the CPU, as
+    dots.
+    """
     cpu = trained.done("cpu", "fp32")
-    other = (trained.done(trained.first, "fp32") if trained.first != "cpu" else None) or trained.done(ALL, "fp32")
+    other = (
+        trained.done(trained.first, "fp32") if trained.first != "cpu" else None
+    ) or trained.done(ALL, "fp32")
     if cpu is None:
         return []
 
     def of(done: dict[str, Any] | None, key: str) -> list[tuple[float, float]]:
         return [(row["updates"] + 1, row[key]) for row in done["runs"][0]["steps"]] if done else []
 
-    place = f"on {trained.kind}, {trained.count if trained.first == 'cpu' else 1} process" + "es" * (
-        trained.first == "cpu"
+    place = (
+        f"on {trained.kind}, {trained.count if trained.first == 'cpu' else 1} process"
+        + "es" * (trained.first == "cpu")
     )
     return [
-        chart("loss in fp32: one process of the CPU", of(cpu, "loss"), of(other, "loss"), dots_are=place),
-        chart("gradient norm in fp32", of(cpu, "grad_norm"), of(other, "grad_norm"), dots_are=place),
+        chart(
+            "loss in fp32: one process of the CPU",
+            of(cpu, "loss"),
+            of(other, "loss"),
+            dots_are=place,
+        ),
+        chart(
+            "gradient norm in fp32", of(cpu, "grad_norm"), of(other, "grad_norm"), dots_are=place
+        ),
     ]
 
 
 def _shown(value: object) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return (
+        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    )
 
 
-def diagnose(minutes: float | None, given: dict[str, Any] | None, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(
+    minutes: float | None, given: dict[str, Any] | None, say: Callable[[str], None]
+) -> Diagnosis:
     """Look at this machine; train for at most `minutes`, unless they are None or it cannot train.
 
     `given` is the config.json of the model to train; None takes models of the devices' size.
@@ -189,12 +257,15 @@ def diagnose(minutes: float | None, given: dict[str, Any] | None, say: Callable[
 
 
 def refuse(file: Path | None, option: str, overwrite: bool) -> None:
-    """Raise `ConfigError` for a file that cannot be written in the end, before anything is measured."""
+    """Raise `ConfigError` for a file that cannot be written in the end, before anything is
+    measured.
+    """
     if file is None:
         return
     if not str(file).strip() or str(file) == "." or file.is_dir():
         raise ConfigError(
-            f"{option}: {str(file)!r} is not a file name; give one such as doctor{_ENDINGS[option]}",
+            f"{option}: {str(file)!r} is not a file name; give one such as"
+            f" doctor{_ENDINGS[option]}",
             code="config.wrong_value",
         )
     if not file.absolute().parent.is_dir():
@@ -207,7 +278,8 @@ def refuse(file: Path | None, option: str, overwrite: bool) -> None:
         with file.open("rb") as content:
             if not _OURS.search(content.read(4096)):
                 raise ConfigError(
-                    f"{option}: {file} exists and is no report of smtrain doctor; name another, or use --overwrite",
+                    f"{option}: {file} exists and is no report of smtrain doctor; name another, or"
+                    " use --overwrite",
                     code="config.wrong_value",
                 )
 

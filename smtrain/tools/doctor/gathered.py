@@ -1,4 +1,6 @@
-"""The findings of `smtrain doctor`: facts by section, findings with remedies, and programs that may hang."""
+"""The findings of `smtrain doctor`: facts by section, findings with remedies, and programs that may
+hang.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from smtrain.core.text import clean
 SYSTEM = Path("/")
 """Root of /dev, /proc and /sys."""
 PATIENCE = 20.0
-"""Seconds that a program has to answer; nvidia-smi takes up to 10 on eight GPUs without persistence mode."""
+"""Seconds that a program has to answer; nvidia-smi takes up to 10 on eight GPUs without persistence
+mode.
+"""
 _ENDED = 2.0
 Value = str | int | float | bool | None
 
@@ -39,7 +43,9 @@ class Gathered:
     def fact(self, section: str, name: str, value: Value) -> None:
         """Add a fact; None is left out."""
         if value is not None:
-            self.facts.setdefault(section, {})[name] = anonymous(value) if isinstance(value, str) else value
+            self.facts.setdefault(section, {})[name] = (
+                anonymous(value) if isinstance(value, str) else value
+            )
 
     def add(self, check: str, level: Level, text: str, remedy: str = "") -> None:
         """Add a finding."""
@@ -53,7 +59,9 @@ def anonymous(text: str) -> str:
         if len(known) > 1:
             text = re.sub(rf"{re.escape(known)}(?![\w.-])", shown, text)
     names = {platform.node(): "HOST"}
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a user without an entry in /etc/passwd
+    with contextlib.suppress(
+        OSError, KeyError, ImportError
+    ):  # a user without an entry in /etc/passwd
         names[getpass.getuser()] = "USER"
     for name, shown in names.items():
         if len(name) > 3 and name != "root":  # a short name may be a word of the text, as root is
@@ -76,25 +84,41 @@ class Answer:
         """The reason that there is no answer, as the end of a sentence about the program."""
         if self.state == "hangs":
             return f"does not answer within {self.seconds:.0f} s"
-        ended = f"was killed by signal {-self.status}" if self.status < 0 else f"ends with status {self.status}"
+        ended = (
+            f"was killed by signal {-self.status}"
+            if self.status < 0
+            else f"ends with status {self.status}"
+        )
         lines = [line.strip() for line in f"{self.out}\n{self.errors}".splitlines() if line.strip()]
         return f"{ended} ({lines[-1][:200]})" if lines else ended
 
 
-def ask(*words: str, seconds: float | None = None, environment: dict[str, str] | None = None) -> Answer:
+def ask(
+    *words: str, seconds: float | None = None, environment: dict[str, str] | None = None
+) -> Answer:
     """Run a program for at most `seconds`.
 
-    A process that a broken driver holds cannot be killed, so nothing waits for it after that, or reads its pipes.
+    A process that a broken driver holds cannot be killed, so nothing waits for it after that, or
+    reads its pipes.
     """
     seconds = PATIENCE if seconds is None else seconds
     if shutil.which(words[0]) is None:
         return Answer("missing")
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         try:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=folder, env=environment,
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                cwd=folder,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             return Answer("fails", errors=error.strerror or str(error), status=127)
         try:
@@ -124,7 +148,11 @@ def child(module: str) -> list[str]:
     This smtrain's folder comes last on its path: first, it would hide modules of Python itself.
     """
     root = str(Path(__file__).resolve().parents[3])
-    return [sys.executable, "-c", f"import sys; sys.path.append({root!r}); from {module} import main; main()"]
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.append({root!r}); from {module} import main; main()",
+    ]
 
 
 def first_word(path: str) -> str | None:

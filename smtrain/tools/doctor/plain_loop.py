@@ -1,4 +1,6 @@
-"""The training that `smtrain doctor --train` compares with: transformers' model in a loop as most people write it."""
+"""The training that `smtrain doctor --train` compares with: transformers' model in a loop as most
+people write it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ADAMW = OptimizerOptions()
 
 
 class DrawnWeights(RandomWeights):
-    """Random matrices that a GPU draws: a core of the host takes ten seconds for a billion numbers."""
+    """Random matrices that a GPU draws: a core of the host takes ten seconds for a billion
+    numbers.
+    """
 
     def __init__(self, model: SizedModel, device: torch.device) -> None:
         super().__init__(model.config, model.shape, SEED)
@@ -38,17 +42,24 @@ class DrawnWeights(RandomWeights):
 class PlainLoop:
     """transformers' model, cross entropy, clipping, torch's AdamW.
 
-    In bf16 on a GPU the weights are fp32 and the products bf16 by autocast. That is 16 bytes a parameter with AdamW's
-    state; the engine has 18. Other devices may have no autocast, so their weights are bf16.
+    In bf16 on a GPU the weights are fp32 and the products bf16 by autocast. That is 16 bytes a
+    parameter with AdamW's state; the engine has 18. Other devices may have no autocast, so their
+    weights are bf16.
     """
 
-    def __init__(self, model: SizedModel, precision: str, device: torch.device, weights: RandomWeights | None) -> None:
+    def __init__(
+        self, model: SizedModel, precision: str, device: torch.device, weights: RandomWeights | None
+    ) -> None:
         """Begin from `weights`; None: from weights that the device draws."""
         from transformers import AutoModelForCausalLM
 
         self._device, self._mixed = device, precision == "bf16" and device.type == "cuda"
-        torch.use_deterministic_algorithms(False)  # as such loops are; the engine switches it on again
-        dtype: torch.dtype = torch.float32 if self._mixed else getattr(torch, BY_PRECISION[precision].name)  # type: ignore[index]
+        torch.use_deterministic_algorithms(
+            False
+        )  # as such loops are; the engine switches it on again
+        dtype: torch.dtype = (
+            torch.float32 if self._mixed else getattr(torch, BY_PRECISION[precision].name)  # type: ignore[index]
+        )
         with device if device.type == "cuda" and weights is None else nullcontext():
             made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 transformers_config(model.config), attn_implementation="sdpa", dtype=dtype
@@ -64,7 +75,9 @@ class PlainLoop:
             for matrices, decay in ((True, ADAMW.weight_decay), (False, 0.0))
         ]
         fused = device.type in ("cpu", "cuda")
-        self._adamw = torch.optim.AdamW(groups, lr=LR, betas=ADAMW.betas, eps=ADAMW.eps, fused=fused)
+        self._adamw = torch.optim.AdamW(
+            groups, lr=LR, betas=ADAMW.betas, eps=ADAMW.eps, fused=fused
+        )
 
     def step(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """A step on int64 [batch, sequence]; labels are shifted already."""

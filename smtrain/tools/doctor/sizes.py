@@ -26,8 +26,12 @@ _LEAST_GIB = 8.0  # of a device that does not say how much memory it has
 _OF_FREE = 0.6  # the part of the free memory that a model may take
 
 
-def large_model(given: dict[str, Any] | None, view: TorchView, cores: int, processes: int) -> tuple[SizedModel, str]:
-    """The largest model of the ladder, or of the given one's layers, that suits a device, and a note about it."""
+def large_model(
+    given: dict[str, Any] | None, view: TorchView, cores: int, processes: int
+) -> tuple[SizedModel, str]:
+    """The largest model of the ladder, or of the given one's layers, that suits a device, and a
+    note about it.
+    """
     precision: Precision = "fp32" if view.kind == "cpu" else "bf16"
     room = _room(view, processes)
     most = {"cpu": _PER_CORE * cores, "neuron": _ON_NEURON}.get(view.kind, float("inf"))
@@ -41,7 +45,9 @@ def large_model(given: dict[str, Any] | None, view: TorchView, cores: int, proce
         length = 256 if view.kind == "cpu" else 2048 if shape.parameters() > 3e8 else 512
         length = min(length, shape.positions or length)
         for batch in (2,) if view.kind == "cpu" else (8, 4, 2, 1):
-            need = peak_bytes(Work(shape, length, batch, precision), Mesh(1, 1, 1, batch), view.kind)
+            need = peak_bytes(
+                Work(shape, length, batch, precision), Mesh(1, 1, 1, batch), view.kind
+            )
             if shape.parameters() <= most and need <= room:
                 return SizedModel(config, batch, length, batch), _note(given, shape)
     shape = ModelShape.from_config(choices[-1])
@@ -51,7 +57,11 @@ def large_model(given: dict[str, Any] | None, view: TorchView, cores: int, proce
 
 def _note(given: dict[str, Any] | None, shape: ModelShape) -> str:
     whole = 0 if given is None else ModelShape.from_config(given).layers
-    return f"speed and memory are of {shape.layers} of the given model's {whole} layers" if shape.layers < whole else ""
+    return (
+        f"speed and memory are of {shape.layers} of the given model's {whole} layers"
+        if shape.layers < whole
+        else ""
+    )
 
 
 def _room(view: TorchView, processes: int) -> float:
@@ -83,9 +93,15 @@ class Prediction:
 
 
 def predicted(
-    model: SizedModel, precision: Precision, view: TorchView, processes: int, measured: dict[str, Any]
+    model: SizedModel,
+    precision: Precision,
+    view: TorchView,
+    processes: int,
+    measured: dict[str, Any],
 ) -> Prediction:
-    """Predict the speed of data-parallel processes; `measured` has the rates of a device that no table knows."""
+    """Predict the speed of data-parallel processes; `measured` has the rates of a device that no
+    table knows.
+    """
     # Not compiled, and deterministic: the defaults of ParallelOptions, which trial.py keeps.
     work = Work(model.shape, model.length, model.batch, precision, deterministic=True)
     mesh = Mesh(1, 1, processes, model.micro_batch)
@@ -95,12 +111,17 @@ def predicted(
     else:
         kind, host = view.kind, memory_here() or GIB
         total = next(
-            (device["total"] for device in view.seen.get("devices", ()) if "total" in device), host / processes
+            (device["total"] for device in view.seen.get("devices", ()) if "total" in device),
+            host / processes,
         )
         entry = MachineEntry(
-            kind="cpu" if kind == "cpu" else "gpu", devices=processes, memory_gib=total / GIB,
-            tflops=measured["multiplied_tflops"], link_gbs=measured["moved_gbs"], host_memory_gib=host / GIB,
-        )  # fmt: skip
+            kind="cpu" if kind == "cpu" else "gpu",
+            devices=processes,
+            memory_gib=total / GIB,
+            tflops=measured["multiplied_tflops"],
+            link_gbs=measured["moved_gbs"],
+            host_memory_gib=host / GIB,
+        )
         machine = Machine.described("this machine", 1, entry)
     rate = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
     wide = width_of(work, machine, nearest(work, machine, mesh), Correction(), untried=False)
@@ -109,11 +130,15 @@ def predicted(
         if row
         else f"this machine by its measured {measured['multiplied_tflops']:.3g} TFLOP/s"
     )
-    return Prediction(rate, rate * exp(-wide), rate * exp(wide), said, machine.core_flops if row else None)
+    return Prediction(
+        rate, rate * exp(-wide), rate * exp(wide), said, machine.core_flops if row else None
+    )
 
 
 def _row(view: TorchView) -> dict[str, Any] | None:
-    """The planner's row for this machine: by its type, else by the name of its GPU; `type` is added to it."""
+    """The planner's row for this machine: by its type, else by the name of its GPU; `type` is added
+    to it.
+    """
     if view.kind == "cpu":
         return None
     type_ = f"ml.{first_word('sys/devices/virtual/dmi/id/product_name') or ''}"
@@ -121,7 +146,9 @@ def _row(view: TorchView) -> dict[str, Any] | None:
     if row is not None and "core_gib" in row and ("chip" in row) == (view.kind == "cuda"):
         return {**row, "type": type_}
     name = next((str(device.get("name", "")) for device in view.seen["devices"]), "")
-    if view.kind != "cuda" or "PCIe" in name:  # such a card is slower than the one of the same name in a row
+    if (
+        view.kind != "cuda" or "PCIe" in name
+    ):  # such a card is slower than the one of the same name in a row
         return None
     for type_, row in table("instances")["instances"].items():
         if "chip" in row and re.search(rf"\b{row['chip']}\b", name):

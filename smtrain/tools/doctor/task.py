@@ -86,19 +86,34 @@ class Task:
         return Path(self.folder) / f"{self.group}-{RECORD}"
 
 
-def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> dict[str, Any]:
+def llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int
+) -> dict[str, Any]:
     """config.json of a Llama of these sizes."""
     return {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
-        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate, "vocab_size": vocabulary, "head_dim": hidden // heads,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
-        "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu",
-    }  # fmt: skip
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "hidden_act": "silu",
+    }
 
 
 def ladder() -> list[dict[str, Any]]:
-    """The models from 2 million to 1.2 billion parameters of which a device gets the largest that suits it."""
+    """The models from 2 million to 1.2 billion parameters of which a device gets the largest that
+    suits it.
+    """
     return [llama(*sizes) for sizes in _LADDER]
 
 
@@ -107,7 +122,13 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     whole = ModelShape.from_config(config).layers
     names = ("num_hidden_layers", "n_layer")
     cut = {
-        key: layers if key in names else value[:layers] if isinstance(value, list) and len(value) == whole else value
+        key: (
+            layers
+            if key in names
+            else value[:layers]
+            if isinstance(value, list) and len(value) == whole
+            else value
+        )
         for key, value in config.items()
     }
     return cut if whole > layers else config
@@ -121,11 +142,17 @@ def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[SizedM
         if ModelShape.from_config(cut).parameters() <= _OWN:
             config = cut
         else:
-            note = "the given model is too large for 20 steps on the CPU: parity is that of a small Llama"
+            note = (
+                "the given model is too large for 20 steps on the CPU: parity is that of a small"
+                " Llama"
+            )
     positions = ModelShape.from_config(config).positions
     most = max(dp)
     batch = most * -(-4 // most)
-    return SizedModel(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // most)), note
+    return (
+        SizedModel(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // most)),
+        note,
+    )
 
 
 def scaled(model: SizedModel, processes: int) -> SizedModel:

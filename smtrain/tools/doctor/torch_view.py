@@ -1,4 +1,6 @@
-"""torch's view of this machine's devices, in a process of its own: an import or a driver may crash or hang."""
+"""torch's view of this machine's devices, in a process of its own: an import or a driver may crash
+or hang.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ def main() -> None:
         import torch
 
         seen |= {
-            "torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-            "threads": torch.get_num_threads(), "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
-        }  # fmt: skip
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "threads": torch.get_num_threads(),
+            "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        }
         seen |= _accelerator(torch)
         _transformers(seen)
-    seen["warnings"] = [str(one.message).splitlines()[0] for one in warned if issubclass(one.category, UserWarning)]
+    seen["warnings"] = [
+        str(one.message).splitlines()[0] for one in warned if issubclass(one.category, UserWarning)
+    ]
     sys.stdout.write(f"\n{MARK}{json.dumps(seen)}\n")
     sys.stdout.flush()
 
@@ -56,7 +63,9 @@ def _accelerator(torch: Any) -> dict[str, Any]:
     seen = {"accelerator": found.type, "count": count}
     if found.type == "cuda":
         seen["nccl"] = _nccl(torch)
-    seen["devices"] = [_device(torch, found.type, i) for i in range(1 if found.type == "neuron" else count)]
+    seen["devices"] = [
+        _device(torch, found.type, i) for i in range(1 if found.type == "neuron" else count)
+    ]
     return seen
 
 
@@ -86,4 +95,6 @@ def _device(torch: Any, kind: str, index: int) -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -1,4 +1,6 @@
-"""`smtrain doctor --train`: run the parts in processes of their own, so that a crash or a hang ends one part only."""
+"""`smtrain doctor --train`: run the parts in processes of their own, so that a crash or a hang ends
+one part only.
+"""
 
 from __future__ import annotations
 
@@ -104,41 +106,75 @@ class Trials:
         return asdict(self)
 
 
-def train(view: TorchView, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]) -> Trials:
+def train(
+    view: TorchView, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]
+) -> Trials:
     """Train small models on the devices that torch sees, for `minutes` at most."""
     cores = cores_here()
-    count = view.count if view.kind != "cpu" else 2  # two processes of the CPU stand for two devices
+    count = (
+        view.count if view.kind != "cpu" else 2
+    )  # two processes of the CPU stand for two devices
     meshes = [(2, count // 2), (1, count)] if count % 2 == 0 else [(1, count)]
     small, note = small_model(given, [count])
     meshes = [mesh for mesh in meshes if not list(small.shape.mesh_faults(mesh[0], 1))]
     large, about = large_model(given, view, cores, count)
     trained = Trials(
-        view.kind, count, small, large, "fp32" if view.kind == "cpu" else "bf16", [*filter(None, (note, about))]
+        view.kind,
+        count,
+        small,
+        large,
+        "fp32" if view.kind == "cpu" else "bf16",
+        [*filter(None, (note, about))],
     )
-    with tempfile.TemporaryDirectory(prefix="smtrain-doctor-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="smtrain-doctor-", ignore_cleanup_errors=True
+    ) as folder:
         runner = _Runner(trained, folder, minutes * 60, say)
         for task in _tasks(trained, folder, minutes * 60, tuple(meshes)):
             runner.run(task)
     return trained
 
 
-def _tasks(trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]) -> Iterator[Task]:
-    """The groups of processes, in their order: what compares with the CPU first, what takes longest last."""
+def _tasks(
+    trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]
+) -> Iterator[Task]:
+    """The groups of processes, in their order: what compares with the CPU first, what takes longest
+    last.
+    """
     kind, count = trained.kind, trained.count
     task = Task(
-        CPU, "cpu", 1, ("transformers", "fp32"), folder, trained.small, trained.large, trained.precision,
-        seconds / _MEASURED, os.getpid(), CPU, kind == "cpu",
-    )  # fmt: skip
+        CPU,
+        "cpu",
+        1,
+        ("transformers", "fp32"),
+        folder,
+        trained.small,
+        trained.large,
+        trained.precision,
+        seconds / _MEASURED,
+        os.getpid(),
+        CPU,
+        kind == "cpu",
+    )
     yield task
     on_device = replace(task, group=trained.first, device=kind, checkpoints=trained.first)
     if kind != "cpu":
         yield replace(on_device, parts=("fp32",), killed=True)
     half = ("bf16", "fp16") if kind == "cuda" else ("bf16",)
-    pairs = ("settings",) if kind == "cuda" else ()  # CPUs are deterministic anyway, and compile for minutes
+    pairs = (
+        ("settings",) if kind == "cuda" else ()
+    )  # CPUs are deterministic anyway, and compile for minutes
     parts = ("resume", "export", "speed", "plain_speed", *pairs, *half, "compile")
     yield replace(on_device, parts=parts, killed=False)
     if count > 1:
-        together = replace(on_device, group=ALL, checkpoints=ALL, processes=count, meshes=meshes, large=trained.on_all)
+        together = replace(
+            on_device,
+            group=ALL,
+            checkpoints=ALL,
+            processes=count,
+            meshes=meshes,
+            large=trained.on_all,
+        )
         yield replace(together, parts=("fp32",), killed=True)
         yield replace(together, parts=("resume", "speed"), killed=False)
 
@@ -146,7 +182,9 @@ def _tasks(trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int
 class _Runner:
     """Runs tasks, and begins a new process for the parts that come after one that failed."""
 
-    def __init__(self, trained: Trials, folder: str, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, trained: Trials, folder: str, seconds: float, say: Callable[[str], None]
+    ) -> None:
         self._trained, self._folder, self._say = trained, Path(folder), say
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
@@ -156,7 +194,12 @@ class _Runner:
         for part in task.parts:
             needed = _NEEDS.get(part)
             if needed and self._trained.done(task.group, needed) is None:
-                self._ended(task, part, "skipped", reason=f"it needs the checkpoint of {needed}, which is not done")
+                self._ended(
+                    task,
+                    part,
+                    "skipped",
+                    reason=f"it needs the checkpoint of {needed}, which is not done",
+                )
                 left.remove(part)
         while left:
             if self._left() < LEAST:
@@ -171,31 +214,46 @@ class _Runner:
     def _left(self) -> float:
         return self._until - time.monotonic()
 
-    def _ended(self, task: Task, part: str, state: State, seconds: float = 0.0, **more: Any) -> None:
+    def _ended(
+        self, task: Task, part: str, state: State, seconds: float = 0.0, **more: Any
+    ) -> None:
         outcome = Outcome(task.group, part, task.device, task.processes, state, seconds, **more)
-        outcome.reason = anonymous(" ".join(outcome.reason.replace(task.folder, "FOLDER").split())[:_LONGEST])
+        outcome.reason = anonymous(
+            " ".join(outcome.reason.replace(task.folder, "FOLDER").split())[:_LONGEST]
+        )
         if state in ("failed", "ended", "hung"):
             outcome.log = anonymous(self._log(task)[-_KEPT:].replace(task.folder, "FOLDER"))
         self._trained.outcomes.append(outcome)
         place = f"{task.device}, {task.processes} process{'es' * (task.processes > 1)}"
         if "skipped" in outcome.result:
             outcome.state, outcome.reason = "skipped", str(outcome.result.pop("skipped"))
-        what = f"{seconds:.1f} s" if outcome.state == "done" else f"{outcome.state}, {outcome.reason}"
+        what = (
+            f"{seconds:.1f} s" if outcome.state == "done" else f"{outcome.state}, {outcome.reason}"
+        )
         self._say(f"{part.replace('_', ' ')} on {place}: {what}")
 
     def _once(self, task: Task) -> None:
-        """Run one process, or one on each device, until its parts are over, it ends, or a part takes too long."""
+        """Run one process, or one on each device, until its parts are over, it ends, or a part
+        takes too long.
+        """
         record = task.record()
         record.unlink(missing_ok=True)
         for file in self._folder.glob(f"{task.group}-pid-*"):
             file.unlink()
         with (self._folder / f"{task.group}.log").open("wb") as log:
             process = subprocess.Popen(
-                _command(task), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder,
-                env=_environment(task), start_new_session=True,
-            )  # fmt: skip
+                _command(task),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                env=_environment(task),
+                start_new_session=True,
+            )
         at, since, limit = 0, time.monotonic(), 0.0
-        with doing(lambda: f"{task.parts[min(at, len(task.parts) - 1)].replace('_', ' ')} on {task.device}"):
+        with doing(
+            lambda: f"{task.parts[min(at, len(task.parts) - 1)].replace('_', ' ')} on {task.device}"
+        ):
             try:
                 while at < len(task.parts):
                     part, over = task.parts[at], process.poll() is not None
@@ -212,9 +270,18 @@ class _Runner:
                         self._ended(task, part, "ended", took, reason=self._why(task, process))
                         return
                     elif took > limit:
-                        hung, late = f"it was not done after {took:.0f} s, and was ended", f"{_LATE} before it was done"
+                        hung, late = (
+                            f"it was not done after {took:.0f} s, and was ended",
+                            f"{_LATE} before it was done",
+                        )
                         state = state_when_late(limit, own)
-                        self._ended(task, part, state, took, reason=hung if state == "hung" else f"{late}; {_MORE}")
+                        self._ended(
+                            task,
+                            part,
+                            state,
+                            took,
+                            reason=hung if state == "hung" else f"{late}; {_MORE}",
+                        )
                         return
                     else:
                         time.sleep(0.05)
@@ -226,8 +293,16 @@ class _Runner:
         status = process.returncode
         how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
         marks = ("---", "===", "W", "I0")  # of torchrun's tables and its log
-        lines = [line.strip() for line in self._log(task).splitlines() if line.strip() and not line.startswith(marks)]
-        return f"its process {how}; its last line: {lines[-1][:200]}" if lines else f"its process {how}"
+        lines = [
+            line.strip()
+            for line in self._log(task).splitlines()
+            if line.strip() and not line.startswith(marks)
+        ]
+        return (
+            f"its process {how}; its last line: {lines[-1][:200]}"
+            if lines
+            else f"its process {how}"
+        )
 
     def _log(self, task: Task) -> str:
         try:
@@ -245,7 +320,9 @@ class _Runner:
 
 
 def state_when_late(limit: float, own: float) -> State:
-    """The state of a part that took longer than `limit` seconds, by its share of the command's minutes, `own`."""
+    """The state of a part that took longer than `limit` seconds, by its share of the command's
+    minutes, `own`.
+    """
     return "skipped" if limit < own or own < PATIENCE else "hung"
 
 
@@ -271,8 +348,20 @@ def _command(task: Task) -> list[str]:
     words = [*child("smtrain.tools.doctor.trial"), str(task.write())]
     if task.processes == 1:
         return words
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={task.processes}"]
-    return [*torchrun, "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--no-python", *words]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={task.processes}",
+    ]
+    return [
+        *torchrun,
+        "--master-addr=127.0.0.1",
+        f"--master-port={_free_port()}",
+        "--no-python",
+        *words,
+    ]
 
 
 def _free_port() -> int:
@@ -287,11 +376,19 @@ def _environment(task: Task) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in outer}
     made = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # for deterministic kernels; read when cuBLAS starts
-        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(Path(task.folder) / "inductor"),  # so that it is compiled here and now
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(
+            Path(task.folder) / "inductor"
+        ),  # so that it is compiled here and now
+    }
     if sys.platform == "linux":
-        made["GLOO_SOCKET_IFNAME"] = kept.get("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this machine
+        made["GLOO_SOCKET_IFNAME"] = kept.get(
+            "GLOO_SOCKET_IFNAME", "lo"
+        )  # all processes are on this machine
     if task.device == "cpu" and task.processes > 1 and "OMP_NUM_THREADS" not in kept:
-        made["OMP_NUM_THREADS"] = str(max(1, cores_here() // task.processes))  # torchrun would set 1
+        made["OMP_NUM_THREADS"] = str(
+            max(1, cores_here() // task.processes)
+        )  # torchrun would set 1
     return kept | made

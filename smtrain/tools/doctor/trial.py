@@ -1,4 +1,6 @@
-"""A process of `smtrain doctor --train`: it trains on a device, and writes a line when a part begins and ends."""
+"""A process of `smtrain doctor --train`: it trains on a device, and writes a line when a part
+begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from smtrain.worker.engine.native import NativeEngine, init_distributed
 from smtrain.worker.train import probe
 from smtrain.worker.train.operators import HeldBytes, Operators, fallbacks
 
-_STRIDE = 7  # each token of the text follows from the one before it, so that there is something to learn
+_STRIDE = (
+    7  # each token of the text follows from the one before it, so that there is something to learn
+)
 _THREADS = 4  # of a process that trains the small model: more would only wait for each other
 
 
@@ -52,7 +56,11 @@ class TrialProcess:
         """Load what `fp32` saved, and take the remaining steps again."""
         engine = self._engine(self.task.small, "fp32", self.task.meshes[0])
         state = engine.load(self._checkpoints() / f"step_{SAVED:08d}")
-        return {"from": state["step"], "steps": self._steps(engine, SAVED, STEPS), "weights": _weights(engine)}
+        return {
+            "from": state["step"],
+            "steps": self._steps(engine, SAVED, STEPS),
+            "weights": _weights(engine),
+        }
 
     def bf16(self) -> dict[str, Any]:
         return self._in_half("bf16")
@@ -64,10 +72,16 @@ class TrialProcess:
         """The same steps by transformers' model and torch's AdamW."""
         model = self.task.small
         loop = PlainLoop(model, "fp32", self.device, RandomWeights(model.config, model.shape, SEED))
-        return {"steps": [{**loop.step(*_text(model, k, model.batch)), "updates": k} for k in range(STEPS)]}
+        return {
+            "steps": [
+                {**loop.step(*_text(model, k, model.batch)), "updates": k} for k in range(STEPS)
+            ]
+        }
 
     def compile(self) -> dict[str, Any]:
-        """torch.compile of each layer: the same losses, the time of the first step and of a later one."""
+        """torch.compile of each layer: the same losses, the time of the first step and of a later
+        one.
+        """
         from smtrain.worker.engine.native.layers import compiler_fault
 
         if fault := compiler_fault(self.device.type):
@@ -78,32 +92,58 @@ class TrialProcess:
         first = time.perf_counter() - began
         began = time.perf_counter()
         steps += self._steps(engine, 1, STEPS)
-        return {"steps": steps, "first_step_s": first, "step_s": (time.perf_counter() - began) / (STEPS - 1)}
+        return {
+            "steps": steps,
+            "first_step_s": first,
+            "step_s": (time.perf_counter() - began) / (STEPS - 1),
+        }
 
     def export(self) -> dict[str, Any]:
-        """The checkpoint of `fp32` in Hugging Face form: transformers' logits against the engine's own."""
+        """The checkpoint of `fp32` in Hugging Face form: transformers' logits against the engine's
+        own.
+        """
         from transformers import AutoModelForCausalLM
 
         folder = Path(self.task.folder) / f"{self.task.group}-exported"
-        convert(self._checkpoints() / f"step_{SAVED:08d}", folder, to=HuggingFace(), overwrite=True, say=lambda _: None)
+        convert(
+            self._checkpoints() / f"step_{SAVED:08d}",
+            folder,
+            to=HuggingFace(),
+            overwrite=True,
+            say=lambda _: None,
+        )
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         ours = torch.load(self._checkpoints() / "logits.pt")
         model = self.task.small
         with torch.no_grad():
-            theirs = loaded.to(self.device).eval()(_text(model, 0, 1)[0].to(self.device)).logits.float().cpu()
-        return {"difference": float((ours - theirs).abs().max()), "largest": float(ours.abs().max())}
+            theirs = (
+                loaded.to(self.device)
+                .eval()(_text(model, 0, 1)[0].to(self.device))
+                .logits.float()
+                .cpu()
+            )
+        return {
+            "difference": float((ours - theirs).abs().max()),
+            "largest": float(ours.abs().max()),
+        }
 
     def speed(self) -> dict[str, Any]:
-        """Peak memory and speed of the large model, and this device's rates of multiplication and all-reduce."""
+        """Peak memory and speed of the large model, and this device's rates of multiplication and
+        all-reduce.
+        """
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
         number: probe.Number = "fp32" if task.precision == "fp32" else "bf16"
         multiplied = probe.multiplied(self.device, number, clocks.wait, min(1.0, task.seconds))
-        moved = probe.moved(self.device, task.processes, clocks.wait) if task.processes > 1 else None
+        moved = (
+            probe.moved(self.device, task.processes, clocks.wait) if task.processes > 1 else None
+        )
         count = model.batch // task.processes
         held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
         with held:
-            engine = self._engine(model, task.precision, (1, task.processes), weights=DrawnWeights(model, self.device))
+            engine = self._engine(
+                model, task.precision, (1, task.processes), weights=DrawnWeights(model, self.device)
+            )
             first = clocks.seconds_of(lambda: engine.step(*self._part(engine, model, 0), LR))
             held.top = held.now
             clocks.reset_peak(self.device)
@@ -112,14 +152,21 @@ class TrialProcess:
         texts = [self._part(engine, model, k) for k in range(4)]
         for ids, labels in texts[: clocks.WARM]:
             engine.step(ids, labels, LR)
-        rate, times = clocks.step_rate(lambda k: engine.begin_step(*texts[k % 4], LR), engine, task.seconds)
+        rate, times = clocks.step_rate(
+            lambda k: engine.begin_step(*texts[k % 4], LR), engine, task.seconds
+        )
         return {
-            "tokens_per_s": rate * model.batch * model.length, "steps": times, "first_step_s": first,
-            "peak_bytes": max(self._gathered(engine, allocated if allocated is not None else held.top)),
+            "tokens_per_s": rate * model.batch * model.length,
+            "steps": times,
+            "first_step_s": first,
+            "peak_bytes": max(
+                self._gathered(engine, allocated if allocated is not None else held.top)
+            ),
             "peak_from": "counted tensors" if allocated is None else "the allocator",
-            "multiplied_tflops": min(self._gathered(engine, multiplied)) / 1e12, "samples": count,
+            "multiplied_tflops": min(self._gathered(engine, multiplied)) / 1e12,
+            "samples": count,
             "moved_gbs": None if moved is None else min(self._gathered(engine, moved)) / 1e9,
-        }  # fmt: skip
+        }
 
     def plain_speed(self) -> dict[str, Any]:
         """Speed and peak memory of transformers' model with torch's AdamW, on the same batches.
@@ -145,7 +192,11 @@ class TrialProcess:
             ends.append(time.perf_counter())
         rate, times = 1 / clocks.middle_step(ends), len(ends) - 1
         peak = held.top if allocated is None else allocated
-        return {"tokens_per_s": rate * model.batch * model.length, "steps": times, "peak_bytes": peak}
+        return {
+            "tokens_per_s": rate * model.batch * model.length,
+            "steps": times,
+            "peak_bytes": peak,
+        }
 
     def settings(self) -> dict[str, Any]:
         """Speed of the large model under each pair of `train.compile` and `train.deterministic`."""
@@ -170,28 +221,44 @@ class TrialProcess:
         first = clocks.seconds_of(lambda: engine.step(*texts[0], LR))
         for ids, labels in texts[: clocks.WARM]:
             engine.step(ids, labels, LR)
-        rate, _ = clocks.step_rate(lambda k: engine.begin_step(*texts[k % 4], LR), engine, self.task.seconds / 2)
+        rate, _ = clocks.step_rate(
+            lambda k: engine.begin_step(*texts[k % 4], LR), engine, self.task.seconds / 2
+        )
         return {
-            "compile": compiled, "deterministic": deterministic, "first_step_s": first,
+            "compile": compiled,
+            "deterministic": deterministic,
+            "first_step_s": first,
             "tokens_per_s": rate * model.batch * model.length,
-        }  # fmt: skip
+        }
 
     def train_until_killed(self) -> None:
-        """Take steps for a minute at most; a process that starts with the saved checkpoint kills this one before."""
+        """Take steps for a minute at most; a process that starts with the saved checkpoint kills
+        this one before.
+        """
         engine = self._engine(self.task.small, "fp32", self.task.meshes[0])
         began = time.monotonic()
         while time.monotonic() - began < 60:
             self._steps(engine, 0, 2)
 
     def _engine(
-        self, model: SizedModel, precision: str, mesh: tuple[int, int], compiled: bool = False,
-        deterministic: bool = True, weights: RandomWeights | None = None,
-    ) -> NativeEngine:  # fmt: skip
+        self,
+        model: SizedModel,
+        precision: str,
+        mesh: tuple[int, int],
+        compiled: bool = False,
+        deterministic: bool = True,
+        weights: RandomWeights | None = None,
+    ) -> NativeEngine:
         tp, dp = mesh
         micro = model.micro_batch if model.batch // dp % model.micro_batch == 0 else 1
         kind: Precision = precision  # type: ignore[assignment]
         options = ParallelOptions(
-            tp=tp, dp=dp, micro_batch_size=micro, precision=kind, compile=compiled, deterministic=deterministic
+            tp=tp,
+            dp=dp,
+            micro_batch_size=micro,
+            precision=kind,
+            compile=compiled,
+            deterministic=deterministic,
         )
         return NativeEngine(model.config, options, ADAMW, weights, SEED)
 
@@ -211,16 +278,25 @@ class TrialProcess:
         took = time.perf_counter() - began
         rows = [[*call, times] for call, times in sorted(counted.calls.items())]
         return {
-            "tp": mesh[0], "dp": mesh[1], "steps": steps, "weights": _weights(engine), "operators": rows,
+            "tp": mesh[0],
+            "dp": mesh[1],
+            "steps": steps,
+            "weights": _weights(engine),
+            "operators": rows,
             "step_s": took / (STEPS - SAVED),
-        }  # fmt: skip
+        }
 
     def _in_half(self, precision: Precision) -> dict[str, Any]:
         engine = self._engine(self.task.small, precision, (1, 1))
-        return {"steps": self._steps(engine, 0, STEPS), "finite": bool(torch.isfinite(engine.optimizer.master).all())}
+        return {
+            "steps": self._steps(engine, 0, STEPS),
+            "finite": bool(torch.isfinite(engine.optimizer.master).all()),
+        }
 
     def _steps(self, engine: NativeEngine, first: int, last: int) -> list[dict[str, Any]]:
-        """Steps by the number of updates before each: a step that fp16 skips meets the same text again."""
+        """Steps by the number of updates before each: a step that fp16 skips meets the same text
+        again.
+        """
         rows, model, updates = [], self.task.small, first
         for _ in range(first, last):
             done = engine.step(*self._part(engine, model, updates), LR)
@@ -228,7 +304,9 @@ class TrialProcess:
             updates += not done.skipped
         return rows
 
-    def _part(self, engine: NativeEngine, model: SizedModel, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _part(
+        self, engine: NativeEngine, model: SizedModel, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's samples of batch k."""
         size = model.batch // engine.dp_size
         ids, labels = _text(model, k, model.batch)
@@ -251,7 +329,11 @@ def _text(model: SizedModel, k: int, count: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _numbers(done: StepResult) -> dict[str, Any]:
-    return {"loss": done.loss, "grad_norm": done.grad_norm, **({"skipped": True} if done.skipped else {})}
+    return {
+        "loss": done.loss,
+        "grad_norm": done.grad_norm,
+        **({"skipped": True} if done.skipped else {}),
+    }
 
 
 def _weights(engine: NativeEngine) -> list[int]:

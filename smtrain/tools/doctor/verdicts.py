@@ -29,19 +29,31 @@ _OPTIONAL = {
     "compile": "set train.compile: false",
     "plain_speed": "nothing: only the comparison is missing",
     "settings": "nothing: only the speed of other settings is unknown",
-}  # fmt: skip
+}
 """Parts whose failure prevents no training, with the remedy."""
 _SAID = {"failed": "failed", "ended": "ended early", "hung": "hung"}
 _NAMES = {
-    "transformers": "parity", "fp32": "parity", "export": "checkpoint",
-    "speed": "throughput", "plain_speed": "throughput",
-}  # fmt: skip
+    "transformers": "parity",
+    "fp32": "parity",
+    "export": "checkpoint",
+    "speed": "throughput",
+    "plain_speed": "throughput",
+}
 
 
 def findings(trained: Trials, view: TorchView) -> list[Finding]:
     """All findings, in the order of the parts; a part without a result has its reason."""
-    return [*_undone(trained), *_parity(trained), *_resumed(trained), *_half(trained), *_compiled(trained),
-            *_exported(trained), *_speed(trained, view), *_settings(trained), *_operators(trained)]  # fmt: skip
+    return [
+        *_undone(trained),
+        *_parity(trained),
+        *_resumed(trained),
+        *_half(trained),
+        *_compiled(trained),
+        *_exported(trained),
+        *_speed(trained, view),
+        *_settings(trained),
+        *_operators(trained),
+    ]
 
 
 def _undone(trained: Trials) -> Iterator[Finding]:
@@ -49,7 +61,9 @@ def _undone(trained: Trials) -> Iterator[Finding]:
         name, place = _NAMES.get(one.part, one.part), _place(one)
         part = one.part.replace("_", " ")
         if one.state == "skipped":
-            yield Finding(name, "warning", f"{part} was skipped ({place}): {one.reason}", _instead(one))
+            yield Finding(
+                name, "warning", f"{part} was skipped ({place}): {one.reason}", _instead(one)
+            )
         elif one.state != "done":
             text = f"{part} {_SAID[one.state]} ({place}): {one.reason}"
             if one.part in _OPTIONAL:
@@ -74,10 +88,14 @@ def _place(one: Outcome) -> str:
 
 
 def apart(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str = "loss") -> float:
-    """Largest relative difference of two runs, update by update; steps that fp16 skipped are left out."""
+    """Largest relative difference of two runs, update by update; steps that fp16 skipped are left
+    out.
+    """
     by_update = {row["updates"]: row[key] for row in theirs if not row.get("skipped")}
     pairs = [
-        (row[key], by_update[row["updates"]]) for row in ours if not row.get("skipped") and row["updates"] in by_update
+        (row[key], by_update[row["updates"]])
+        for row in ours
+        if not row.get("skipped") and row["updates"] in by_update
     ]
     if not pairs or not all(isfinite(a) and isfinite(b) for a, b in pairs):
         return float("inf")
@@ -93,20 +111,30 @@ def _run(trained: Trials, group: str) -> dict[str, Any] | None:
 def _parity(trained: Trials) -> Iterator[Finding]:
     cpu, plain = _run(trained, CPU), trained.done(CPU, "transformers")
     if cpu and plain:
-        yield _compared("the native engine on the CPU", cpu["steps"], "transformers with AdamW", plain["steps"])
+        yield _compared(
+            "the native engine on the CPU", cpu["steps"], "transformers with AdamW", plain["steps"]
+        )
     if cpu is None:
         return
     for group in (trained.first, ALL):
         done = trained.done(group, "fp32") if group != CPU else None
         for run in done["runs"] if done else ():
             mesh = f"tp {run['tp']} x dp {run['dp']}" if group == ALL else "1 process"
-            yield _compared(f"the native engine on {trained.kind}, {mesh},", run["steps"], "the CPU", cpu["steps"])
+            yield _compared(
+                f"the native engine on {trained.kind}, {mesh},",
+                run["steps"],
+                "the CPU",
+                cpu["steps"],
+            )
 
 
-def _compared(name: str, ours: list[dict[str, Any]], other: str, theirs: list[dict[str, Any]]) -> Finding:
+def _compared(
+    name: str, ours: list[dict[str, Any]], other: str, theirs: list[dict[str, Any]]
+) -> Finding:
     loss, norm = apart(ours, theirs), apart(ours, theirs, "grad_norm")
     text = (
-        f"{name} against {other}: {len(ours)} steps in fp32, losses within {loss:.1g}, gradient norms within {norm:.1g}"
+        f"{name} against {other}: {len(ours)} steps in fp32, losses within {loss:.1g}, gradient"
+        f" norms within {norm:.1g}"
     )
     if loss <= LOSS and norm <= NORM:
         return Finding("parity", "ok", text)
@@ -120,13 +148,23 @@ def _resumed(trained: Trials) -> Iterator[Finding]:
             continue
         place = "1 process" if group != ALL else f"{trained.count} processes"
         rest = run["steps"][SAVED:]
-        wrong = [k for k, (a, b) in enumerate(zip(rest, again["steps"], strict=True), SAVED + 1) if a != b]
+        wrong = [
+            k
+            for k, (a, b) in enumerate(zip(rest, again["steps"], strict=True), SAVED + 1)
+            if a != b
+        ]
         text = f"{place}: saved at step {SAVED}, killed, loaded: "
         if not wrong and run["weights"] == again["weights"]:
-            yield Finding("resume", "ok", f"{text}steps {SAVED + 1} to {STEPS} and the weights have the same bits")
+            yield Finding(
+                "resume",
+                "ok",
+                f"{text}steps {SAVED + 1} to {STEPS} and the weights have the same bits",
+            )
         else:
             first = f"step {wrong[0]} differs" if wrong else "the weights differ"
-            yield Finding("resume", "fault", f"{text}{first} from the run without interruption", _REPORT)
+            yield Finding(
+                "resume", "fault", f"{text}{first} from the run without interruption", _REPORT
+            )
 
 
 def _half(trained: Trials) -> Iterator[Finding]:
@@ -135,14 +173,22 @@ def _half(trained: Trials) -> Iterator[Finding]:
         done = trained.done(trained.first, precision)
         if done is None or run is None:
             continue
-        difference, skipped = apart(done["steps"], run["steps"]), sum(bool(row.get("skipped")) for row in done["steps"])
+        difference, skipped = (
+            apart(done["steps"], run["steps"]),
+            sum(bool(row.get("skipped")) for row in done["steps"]),
+        )
         text = f"{len(done['steps'])} steps, losses within {difference:.1g} of fp32's"
         text += f", {skipped} skipped while the loss scale was found" if skipped else ""
         if done["finite"] and difference <= HALF:
             yield Finding(precision, "ok", text)
         else:
             ended = "" if done["finite"] else "; weights are not finite"
-            yield Finding(precision, "fault", f"{text}; allowed is {HALF:g}{ended}", f"train in fp32 here; {_REPORT}")
+            yield Finding(
+                precision,
+                "fault",
+                f"{text}; allowed is {HALF:g}{ended}",
+                f"train in fp32 here; {_REPORT}",
+            )
 
 
 def _compiled(trained: Trials) -> Iterator[Finding]:
@@ -155,7 +201,12 @@ def _compiled(trained: Trials) -> Iterator[Finding]:
     if difference <= LOSS:
         yield Finding("compile", "ok", text)
     else:
-        yield Finding("compile", "fault", f"{text}; allowed is {LOSS:.0e}", f"set train.compile: false; {_REPORT}")
+        yield Finding(
+            "compile",
+            "fault",
+            f"{text}; allowed is {LOSS:.0e}",
+            f"set train.compile: false; {_REPORT}",
+        )
 
 
 def _exported(trained: Trials) -> Iterator[Finding]:
@@ -170,7 +221,9 @@ def _exported(trained: Trials) -> Iterator[Finding]:
         yield Finding("checkpoint", "fault", f"{text}; allowed is {LOGITS:.0e}", _REPORT)
 
 
-def mfu(trained: Trials, done: dict[str, Any], prediction: Prediction, processes: int) -> float | None:
+def mfu(
+    trained: Trials, done: dict[str, Any], prediction: Prediction, processes: int
+) -> float | None:
     """Model FLOPs utilization by the data sheet's peak; None if there is no such number."""
     if prediction.peak_flops is None:
         return None
@@ -205,7 +258,10 @@ def _speed(trained: Trials, view: TorchView) -> Iterator[Finding]:
             text += f", {ratio:.2f} times a plain transformers loop"
             if ratio < SLOWER:
                 yield Finding(
-                    "throughput", "warning", text, f"compare on a machine that does nothing else; then {_REPORT}"
+                    "throughput",
+                    "warning",
+                    text,
+                    f"compare on a machine that does nothing else; then {_REPORT}",
                 )
             else:
                 yield Finding("throughput", "ok", text)
@@ -216,13 +272,18 @@ def _speed(trained: Trials, view: TorchView) -> Iterator[Finding]:
 
 
 def _settings(trained: Trials) -> Iterator[Finding]:
-    """Name the fastest pair of `compile` and `deterministic`, and its gain over uncompiled, deterministic steps."""
+    """Name the fastest pair of `compile` and `deterministic`, and its gain over uncompiled,
+    deterministic steps.
+    """
     done = trained.done(trained.first, "settings")
     if done is None:
         return
     first, *_ = done["rows"]
     best = max(done["rows"], key=lambda row: float(row["tokens_per_s"]))
-    names = f"train.compile: {str(best['compile']).lower()}, train.deterministic: {str(best['deterministic']).lower()}"
+    names = (
+        f"train.compile: {str(best['compile']).lower()}, train.deterministic:"
+        f" {str(best['deterministic']).lower()}"
+    )
     gain = best["tokens_per_s"] / first["tokens_per_s"]
     text = (
         f"the fastest is {names}: {best['tokens_per_s']:,.0f} tokens/s, {gain:.2f} times the "
@@ -237,12 +298,14 @@ def _settings(trained: Trials) -> Iterator[Finding]:
 
 def _planned(place: str, rate: float, said: Prediction) -> Finding:
     text = (
-        f"{place}: the planner says {said.tokens_per_s:,.0f} tokens/s, {said.low:,.0f} to {said.high:,.0f}, for "
-        f"{said.machine}; measured {rate:,.0f}"
+        f"{place}: the planner says {said.tokens_per_s:,.0f} tokens/s, {said.low:,.0f} to"
+        f" {said.high:,.0f}, for {said.machine}; measured {rate:,.0f}"
     )
     if said.low <= rate <= said.high:
         return Finding("plan", "ok", text)
-    remedy = "correct plans of this machine with `smtrain plan CONFIG --measured TOKENS_PER_S` of a run"
+    remedy = (
+        "correct plans of this machine with `smtrain plan CONFIG --measured TOKENS_PER_S` of a run"
+    )
     return Finding("plan", "warning", text, remedy)
 
 
@@ -256,7 +319,12 @@ def _memory(trained: Trials, done: dict[str, Any], group: str, place: str) -> Fi
     text = f"{place}: {peak}, {off:+.1%} against the planner's {planned / GIB:.3f}"
     if abs(off) <= MEMORY:
         return Finding("memory use", "ok", text)
-    return Finding("memory use", "warning", f"{text}; within {MEMORY:.0%} is expected", f"leave room for it; {_REPORT}")
+    return Finding(
+        "memory use",
+        "warning",
+        f"{text}; within {MEMORY:.0%} is expected",
+        f"leave room for it; {_REPORT}",
+    )
 
 
 def _operators(trained: Trials) -> Iterator[Finding]:
@@ -267,7 +335,9 @@ def _operators(trained: Trials) -> Iterator[Finding]:
     text = f"{len(names)} aten operators in a step"
     if done["fell_back"]:
         fell = ", ".join(done["fell_back"])
-        yield Finding("operators", "warning", f"{text}; on the CPU, as the device lacks them: {fell}", _REPORT)
+        yield Finding(
+            "operators", "warning", f"{text}; on the CPU, as the device lacks them: {fell}", _REPORT
+        )
     elif done["fell_back"] is not None:
         yield Finding("operators", "ok", f"{text}; none was left to the CPU")
     else:

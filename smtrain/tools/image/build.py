@@ -43,37 +43,51 @@ class Recipe:
     extras: str
     """Entries of wheels.txt that it lacks, as pip reads them."""
     unread: tuple[str, ...] = ()
-    """Requirements of the stages, if the packages of the base are unknown: it gets those that it lacks."""
+    """Requirements of the stages, if the packages of the base are unknown: it gets those that it
+    lacks.
+    """
 
     @property
     def lock(self) -> str:
         """The lock file: exact releases and hashes."""
-        head = f"# What {self.base} lacks for the stages of smtrain {__version__}; from `smtrain image build`.\n"
+        head = (
+            f"# What {self.base} lacks for the stages of smtrain {__version__}; from `smtrain image"
+            " build`.\n"
+        )
         return head + "".join(f"{pin}\n" for pin in self.pins) + self.extras
 
     @property
     def dockerfile(self) -> str:
         """The Dockerfile; its context also holds the lock file and the folder wheels."""
-        as_root, back = ("USER root\n", f"USER {self.user}\n") if self.user not in ("", "root", "0") else ("", "")
-        head = f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at start.\n"
+        as_root, back = (
+            ("USER root\n", f"USER {self.user}\n")
+            if self.user not in ("", "root", "0")
+            else ("", "")
+        )
+        head = (
+            f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at"
+            " start.\n"
+        )
         if self.unread:
-            # pip leaves a package that satisfies a requirement alone; the constraints keep it from replacing others.
+            # pip leaves a package that satisfies a requirement alone; the constraints keep it from
+            # replacing others.
             return (
-                f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets what it lacks.\n"
-                f"FROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY wheels {PLACE}/wheels\n"
-                f"RUN python3 -m pip list --disable-pip-version-check --format=freeze >{PLACE}/had.txt \\\n"
-                "    && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir \\\n"
-                f"      --disable-pip-version-check --no-index --find-links={PLACE}/wheels \\\n"
-                f"      -c {PLACE}/had.txt -r {PLACE}/{WANTED} \\\n"
-                f"    && rm -rf {PLACE}/wheels\n{back}"
+                f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets"
+                f" what it lacks.\nFROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY"
+                f" wheels {PLACE}/wheels\nRUN python3 -m pip list --disable-pip-version-check"
+                f" --format=freeze >{PLACE}/had.txt \\\n    && PIP_BREAK_SYSTEM_PACKAGES=1 python3"
+                " -m pip install --no-cache-dir \\\n      --disable-pip-version-check --no-index"
+                f" --find-links={PLACE}/wheels \\\n      -c {PLACE}/had.txt -r {PLACE}/{WANTED}"
+                f" \\\n    && rm -rf {PLACE}/wheels\n{back}"
             )
         install = (
-            f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-pip-version-check \\\n"
-            f"      --no-index --find-links={PLACE}/wheels --no-deps --require-hashes -r {PLACE}/{LOCK} \\\n"
-            f"    && rm -rf {PLACE}/wheels\n"
+            "RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir"
+            f" --disable-pip-version-check \\\n      --no-index --find-links={PLACE}/wheels"
+            f" --no-deps --require-hashes -r {PLACE}/{LOCK} \\\n    && rm -rf {PLACE}/wheels\n"
         )
         return (
-            f"{head}FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels {PLACE}/wheels\n{install}{back}"
+            f"{head}FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels"
+            f" {PLACE}/wheels\n{install}{back}"
         )
 
     def write(self, folder: Path, say: Say) -> None:
@@ -89,7 +103,10 @@ class Recipe:
             (new / LOCK).write_text(self.lock, "utf-8")
             if self.unread:
                 (new / WANTED).write_text("".join(f"{line}\n" for line in self.unread), "utf-8")
-            say(f"downloading {self.count} wheels for Python {self.interpreter.python} on {self.interpreter.machine}")
+            say(
+                f"downloading {self.count} wheels for Python {self.interpreter.python} on"
+                f" {self.interpreter.machine}"
+            )
             download(new / LOCK, self.interpreter, new / "wheels")
 
     @property
@@ -99,58 +116,101 @@ class Recipe:
 
 
 def recipe(
-    base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
+    base: str,
+    stages: Sequence[Stage],
+    contents: Contents | None,
+    user: str = "",
+    needs: Sequence[str] = (),
 ) -> Recipe:
-    """The packages to add to a base for these stages and for their data (core/protocol/entrypoints.py).
+    """The packages to add to a base for these stages and for their data
+    (core/protocol/entrypoints.py).
 
-    Without `contents` the base is not here; the table of AWS's images says of older ones that they lack the wheels and
-    the packages of `needs`. Raises `LocalError` if the base cannot be completed.
+    Without `contents` the base is not here; the table of AWS's images says of older ones that they
+    lack the wheels and the packages of `needs`. Raises `LocalError` if the base cannot be
+    completed.
     """
     if contents is None:
         python = wheels.pythons(base)
         if len(python) > 1:
             raise LocalError(
-                f"image {base} is not on this machine, and its name does not tell its Python (py312): "
-                f"`smtrain image pull {base}` first, to look into it"
+                f"image {base} is not on this machine, and its name does not tell its Python"
+                f" (py312): `smtrain image pull {base}` first, to look into it"
             )
-        interpreter = Interpreter(f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"])
+        interpreter = Interpreter(
+            f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"]
+        )
         if not contents_known(base):
             return _unread(base, user, stages, needs, interpreter)
-        return Recipe(base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None))
+        return Recipe(
+            base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None)
+        )
     if "torch" not in contents.packages:
-        raise LocalError(f"image {base} has no torch, which is not added; build on one that has (`smtrain images`)")
+        raise LocalError(
+            f"image {base} has no torch, which is not added; build on one that has (`smtrain"
+            " images`)"
+        )
     interpreter = Interpreter(contents.python, contents.machine)
     words = [*stages, *(WORDS[need] for need in needs)]
-    lacking = {line.partition("#")[0].strip() for word in words for line in contents.lacking["requirements"][word]}
+    lacking = {
+        line.partition("#")[0].strip()
+        for word in words
+        for line in contents.lacking["requirements"][word]
+    }
     extras = _extras(stages, contents)
     travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
-    # Wheels of wheels.txt are locked already, by the hashes for every Python; their own requirements are not.
+    # Wheels of wheels.txt are locked already, by the hashes for every Python; their own
+    # requirements are not.
     pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
     locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
-    return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras)
+    return Recipe(
+        base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras
+    )
 
 
-def _unread(base: str, user: str, stages: Sequence[Stage], needs: Sequence[str], interpreter: Interpreter) -> Recipe:
-    """A recipe for a base whose packages are unknown, but for torch: the wheels of all that the stages may lack."""
-    file, words = entrypoints_folder() / "requirements.txt", [*stages, *(WORDS[need] for need in needs)]
+def _unread(
+    base: str, user: str, stages: Sequence[Stage], needs: Sequence[str], interpreter: Interpreter
+) -> Recipe:
+    """A recipe for a base whose packages are unknown, but for torch: the wheels of all that the
+    stages may lack.
+    """
+    file, words = (
+        entrypoints_folder() / "requirements.txt",
+        [
+            *stages,
+            *(WORDS[need] for need in needs),
+        ],
+    )
     lines = sorted({line for word in words for line in requirements(file, word)})
     extras = _extras(stages, None)
     travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
     locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
     pins = resolve([*lines, *travelling], {"torch": torch_of(base)}, interpreter)
     wanted = tuple(sorted({*lines, *locked}))
-    return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras, wanted)
+    return Recipe(
+        base,
+        user,
+        interpreter,
+        tuple(pin for pin in pins if pin.name not in locked),
+        extras,
+        wanted,
+    )
 
 
 def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
-    """The pins of packages without requirements of their own: those would depend on the base's packages, which are not
-    known and must not change."""
-    lines = [line for need in needs for line in requirements(entrypoints_folder() / "requirements.txt", WORDS[need])]
+    """The pins of packages without requirements of their own: those would depend on the base's
+    packages, which are not known and must not change.
+    """
+    lines = [
+        line
+        for need in needs
+        for line in requirements(entrypoints_folder() / "requirements.txt", WORDS[need])
+    ]
     pins = resolve(lines, {}, interpreter)
     if len(pins) > len(lines):
         raise LocalError(
-            f"{' and '.join(needs)}: what {', '.join(lines)} need in turn depends on the packages of image {base}, "
-            f"which is not on this machine; `smtrain image pull {base}` first, to look into it"
+            f"{' and '.join(needs)}: what {', '.join(lines)} need in turn depends on the packages"
+            f" of image {base}, which is not on this machine; `smtrain image pull {base}` first, to"
+            " look into it"
         )
     return tuple(pins)
 
@@ -161,7 +221,11 @@ def _extras(stages: Sequence[Stage], contents: Contents | None) -> str:
     for entry in wheels.lock_file().read_text("utf-8").replace("\\\n", "\\\0").splitlines():
         head, _, comment = entry.partition("#")
         name = head.partition("==")[0].strip()
-        if "==" in head and set(comment.split()) & set(stages) and not (contents and name in contents.packages):
+        if (
+            "==" in head
+            and set(comment.split()) & set(stages)
+            and not (contents and name in contents.packages)
+        ):
             entries.append(head.rstrip().replace("\\\0", "\\\n") + "\n")
     return "".join(entries)
 
@@ -173,13 +237,20 @@ def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
         last = ""
         with plainly(f"building {tag}"):
             steps = client.api.build(
-                path=context, tag=tag, rm=True, forcerm=True, decode=True, network_mode="none",
+                path=context,
+                tag=tag,
+                rm=True,
+                forcerm=True,
+                decode=True,
+                network_mode="none",
                 labels={LABEL: recipe_hash(recipe)},
-            )  # fmt: skip
+            )
             for step in steps:
                 text = str(step.get("stream") or "").strip()
                 if "error" in step:
-                    raise LocalError(f"building {tag} failed: {sentence(RuntimeError(step['error']), last)}")
+                    raise LocalError(
+                        f"building {tag} failed: {sentence(RuntimeError(step['error']), last)}"
+                    )
                 if text.startswith("Step "):
                     last = text
                     say(f"  {text}")

@@ -1,7 +1,8 @@
 """Pin the packages that an image lacks to exact releases and hashes of their wheels.
 
-pip names the newest release of each that fits the image's Python; their own requirements are resolved the same way,
-unless the image has them. The image's packages, which were made for each other, are never replaced.
+pip names the newest release of each that fits the image's Python; their own requirements are
+resolved the same way, unless the image has them. The image's packages, which were made for each
+other, are never replaced.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ class Interpreter:
         """Variables for the markers of requirements."""
         return {
             **{key: str(value) for key, value in default_environment().items()},
-            "python_version": ".".join(self.python.split(".")[:2]), "python_full_version": self.python,
-            "platform_machine": self.machine, "sys_platform": "linux", "os_name": "posix",
-            "platform_system": "Linux", "implementation_name": "cpython",
-            "platform_python_implementation": "CPython", "implementation_version": self.python,
-        }  # fmt: skip
+            "python_version": ".".join(self.python.split(".")[:2]),
+            "python_full_version": self.python,
+            "platform_machine": self.machine,
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "platform_system": "Linux",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "implementation_version": self.python,
+        }
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,19 @@ class Pin:
 def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -> list[Pin]:
     """Pin everything that an image lacks.
 
-    `lacking` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip finds no release
-    that fits, or one conflicts with a package of the image.
+    `lacking` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip
+    finds no release that fits, or one conflicts with a package of the image.
     """
     wanted: dict[str, Requirement] = {}
     for line in lacking:
-        _add(wanted, Requirement(line.partition("#")[0].strip()), has, "smtrain", interpreter, lacking=True)
+        _add(
+            wanted,
+            Requirement(line.partition("#")[0].strip()),
+            has,
+            "smtrain",
+            interpreter,
+            lacking=True,
+        )
     for _ in range(ROUNDS if wanted else 0):
         before = {name: str(requirement) for name, requirement in wanted.items()}
         report = _report(list(before.values()), interpreter)
@@ -80,8 +93,12 @@ def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -
                 except InvalidRequirement:
                     continue
                 environment = interpreter.environment()
-                if need.marker is None or any(need.marker.evaluate({**environment, "extra": e}) for e in extras):
-                    _add(wanted, need, has, f"{metadata['name']} {metadata['version']}", interpreter)
+                if need.marker is None or any(
+                    need.marker.evaluate({**environment, "extra": e}) for e in extras
+                ):
+                    _add(
+                        wanted, need, has, f"{metadata['name']} {metadata['version']}", interpreter
+                    )
         if {name: str(requirement) for name, requirement in wanted.items()} == before:
             return sorted((_pin(entry) for entry in report), key=lambda pin: pin.name)
     if wanted:
@@ -90,56 +107,77 @@ def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -
 
 
 def _add(
-    wanted: dict[str, Requirement], need: Requirement, has: dict[str, str], by: str, interpreter: Interpreter, *,
+    wanted: dict[str, Requirement],
+    need: Requirement,
+    has: dict[str, str],
+    by: str,
+    interpreter: Interpreter,
+    *,
     lacking: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Want a package too, unless the image has it."""
     name = canonicalize_name(need.name)
     need.marker = None
     if name in has and not lacking:
         if not need.specifier.contains(has[name], prereleases=True):
             raise LocalError(
-                f"{by} needs {need}, and the image has {name} {has[name]}, which belongs to what it was made for; "
-                "choose another base image"
+                f"{by} needs {need}, and the image has {name} {has[name]}, which belongs to what it"
+                " was made for; choose another base image"
             )
         return
     if name in has:
         raise LocalError(
-            f"the image has {name} {has[name]}, and the stages need {need}; choose a newer base image, as what it has "
-            "is never replaced"
+            f"the image has {name} {has[name]}, and the stages need {need}; choose a newer base"
+            " image, as what it has is never replaced"
         )
     old = wanted.get(name)
     if old is not None:
         need.extras = need.extras | old.extras
-        need.specifier = SpecifierSet(",".join(sorted({*map(str, need.specifier), *map(str, old.specifier)})))
+        need.specifier = SpecifierSet(
+            ",".join(sorted({*map(str, need.specifier), *map(str, old.specifier)}))
+        )
     wanted[name] = need
 
 
 def _pin(entry: dict[str, Any]) -> Pin:
     metadata = entry["metadata"]
     return Pin(
-        canonicalize_name(str(metadata["name"])), str(metadata["version"]),
+        canonicalize_name(str(metadata["name"])),
+        str(metadata["version"]),
         entry["download_info"]["archive_info"]["hashes"]["sha256"],
-    )  # fmt: skip
+    )
 
 
 def _report(requirements: list[str], interpreter: Interpreter) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         text = _pip(
-            "install", "--dry-run", "--ignore-installed", "--no-deps", "--report=-", f"--target={folder}",
-            *interpreter.options(), *requirements,
-        )  # fmt: skip
+            "install",
+            "--dry-run",
+            "--ignore-installed",
+            "--no-deps",
+            "--report=-",
+            f"--target={folder}",
+            *interpreter.options(),
+            *requirements,
+        )
     report: list[dict[str, Any]] = json.loads(text)["install"]
     return report
 
 
 def download(lock: Path, interpreter: Interpreter, folder: Path) -> list[Path]:
-    """Download the wheels of a lock file with pip, which checks their hashes. Raises `LocalError`."""
+    """Download the wheels of a lock file with pip, which checks their hashes.
+
+    Raises `LocalError`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _pip(
-        "download", "--no-deps", "--require-hashes", f"--dest={folder}", f"--requirement={lock}",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        f"--dest={folder}",
+        f"--requirement={lock}",
         *interpreter.options(),
-    )  # fmt: skip
+    )
     return sorted(folder.glob("*.whl"))
 
 

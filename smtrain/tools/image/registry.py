@@ -1,4 +1,6 @@
-"""Images in a registry: size, pull and push, with a login at Amazon ECR by the caller's own credentials."""
+"""Images in a registry: size, pull and push, with a login at Amazon ECR by the caller's own
+credentials.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ MOST = 4 << 20
 _KINDS = ", ".join(
     f"application/vnd.{kind}+json"
     for kind in (
-        "docker.distribution.manifest.v2", "docker.distribution.manifest.list.v2",
-        "oci.image.manifest.v1", "oci.image.index.v1",
+        "docker.distribution.manifest.v2",
+        "docker.distribution.manifest.list.v2",
+        "oci.image.manifest.v1",
+        "oci.image.index.v1",
     )
-)  # fmt: skip
+)
 _HUB = "registry-1.docker.io"
 UNPACKED = 2.5
 """Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
@@ -64,18 +68,26 @@ def _in_ecr(ecr: Any, query: dict[str, Any], name: str) -> dict[str, Any]:
     answer = ecr.batch_get_image(**query)
     if answer.get("failures") or not answer.get("images"):
         code = (answer.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
-        raise LocalError(f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS")
+        raise LocalError(
+            f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS"
+        )
     manifest: dict[str, Any] = json.loads(answer["images"][0]["imageManifest"])
     return manifest
 
 
 def login(ecr: Any, name: str) -> dict[str, str] | None:
-    """Credentials for Amazon ECR, valid for twelve hours; they go to Docker with the call and are not stored."""
+    """Credentials for Amazon ECR, valid for twelve hours; they go to Docker with the call and are
+    not stored.
+    """
     named = ecr_image(name)
     if named is None or ecr is None:
         return None
     answer = ecr.get_authorization_token(registryIds=[named.account])
-    user, _, password = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode().partition(":")
+    user, _, password = (
+        base64.b64decode(answer["authorizationData"][0]["authorizationToken"])
+        .decode()
+        .partition(":")
+    )
     return {"username": user, "password": password}
 
 
@@ -84,13 +96,20 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     size, free = size_of(client, ecr, name), room(client)
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
-            f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACKED)} unpacked, and Docker's disk has "
-            f"{spell_bytes(free)} free; free some with `{program().lower()} system prune`",
+            f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACKED)} unpacked, and"
+            f" Docker's disk has {spell_bytes(free)} free; free some with `{program().lower()}"
+            " system prune`",
             code="disk.full",
         )
     repository, tag = _split(name)
     with plainly(f"pulling {name}"):
-        _progress(client.api.pull(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+        _progress(
+            client.api.pull(
+                repository, tag, stream=True, decode=True, auth_config=login(ecr, name)
+            ),
+            name,
+            say,
+        )
 
 
 def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
@@ -102,12 +121,19 @@ def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
             ecr.describe_repositories(registryId=named.account, repositoryNames=[named.repository])
         except ecr.exceptions.RepositoryNotFoundException:
             raise LocalError(
-                f"there is no repository {named.repository} in {named.account}, {named.region}; "
-                f"`aws ecr create-repository --repository-name {named.repository} --region {named.region}` makes it"
+                f"there is no repository {named.repository} in {named.account}, {named.region};"
+                f" `aws ecr create-repository --repository-name {named.repository} --region"
+                f" {named.region}` makes it"
             ) from None
     with plainly(f"pushing {name}"):
         image.tag(repository, tag)
-        _progress(client.api.push(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+        _progress(
+            client.api.push(
+                repository, tag, stream=True, decode=True, auth_config=login(ecr, name)
+            ),
+            name,
+            say,
+        )
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -123,7 +149,12 @@ def _progress(steps: Any, name: str, say: Say) -> None:
     for step in steps:
         if "error" in step:
             raise LocalError(sentence(RuntimeError(step["error"]), name))
-        if step.get("status") in ("Pull complete", "Pushed", "Layer already exists", "Already exists"):
+        if step.get("status") in (
+            "Pull complete",
+            "Pushed",
+            "Layer already exists",
+            "Already exists",
+        ):
             done += 1
             say(f"  {done} layers")
 
@@ -131,7 +162,8 @@ def _progress(steps: Any, name: str, say: Say) -> None:
 def layers_size(name: str, architecture: str) -> int | None:
     """Bytes of the compressed layers of `name` for a processor (`amd64`).
 
-    None if the registry does not say: it wants a login, does not have the image, or does not answer.
+    None if the registry does not say: it wants a login, does not have the image, or does not
+    answer.
     """
     registry, repository, tag = parts(name)
     try:
@@ -152,7 +184,11 @@ def parts(name: str) -> tuple[str, str, str]:
     if not rest or not ("." in head or ":" in head or head == "localhost"):
         head, rest = "docker.io", name if "/" in name else f"library/{name}"
     repository, _, tag = rest.partition(":")
-    return (_HUB if head in ("docker.io", "index.docker.io") else head), repository, digest or tag or "latest"
+    return (
+        (_HUB if head in ("docker.io", "index.docker.io") else head),
+        repository,
+        digest or tag or "latest",
+    )
 
 
 def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
@@ -166,7 +202,9 @@ def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
         if error.code != 401 or not challenge.lower().startswith("bearer "):
             raise
     challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    query = urllib.parse.urlencode({key: challenged[key] for key in ("service", "scope") if key in challenged})
+    query = urllib.parse.urlencode(
+        {key: challenged[key] for key in ("service", "scope") if key in challenged}
+    )
     if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
         raise OSError("a token that is sent unencrypted")
     answer = _json(f"{challenged['realm']}?{query}", {})

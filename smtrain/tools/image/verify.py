@@ -16,7 +16,12 @@ LARGE = 30 * 10**9
 
 
 def verify(
-    client: Any, image: Any, stages: Sequence[Stage], engine: str, instance_type: str | None, needs: Sequence[str] = ()
+    client: Any,
+    image: Any,
+    stages: Sequence[Stage],
+    engine: str,
+    instance_type: str | None,
+    needs: Sequence[str] = (),
 ) -> Report:
     """Every finding about an image on this machine.
 
@@ -26,23 +31,35 @@ def verify(
     contents = look(client, image, engine)
     return Report(
         (
-            *_size(image), *_libraries(contents, stages, needs), *_imports(contents),
-            *_accelerator(contents, instance_type), *_user(contents), *_contract(client, image),
+            *_size(image),
+            *_libraries(contents, stages, needs),
+            *_imports(contents),
+            *_accelerator(contents, instance_type),
+            *_user(contents),
+            *_contract(client, image),
         )
-    )  # fmt: skip
+    )
 
 
 def _size(image: Any) -> Iterator[Finding]:
     size = int(image.attrs["Size"])
     level, remedy = (
-        ("warning", "every host pulls it at every start outside a warm pool") if size > LARGE else ("ok", "")
+        ("warning", "every host pulls it at every start outside a warm pool")
+        if size > LARGE
+        else ("ok", "")
     )
     yield Finding("size", level, f"it takes {size / 1e9:.1f} GB on a disk", remedy)  # type: ignore[arg-type]
 
 
-def _libraries(contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()) -> Iterator[Finding]:
+def _libraries(
+    contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()
+) -> Iterator[Finding]:
     yield from libraries(contents, stages, needs)
-    versions = [f"{name} {contents.packages[name]}" for name in ("torch", "transformers") if name in contents.packages]
+    versions = [
+        f"{name} {contents.packages[name]}"
+        for name in ("torch", "transformers")
+        if name in contents.packages
+    ]
     yield Finding("libraries", "ok", ", ".join([f"Python {contents.python}", *versions]))
 
 
@@ -58,7 +75,9 @@ def _imports(contents: Contents) -> Iterator[Finding]:
         )
         yield Finding("imports", "fault", f"{which} cannot be imported: {reason}")
     if not reasons:
-        yield Finding("imports", "ok", "everything that the stages import can be, torchrun included")
+        yield Finding(
+            "imports", "ok", "everything that the stages import can be, torchrun included"
+        )
 
 
 def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Finding]:
@@ -66,39 +85,61 @@ def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Find
         for program, what in NEURON.items():
             if not contents.programs.get(program):
                 yield Finding(
-                    "accelerator", "fault", f"it has no {program} ({what}), which {instance_type} needs",
+                    "accelerator",
+                    "fault",
+                    f"it has no {program} ({what}), which {instance_type} needs",
                     "build on a Neuron image (`smtrain images`)",
-                )  # fmt: skip
+                )
     if instance_type and (is_neuron(instance_type) or is_gpu(instance_type)):
         there = bool(contents.programs.get("fi_info"))
         yield Finding(
-            "network", "ok" if there else "warning",
-            "it has libfabric (fi_info)" if there else "it has no fi_info: hosts may talk to each other without EFA",
+            "network",
+            "ok" if there else "warning",
+            (
+                "it has libfabric (fi_info)"
+                if there
+                else "it has no fi_info: hosts may talk to each other without EFA"
+            ),
             "" if there else "build on one of AWS's images, or install the EFA libraries",
-        )  # fmt: skip
+        )
 
 
 def _user(contents: Contents) -> Iterator[Finding]:
     if contents.uid or contents.unwritable:
-        limits = f", who may not write to {', '.join(contents.unwritable)}" if contents.unwritable else ""
+        limits = (
+            f", who may not write to {', '.join(contents.unwritable)}"
+            if contents.unwritable
+            else ""
+        )
         yield Finding(
-            "user", "warning", f"its containers run as user {contents.uid}{limits}; SageMaker's folders belong to root",
+            "user",
+            "warning",
+            f"its containers run as user {contents.uid}{limits}; SageMaker's folders belong to"
+            " root",
             "end its Dockerfile with USER root",
-        )  # fmt: skip
+        )
     else:
         yield Finding("user", "ok", "its containers run as root")
 
 
 def _contract(client: Any, image: Any) -> Iterator[Finding]:
-    """Start the launcher without inputs: it must fail, and say why in the file that SageMaker reads."""
+    """Start the launcher without inputs: it must fail, and say why in the file that SageMaker
+    reads.
+    """
     command = ["python3", f"{FOLDER}/entrypoints/launch.py", "convert"]
     status, output, failure = run(client, image, command, read="/opt/ml/output/failure")
     if status and failure:
-        yield Finding("contract", "ok", "a stage that fails says why in /opt/ml/output/failure and ends with a status")
+        yield Finding(
+            "contract",
+            "ok",
+            "a stage that fails says why in /opt/ml/output/failure and ends with a status",
+        )
     else:
         last = (output.strip().splitlines() or ["nothing"])[-1]
         yield Finding(
-            "contract", "fault", f"a stage without inputs left with {status} and wrote no /opt/ml/output/failure; it "
+            "contract",
+            "fault",
+            f"a stage without inputs left with {status} and wrote no /opt/ml/output/failure; it "
             f"said: {last}",
             "look at the image's own start files and at its user's rights",
-        )  # fmt: skip
+        )

@@ -30,16 +30,25 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write
 
 @public
 def push(
-    model: str, repository: str, *, private: bool = True, update: bool = False, revision: str | None = None,
-    message: str | None = None, target: TargetName | None = None, say: Say = text.say,
-) -> str:  # fmt: skip
-    """Upload an exported model to a repository of the Hugging Face hub; the same call resumes after an interruption.
+    model: str,
+    repository: str,
+    *,
+    private: bool = True,
+    update: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    target: TargetName | None = None,
+    say: Say = text.say,
+) -> str:
+    """Upload an exported model to a repository of the Hugging Face hub; the same call resumes
+    after an interruption.
 
-    The token is the one that `hf auth login` keeps or HF_TOKEN holds; HF_ENDPOINT names another hub. The model card
-    is uploaded too; if the folder has none, a short one is written.
+    The token is the one that `hf auth login` keeps or HF_TOKEN holds; HF_ENDPOINT names another
+    hub. The model card is uploaded too; if the folder has none, a short one is written.
 
     Args:
-        model: A folder, a run, a job that exported, or an s3:// prefix; a model in S3 is fetched first.
+        model: A folder, a run, a job that exported, or an s3:// prefix; a model in S3 is fetched
+            first.
         repository: `organization/name`; created if it does not exist.
         private: Make a new repository private. An existing one stays as it is.
         update: Add to a repository that holds another model.
@@ -80,7 +89,8 @@ def push(
     size = sum(path.stat().st_size for path in files.values())
     if held and not update and (others := _others(held, files)):
         raise JobError(
-            f"{repository} holds another model ({others}); give another name, or add to it with --update (update=True)"
+            f"{repository} holds another model ({others}); give another name, or add to it with"
+            " --update (update=True)"
         )
     visible = "private" if private else "public"
     say(
@@ -94,13 +104,20 @@ def push(
             api.create_branch(repository, branch=revision, exist_ok=True)
         if README not in files:
             body = _card(source, folder, repository).encode()
-            api.upload_file(path_or_fileobj=body, path_in_repo=README, repo_id=repository, revision=revision)
+            api.upload_file(
+                path_or_fileobj=body, path_in_repo=README, repo_id=repository, revision=revision
+            )
         api.upload_folder(
-            repo_id=repository, folder_path=folder, revision=revision, ignore_patterns=list(_NOT_PUSHED),
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            ignore_patterns=list(_NOT_PUSHED),
             commit_message=message or f"{source.name} by smtrain",
-        )  # fmt: skip
+        )
     except Exception as error:  # its own, httpx's and the disk's have no common class
-        raise JobError(f"{_why(error, api.endpoint, repository)}; the same command resumes from there") from None
+        raise JobError(
+            f"{_why(error, api.endpoint, repository)}; the same command resumes from there"
+        ) from None
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")
     return address
@@ -115,8 +132,12 @@ def _may_write(api: HfApi) -> str:
     return str(user.get("name", "?"))
 
 
-def _held(api: HfApi, repository: str, revision: str | None) -> dict[str, tuple[int | None, str | None]] | None:
-    """Size and sha256 of the files of a repository, if the hub knows them; None if it does not exist."""
+def _held(
+    api: HfApi, repository: str, revision: str | None
+) -> dict[str, tuple[int | None, str | None]] | None:
+    """Size and sha256 of the files of a repository, if the hub knows them; None if it does not
+    exist.
+    """
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
@@ -146,7 +167,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Path]) -> str:
-    """A file that shows that a repository holds another model, not the rest of an interrupted push; else empty."""
+    """A file that shows that a repository holds another model, not the rest of an interrupted push;
+    else empty.
+    """
     weights = {name for pair in WEIGHTS for name in pair}
     for name, (size, sha256) in sorted(held.items()):
         ours = files.get(name)
@@ -174,7 +197,10 @@ def _why(error: Exception, hub: str, repository: str | None = None) -> str:
     if status == 401:
         return f"{hub} does not take the token; {_LOGIN}"
     if status == 403:
-        return f"the token may not write to {place}; take one with the right to write there, or another organization"
+        return (
+            f"the token may not write to {place}; take one with the right to write there, or"
+            " another organization"
+        )
     if status is not None:
         return f"{place} answered {status} ({text.clean(first_line(error))})"
     return f"{place} could not be reached ({text.clean(first_line(error))})"

@@ -1,4 +1,6 @@
-"""`smtrain register`: an exported model as a version in the SageMaker Model Registry, with numbers and origin."""
+"""`smtrain register`: an exported model as a version in the SageMaker Model Registry, with numbers
+and origin.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,31 @@ _JSON = "application/json"
 
 @public
 def register(
-    run: str, instance_type: str, *, group: str | None = None, approve: bool = False, role: str | None = None,
-    image: str | None = None, target: TargetName | None = None, say: Say = text.say,
-) -> str:  # fmt: skip
-    """Make a run's exported model a version of a model package group, as `smtrain deploy` would serve it.
+    run: str,
+    instance_type: str,
+    *,
+    group: str | None = None,
+    approve: bool = False,
+    role: str | None = None,
+    image: str | None = None,
+    target: TargetName | None = None,
+    say: Say = text.say,
+) -> str:
+    """Make a run's exported model a version of a model package group, as `smtrain deploy` would
+    serve it.
 
-    The version records its origin (the train job, the config's numbers, the base model), the last loss and validation
-    loss, and the evaluation's file. A run that is a version already is not registered again.
+    The version records its origin (the train job, the config's numbers, the base model), the last
+    loss and validation loss, and the evaluation's file. A run that is a version already is not
+    registered again.
 
     Args:
         run: The run.
-        instance_type: The type to serve it, such as ml.g6e.xlarge; whether it holds the model is checked.
+        instance_type: The type to serve it, such as ml.g6e.xlarge; whether it holds the model is
+            checked.
         group: The model package group, created if it does not exist. Default: the run's name.
         approve: Approve the version at once; otherwise it waits for approval.
-        role: The container's role, recorded in the version's description. Default: that of the run's jobs.
+        role: The container's role, recorded in the version's description. Default: that of the
+            run's jobs.
         image: The container image. Default: the newest known vLLM image of the region.
         target: `local` or `aws`.
         say: Called with each line.
@@ -50,7 +63,8 @@ def register(
 
     Raises:
         ConfigError: The group's name is wrong.
-        JobError: There is no such run, it has exported nothing, the devices do not hold it, or AWS refuses.
+        JobError: There is no such run, it has exported nothing, the devices do not hold it, or AWS
+            refuses.
 
     Examples:
         >>> smtrain.register("llama", "ml.g6e.xlarge", say=lambda line: None).rpartition("/")[2]
@@ -63,7 +77,10 @@ def register(
     names.checked("group", group)
     model = find(account.name, account.target.name)
     if model.far is None:
-        raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one", code="model.not_found")
+        raise JobError(
+            f"{account.name} has no model in S3; `smtrain run CONFIG` exports one",
+            code="model.not_found",
+        )
     spec = spec_of(model, account.name, instance_type, role=role, image=image)
     request = create_model_package(account, spec, group, approve=approve)
     client = place.sagemaker
@@ -77,7 +94,9 @@ def register(
     return arn
 
 
-def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *, approve: bool) -> dict[str, Any]:
+def create_model_package(
+    account: RunAccount, spec: EndpointSpec, group: str, *, approve: bool
+) -> dict[str, Any]:
     """The CreateModelPackage request: a pure function of the run and its endpoint."""
     container = create_model(spec)["PrimaryContainer"]
     trained, evaluated = account.last("train"), account.last("evaluate")
@@ -100,7 +119,9 @@ def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *,
         request["SourceUri"] = trained.description["TrainingJobArn"]
     if evaluated and account.evaluation is not None:
         uri = f"{Job(evaluated.name, account.target).output}evaluation.json"
-        request["ModelMetrics"] = {"ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}}
+        request["ModelMetrics"] = {
+            "ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}
+        }
     return request
 
 
@@ -109,16 +130,25 @@ def _properties(account: RunAccount) -> dict[str, str]:
     train, model = account.config.get("train", {}), account.config.get("model", {})
     records = account.records
     values: dict[str, Any] = {
-        "smtrain:run": account.name, "smtrain:base": model.get("path"), "smtrain:steps": train.get("steps"),
-        "smtrain:lr": train.get("lr"), "smtrain:seq_len": train.get("seq_len"),
+        "smtrain:run": account.name,
+        "smtrain:base": model.get("path"),
+        "smtrain:steps": train.get("steps"),
+        "smtrain:lr": train.get("lr"),
+        "smtrain:seq_len": train.get("seq_len"),
         "smtrain:objective": train.get("objective", "pretrain"),
-    }  # fmt: skip
-    for name in ("loss", "val_loss", *(("val_accuracy",) if train.get("objective") == "dpo" else ())):
+    }
+    for name in (
+        "loss",
+        "val_loss",
+        *(("val_accuracy",) if train.get("objective") == "dpo" else ()),
+    ):
         if series := [record[name] for record in records if name in record]:
             values[f"smtrain:{name}"] = f"{series[-1]:.6g}"
     for task, row in main_rows(account.evaluation).items() if account.evaluation else ():
         values[f"smtrain:{task}"] = f"{row['after']['value']:.6g}"
-    kept = {key: _VALUE.sub("-", str(value))[:256] for key, value in values.items() if value is not None}
+    kept = {
+        key: _VALUE.sub("-", str(value))[:256] for key, value in values.items() if value is not None
+    }
     return dict(list(kept.items())[:50])
 
 
@@ -129,18 +159,29 @@ def _held(client: Any, group: str, request: dict[str, Any]) -> str | None:
     data = _data_of(request)
     try:
         pages = client.get_paginator("list_model_packages").paginate(ModelPackageGroupName=group)
-        arns = [item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]]
+        arns = [
+            item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]
+        ]
     except ClientError as error:
         if unnamed(error):
             return None
         raise
-    return next((arn for arn in arns if _data_of(client.describe_model_package(ModelPackageName=arn)) == data), None)
+    return next(
+        (
+            arn
+            for arn in arns
+            if _data_of(client.describe_model_package(ModelPackageName=arn)) == data
+        ),
+        None,
+    )
 
 
 def _data_of(package: dict[str, Any]) -> list[Any]:
     """The sources of a version's weights."""
     containers = package.get("InferenceSpecification", {}).get("Containers", [])
-    return [(one.get("ModelDataSource"), one.get("AdditionalModelDataSources")) for one in containers]
+    return [
+        (one.get("ModelDataSource"), one.get("AdditionalModelDataSources")) for one in containers
+    ]
 
 
 def _make_group(client: Any, group: str, run: str) -> None:
@@ -152,5 +193,6 @@ def _make_group(client: Any, group: str, run: str) -> None:
         if not unnamed(error):
             raise
         client.create_model_package_group(
-            ModelPackageGroupName=group, ModelPackageGroupDescription=f"versions of {run} (smtrain register)"
+            ModelPackageGroupName=group,
+            ModelPackageGroupDescription=f"versions of {run} (smtrain register)",
         )

@@ -1,4 +1,6 @@
-"""Gather what a target knows about a run: its jobs, their steps with times, its config, its results."""
+"""Gather what a target knows about a run: its jobs, their steps with times, its config, its
+results.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class RunAccount:
     commit: str | None = None
     """The git commit of the config's folder, if the tags of the newest train job say."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Original paths of a local run, each with the digest of its files' names and contents (sha256, 16 digits)."""
+    """Original paths of a local run, each with the digest of its files' names and contents (sha256,
+    16 digits).
+    """
 
     def of(self, stage: str) -> list[JobAccount]:
         return [job for job in self.jobs if job.stage == stage]
@@ -111,40 +115,68 @@ class RunAccount:
     def restarts(self) -> int:
         """Times that training was interrupted and resumed, in a later job or in the same one."""
         trains = self.of("train")
-        changes = (change for job in trains for change in job.description.get("SecondaryStatusTransitions", []))
-        return max(0, len(trains) - 1) + sum(change["Status"] in ("Interrupted", "Restarting") for change in changes)
+        changes = (
+            change
+            for job in trains
+            for change in job.description.get("SecondaryStatusTransitions", [])
+        )
+        return max(0, len(trains) - 1) + sum(
+            change["Status"] in ("Interrupted", "Restarting") for change in changes
+        )
 
     @property
     def rate_changes(self) -> list[tuple[float, str, str]]:
         """(first step, rate before, rate after) of every resume that changed the learning rate."""
-        firsts = [(job.description, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
-        return rate_changes((description, first["step"] if first else None) for description, first in firsts)
+        firsts = [
+            (job.description, step_record(job.steps[0].text) if job.steps else None)
+            for job in self.of("train")
+        ]
+        return rate_changes(
+            (description, first["step"] if first else None) for description, first in firsts
+        )
 
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
-    """The run of this name, or the run of a job with this name or ARN. Raises `JobError` if there is no such run."""
+    """The run of this name, or the run of a job with this name or ARN.
+
+    Raises `JobError` if there is no such run.
+    """
     job, place = backend_of_job(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
-        raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones", code="job.not_found")
+        raise JobError(
+            f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones",
+            code="job.not_found",
+        )
     stages = {(run, stage) for stage in STAGES}
-    rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if stage_of(row.name) in stages]
+    rows = [
+        row
+        for row in list_jobs(place, name_contains=f"{run}-", limit=1000)
+        if stage_of(row.name) in stages
+    ]
     if not rows:
         raise unknown_run(f"{name!r}: there is no run", run, place)
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     account = RunAccount(run, place, jobs)
     config, inputs = _original(_config(account), place)
-    evaluation, texts = _left(account, "evaluate", "evaluation.json"), _left(account, "generate", "generation.json")
+    evaluation, texts = (
+        _left(account, "evaluate", "evaluation.json"),
+        _left(account, "generate", "generation.json"),
+    )
     newest = account.last("train") or jobs[-1]
     return replace(
-        account, config=config, inputs=inputs, machines=_machines(account),
+        account,
+        config=config,
+        inputs=inputs,
+        machines=_machines(account),
         commit=commit_of(place.tags(newest.description)),
         evaluation=evaluation if isinstance(evaluation, dict) else None,
         texts=tuple(texts) if isinstance(texts, list) else (),
-        software=_line(account, SOFTWARE), profile=_line(account, PROFILE),
+        software=_line(account, SOFTWARE),
+        profile=_line(account, PROFILE),
         warnings=tuple(text for line in _lines(account, WARNING) if (text := warning(line.text))),
-    )  # fmt: skip
+    )
 
 
 def _account(place: Backend, job: Job) -> JobAccount:
@@ -153,13 +185,19 @@ def _account(place: Backend, job: Job) -> JobAccount:
     began = int(description["CreationTime"].timestamp() * 1000) - 60_000
     steps: list[Line] = []
     if stage == "train":
-        lines = (line for page in pages(place, job.name, None, began, STEP_PATTERN) for line in page)
-        steps = sorted((line for line in lines if step_record(line.text)), key=lambda line: line.timestamp)
+        lines = (
+            line for page in pages(place, job.name, None, began, STEP_PATTERN) for line in page
+        )
+        steps = sorted(
+            (line for line in lines if step_record(line.text)), key=lambda line: line.timestamp
+        )
     return JobAccount(stage, job.name, description, cost, tuple(steps))
 
 
 def _config(run: RunAccount) -> dict[str, Any]:
-    """The whole config of the run: the parts of all stages, and the machines of the train request."""
+    """The whole config of the run: the parts of all stages, and the machines of the train
+    request.
+    """
     whole: dict[str, Any] = {"name": run.name, "target": run.target.name}
     for stage in STAGES:
         job = run.last(stage)
@@ -189,13 +227,17 @@ def _config(run: RunAccount) -> dict[str, Any]:
             whole |= _of_command(train)
     fetched = run.last("fetch")
     if fetched is not None:
-        whole["model"]["path"] = _config_file(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
+        whole["model"]["path"] = (
+            _config_file(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
+        )
     kept: dict[str, Any] = _without_nothing(whole)
     return kept
 
 
 def _section(place: Backend) -> dict[str, Any]:
-    """The section that describes a backend with one of its own, which the configs of its jobs leave out."""
+    """The section that describes a backend with one of its own, which the configs of its jobs leave
+    out.
+    """
     if not place.record.queues:
         return {}
     section = queue(place).section.model_dump(mode="json", exclude_defaults=True)
@@ -203,15 +245,19 @@ def _section(place: Backend) -> dict[str, Any]:
 
 
 def _of_command(job: JobAccount) -> dict[str, Any]:
-    """Parts of the sections model and train in the request of a user's command, which its config lacks."""
+    """Parts of the sections model and train in the request of a user's command, which its config
+    lacks.
+    """
     numbers, model = job.description["HyperParameters"], _channel(job, "model")
     train = {key: int(numbers[key]) for key in ("seq_len", "global_batch_size") if key in numbers}
     return {"train": train, "model": {"path": model} if model else {}}
 
 
 def _original(config: dict[str, Any], place: Backend) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config of a local run with the paths that its inputs were uploaded from, and their digests by path, because
-    no other machine knows the S3 of this one. The config of another target is unchanged."""
+    """The config of a local run with the paths that its inputs were uploaded from, and their
+    digests by path, because no other machine knows the S3 of this one. The config of another target
+    is unchanged.
+    """
     if not place.record.here:
         return config, {}
     origins, digests = known(), {}

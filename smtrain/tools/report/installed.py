@@ -18,19 +18,28 @@ _URL = re.compile(r"(https?|ssh|git)://|[\w.-]+@[\w.-]+:")
 
 
 def commands() -> list[str]:
-    """Shell lines that install this smtrain; a source that other machines cannot reach is a comment."""
+    """Shell lines that install this smtrain; a source that other machines cannot reach is a
+    comment.
+    """
     source = _direct_url()
     if vcs := source.get("vcs_info"):
-        return [f"pip install 'smtrain @ {vcs.get('vcs', 'git')}+{source['url']}@{vcs.get('commit_id', '')}'"]
+        return [
+            "pip install 'smtrain @"
+            f" {vcs.get('vcs', 'git')}+{source['url']}@{vcs.get('commit_id', '')}'"
+        ]
     if "archive_info" in source:
         return _of_wheel(source)
     if "dir_info" in source or _is_checkout():
-        return _of_checkout(Path(unquote(urlsplit(source["url"]).path)) if "url" in source else _root())
+        return _of_checkout(
+            Path(unquote(urlsplit(source["url"]).path)) if "url" in source else _root()
+        )
     return [f"pip install smtrain=={__version__}"]
 
 
 def _direct_url() -> dict[str, Any]:
-    """The installer's record of the package's source (PEP 610); empty for a package from an index."""
+    """The installer's record of the package's source (PEP 610); empty for a package from an
+    index.
+    """
     try:
         record = parse_json(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -40,7 +49,9 @@ def _direct_url() -> dict[str, Any]:
 
 def _of_wheel(record: dict[str, Any]) -> list[str]:
     info, url = record["archive_info"], str(record.get("url", ""))
-    digest = info.get("hashes", {}).get("sha256") or str(info.get("hash", "")).removeprefix("sha256=")
+    digest = info.get("hashes", {}).get("sha256") or str(info.get("hash", "")).removeprefix(
+        "sha256="
+    )
     file = Path(unquote(urlsplit(url).path))
     if not digest and url.startswith("file:") and file.is_file():
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -51,7 +62,10 @@ def _of_wheel(record: dict[str, Any]) -> list[str]:
 def _of_checkout(folder: Path) -> list[str]:
     commit = committed(folder)
     if commit is None:
-        return [f"# smtrain {__version__}, from a folder that is no git repository", "pip install FOLDER"]
+        return [
+            f"# smtrain {__version__}, from a folder that is no git repository",
+            "pip install FOLDER",
+        ]
     head = [f"# smtrain {__version__}, from a checkout at git commit {commit}"]
     origin = _origin(folder)
     if origin and _URL.match(origin):
@@ -62,7 +76,9 @@ def _of_checkout(folder: Path) -> list[str]:
 def _origin(folder: Path) -> str | None:
     try:
         words = ["git", "config", "remote.origin.url"]
-        done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(
+            words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
@@ -74,7 +90,11 @@ def _plain(origin: str) -> str:
         host, _, path = origin.partition(":")
         return f"ssh://{host}/{path}"
     parts = urlsplit(origin)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.scheme != "ssh" else origin
+    return (
+        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        if parts.scheme != "ssh"
+        else origin
+    )
 
 
 def _root() -> Path:

@@ -34,9 +34,16 @@ def publish(name: str, target: Backend, track: Track, say: Say) -> None:
         tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked)
         with tempfile.TemporaryDirectory(prefix="smtrain-") as folder:
             taken = tracker.attach(_files(run, Path(folder)), _numbers(run))
-        say(f"MLflow has the report of {name}" if taken else f"MLflow has no run of {name} to attach its report to")
+        say(
+            f"MLflow has the report of {name}"
+            if taken
+            else f"MLflow has no run of {name} to attach its report to"
+        )
     except Exception as error:  # the run is done; a tracker must not make it fail
-        say(f"MLflow does not take the report of {name} ({first_line(error)}); `smtrain report {name}` writes it here")
+        say(
+            f"MLflow does not take the report of {name} ({first_line(error)}); `smtrain report"
+            f" {name}` writes it here"
+        )
 
 
 def _files(run: RunAccount, folder: Path) -> list[Path]:

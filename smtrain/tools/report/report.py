@@ -37,17 +37,22 @@ _WAITING = ("Starting", "Pending", "LaunchingMLInstances")
 
 @public
 def report(
-    run: str, out: str | Path | None = None, *, target: TargetName | None = None, overwrite: bool = False
+    run: str,
+    out: str | Path | None = None,
+    *,
+    target: TargetName | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write a run's report: one HTML page that fetches nothing.
 
-    It has what ran, the curves, validation, evaluation, the cost by stage and the share that paid for no step, the
-    environment, and the config that runs it again. An existing report is replaced.
+    It has what ran, the curves, validation, evaluation, the cost by stage and the share that paid
+    for no step, the environment, and the config that runs it again. An existing report is replaced.
 
     Args:
         run: The run's name, or the name or ARN of one of its jobs.
         out: The file to write. Default: `<run>.html` in the working directory.
-        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the target that the run was started with here, else AWS.
+        target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the target that the run was started
+            with here, else AWS.
         overwrite: Replace a file that is no report.
 
     Returns:
@@ -63,14 +68,17 @@ def report(
     """
     if out is not None and (not str(out).strip() or Path(out).is_dir()):
         raise ConfigError(
-            f"out: {str(out)!r} is not a file name; give one such as report.html", code="config.wrong_value"
+            f"out: {str(out)!r} is not a file name; give one such as report.html",
+            code="config.wrong_value",
         )
     account = gather(run, target)
     file = Path(out) if out is not None else Path(f"{account.name}.html")
     refuse_other(file, overwrite)
     last = {job.stage: job for job in account.jobs}
     failed = [job for job in last.values() if job.status in ENDED and job.status not in NO_FAILURE]
-    write_atomically(file, page(account, [str(Job(job.name, account.target).explain()) for job in failed]))
+    write_atomically(
+        file, page(account, [str(Job(job.name, account.target).explain()) for job in failed])
+    )
     return file
 
 
@@ -82,7 +90,8 @@ def refuse_other(file: Path, overwrite: bool) -> None:
         head = content.read(4096)
     if _MARK.encode() not in head:
         raise ConfigError(
-            f"{file}: exists and is not a report; name another file, or use --overwrite", code="config.wrong_value"
+            f"{file}: exists and is not a report; name another file, or use --overwrite",
+            code="config.wrong_value",
         )
 
 
@@ -91,14 +100,21 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
     records = run.records
     judged = [record for record in records if "val_loss" in record]
     state, tone = _state(run)
-    marks = [(step, f"learning rate {old} to {new} from step {step:.0f}") for step, old, new in run.rate_changes]
+    marks = [
+        (step, f"learning rate {old} to {new} from step {step:.0f}")
+        for step, old, new in run.rate_changes
+    ]
     return render(
         "report.html",
         hide_secrets=True,
         title=f"{run.name}: report",
         generator=_GENERATOR,
         run=run,
-        place=f"AWS, {run.target.region_name()}" if run.target.record.rented else run.target.record.title,
+        place=(
+            f"AWS, {run.target.region_name()}"
+            if run.target.record.rented
+            else run.target.record.title
+        ),
         state=state,
         tone=tone,
         facts=_facts(run, records),
@@ -118,11 +134,14 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         config=config_text(run),
         commands=[
             *([f"# the config's folder was at git commit {run.commit}"] if run.commit else []),
-            *_own_machine(run), *commands(), "smtrain check run.yaml", "smtrain run run.yaml",
+            *_own_machine(run),
+            *commands(),
+            "smtrain check run.yaml",
+            "smtrain run run.yaml",
         ],
         version=__version__,
         now=datetime.datetime.now(datetime.timezone.utc),
-    )  # fmt: skip
+    )
 
 
 def _state(run: RunAccount) -> tuple[str, str]:
@@ -165,10 +184,14 @@ def _job(job: JobAccount) -> list[Cell | str]:
     tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
     free = job.cost.owned and job.cost.dollars is None
     return [
-        job.stage, Cell(job.name, "one"), Cell(job.status, tone=tone), Cell(job.cost.machines, "one"),
-        number(f"{job.created:%m-%d %H:%M}"), number(spell(job.seconds)),
+        job.stage,
+        Cell(job.name, "one"),
+        Cell(job.status, tone=tone),
+        Cell(job.cost.machines, "one"),
+        number(f"{job.created:%m-%d %H:%M}"),
+        number(spell(job.seconds)),
         number("-" if free else _dollars(job.cost.dollars)),
-    ]  # fmt: skip
+    ]
 
 
 def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, str]]) -> list[str]:
@@ -177,22 +200,45 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
 
     pairs = bool(of("rewards/chosen"))
     unit = "per pair" if pairs else "nats per token"
-    drawn = [chart(f"loss, {unit}", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks)]
+    drawn = [
+        chart(f"loss, {unit}", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks)
+    ]
     if pairs:
-        better, held_out = "share of pairs whose chosen answer has the larger reward", "on held-out pairs"
+        better, held_out = (
+            "share of pairs whose chosen answer has the larger reward",
+            "on held-out pairs",
+        )
         rewards = of("rewards/chosen"), of("rewards/rejected")
         drawn += [
-            chart("rewards of chosen answers", *rewards, dots_are="of rejected answers", marks=marks),
-            chart("reward margin", of("rewards/margins"), of("val_margins"), dots_are=held_out, marks=marks),
-            chart(better, of("rewards/accuracies"), of("val_accuracy"), dots_are=held_out, marks=marks),
+            chart(
+                "rewards of chosen answers", *rewards, dots_are="of rejected answers", marks=marks
+            ),
+            chart(
+                "reward margin",
+                of("rewards/margins"),
+                of("val_margins"),
+                dots_are=held_out,
+                marks=marks,
+            ),
+            chart(
+                better, of("rewards/accuracies"), of("val_accuracy"), dots_are=held_out, marks=marks
+            ),
         ]
     if busiest := of("experts/load_max"):
         drawn += [
             chart("load of the busiest expert over the mean, log", busiest, log=True, marks=marks),
-            chart("entropy of the router, 1 if all experts are alike", of("experts/entropy"), marks=marks),
+            chart(
+                "entropy of the router, 1 if all experts are alike",
+                of("experts/entropy"),
+                marks=marks,
+            ),
         ]
     if any(share for _, share in of("experts/dropped")):
-        drawn.append(chart("share of choices beyond an expert's capacity", of("experts/dropped"), marks=marks))
+        drawn.append(
+            chart(
+                "share of choices beyond an expert's capacity", of("experts/dropped"), marks=marks
+            )
+        )
     drawn += [
         chart("gradient norm", of("grad_norm"), log=True, marks=marks),
         chart("learning rate", of("lr"), marks=marks),
@@ -203,7 +249,11 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
 
 def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
     """Head and rows, one a host: the mean of the job, and the highest minute if it is far above."""
-    known = [key for key in NAMES if any(key in record for host in run.machines.values() for record in host)]
+    known = [
+        key
+        for key in NAMES
+        if any(key in record for host in run.machines.values() for record in host)
+    ]
     rows = []
     for host, records in run.machines.items():
         cells = []
@@ -218,32 +268,45 @@ def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
 
 def _validation(judged: Sequence[dict[str, float]]) -> list[list[Cell]]:
     """At most 12 rows, spread over all validations."""
-    shown = judged if len(judged) <= 12 else [judged[i * (len(judged) - 1) // 11] for i in range(12)]
+    shown = (
+        judged if len(judged) <= 12 else [judged[i * (len(judged) - 1) // 11] for i in range(12)]
+    )
     return [
         [
-            number(f"{record['step']:.0f}"), number(f"{record['val_loss']:.4f}"),
+            number(f"{record['step']:.0f}"),
+            number(f"{record['val_loss']:.4f}"),
             number(f"{record['val_ppl']:,.2f}" if "val_ppl" in record else ""),
             number(f"{record['val_accuracy']:.1%}" if "val_accuracy" in record else ""),
         ]
         for record in shown
-    ]  # fmt: skip
+    ]
 
 
 def _evaluation(row: dict[str, Any]) -> list[Cell | str]:
     return [
-        str(row["task"]), metric_of(row), number(f"{row['n']:,}"), number(_measure(row.get("before") or {})),
-        number(_measure(row["after"])), str(row.get("verdict", "")),
-    ]  # fmt: skip
+        str(row["task"]),
+        metric_of(row),
+        number(f"{row['n']:,}"),
+        number(_measure(row.get("before") or {})),
+        number(_measure(row["after"])),
+        str(row.get("verdict", "")),
+    ]
 
 
 def _long(evaluation: dict[str, Any]) -> list[str]:
     """Pictures of the evaluation of long texts: needles found, and the loss by position."""
     drawn = list(pictures(evaluation).values())
     before, after = (
-        [((first + last) / 2, loss) for first, last, loss in (made or {}).get("loss_by_position", ())]
+        [
+            ((first + last) / 2, loss)
+            for first, last, loss in (made or {}).get("loss_by_position", ())
+        ]
         for made in ((evaluation.get("long") or {}).get(which) for which in ("before", "after"))
     )
-    return [*drawn, chart("loss by position", after, before, dots_are="before the training", along="position")]
+    return [
+        *drawn,
+        chart("loss by position", after, before, dots_are="before the training", along="position"),
+    ]
 
 
 def _cost(run: RunAccount) -> dict[str, Any] | None:
@@ -261,7 +324,11 @@ def _cost(run: RunAccount) -> dict[str, Any] | None:
         for change in job.description.get("SecondaryStatusTransitions", [])
         if change["Status"] in _WAITING and change.get("EndTime")
     )
-    lead = f"{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step; " if spent else ""
+    lead = (
+        f"{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step; "
+        if spent
+        else ""
+    )
     return {
         "portions": billed,
         "known": known,
@@ -275,9 +342,12 @@ def _cost(run: RunAccount) -> dict[str, Any] | None:
 
 def _portion(portion: Portion, spent: float) -> list[Cell | str]:
     return [
-        portion.stage, Cell(portion.what, tone="warn" if portion.wasted else ""), number(spell(portion.seconds)),
-        number(_dollars(portion.dollars)), number(f"{(portion.dollars or 0) / spent:.1%}" if spent else ""),
-    ]  # fmt: skip
+        portion.stage,
+        Cell(portion.what, tone="warn" if portion.wasted else ""),
+        number(spell(portion.seconds)),
+        number(_dollars(portion.dollars)),
+        number(f"{(portion.dollars or 0) / spent:.1%}" if spent else ""),
+    ]
 
 
 def _environment(run: RunAccount) -> list[tuple[str, str]]:
@@ -286,8 +356,15 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
     image = _image(run, job)
     rows = [("image", image) if image else ("ran", "as processes, in no container")]
     rows.append(("machines", job.cost.machines))
-    rows += [(name, text) for name, text in (("git commit", run.commit), ("software", run.software)) if text]
-    mesh = {key: description.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "cp", "dp", "ep", "precision")}
+    rows += [
+        (name, text)
+        for name, text in (("git commit", run.commit), ("software", run.software))
+        if text
+    ]
+    mesh = {
+        key: description.get("HyperParameters", {}).get(key)
+        for key in ("tp", "pp", "cp", "dp", "ep", "precision")
+    }
     if any(mesh.values()):
         rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
     # A place in the S3 of this machine says nothing to a reader elsewhere.
@@ -304,7 +381,9 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
 
 
 def _image(run: RunAccount, job: JobAccount) -> str | None:
-    """The image that the job ran in; None for local jobs in the sandbox, and on a Slurm cluster without containers."""
+    """The image that the job ran in; None for local jobs in the sandbox, and on a Slurm cluster
+    without containers.
+    """
     record = run.target.record
     if not record.images and not record.here:
         container: str | None = run.config.get(record.section or "", {}).get("container")
@@ -321,11 +400,16 @@ def config_text(run: RunAccount) -> str:
 
 
 def _own_machine(run: RunAccount) -> list[str]:
-    """A comment on the machine of the user's own that the config names, and whose entry its jobs do not have."""
+    """A comment on the machine of the user's own that the config names, and whose entry its jobs do
+    not have.
+    """
     name = run.config.get("compute", {}).get("instance_type")
     if not run.target.record.queues or not name or name.startswith("ml.") or instance(name):
         return []
-    return [f"# first describe {name} under machines in run.yaml (docs/gpus.md): its jobs do not keep that entry"]
+    return [
+        f"# first describe {name} under machines in run.yaml (docs/gpus.md): its jobs do not keep"
+        " that entry"
+    ]
 
 
 def _total(jobs: Iterable[JobAccount]) -> float | None:
@@ -336,8 +420,16 @@ def _total(jobs: Iterable[JobAccount]) -> float | None:
 def _measure(measure: dict[str, Any]) -> str:
     if not measure:
         return ""
-    return f"{measure['value']:.4f}" + (f" ± {measure['stderr']:.4f}" if measure.get("stderr") is not None else "")
+    return f"{measure['value']:.4f}" + (
+        f" ± {measure['stderr']:.4f}" if measure.get("stderr") is not None else ""
+    )
 
 
 def _dollars(value: float | None) -> str:
-    return "price unknown" if value is None else f"${value:,.2f}" if value >= 0.005 or not value else f"${value:.4f}"
+    return (
+        "price unknown"
+        if value is None
+        else f"${value:,.2f}"
+        if value >= 0.005 or not value
+        else f"${value:.4f}"
+    )

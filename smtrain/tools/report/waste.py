@@ -27,7 +27,9 @@ class Portion:
 
 
 def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
-    """Every billed second of the jobs (oldest first) under one name, by stage; they add up to the bill."""
+    """Every billed second of the jobs (oldest first) under one name, by stage; they add up to the
+    bill.
+    """
     by_name: dict[tuple[str, str], Portion] = {}
     trains = [job for job in jobs if job.stage == "train"]
     for job in jobs:
@@ -36,15 +38,26 @@ def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
             _add(by_name, job, what, seconds, wasted)
         if pool := job.cost.items.get("warm pool"):
             before = by_name.get((job.stage, "warm pool, idle"))
-            held = (job.description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds", 0.0)
+            held = (job.description.get("WarmPoolStatus") or {}).get(
+                "ResourceRetainedBillableTimeInSeconds", 0.0
+            )
             by_name[job.stage, "warm pool, idle"] = Portion(
-                job.stage, "warm pool, idle", held + (before.seconds if before else 0.0),
-                pool + ((before.dollars or 0.0) if before else 0.0), True,
-            )  # fmt: skip
+                job.stage,
+                "warm pool, idle",
+                held + (before.seconds if before else 0.0),
+                pool + ((before.dollars or 0.0) if before else 0.0),
+                True,
+            )
     return [portion for portion in by_name.values() if portion.seconds > 0]
 
 
-def _add(by_name: dict[tuple[str, str], Portion], job: JobAccount, what: str, seconds: float, wasted: bool) -> None:
+def _add(
+    by_name: dict[tuple[str, str], Portion],
+    job: JobAccount,
+    what: str,
+    seconds: float,
+    wasted: bool,
+) -> None:
     whole, billed = _window(job), job.cost.billable_s
     seconds = seconds * billed / whole if whole else 0.0  # spot is billed less than its time
     priced = job.cost.dollars is not None
@@ -54,7 +67,9 @@ def _add(by_name: dict[tuple[str, str], Portion], job: JobAccount, what: str, se
         seconds += before.seconds
         priced = priced and before.dollars is not None
         dollars += before.dollars or 0.0
-    by_name[job.stage, what] = Portion(job.stage, what, seconds, dollars if priced else None, wasted)
+    by_name[job.stage, what] = Portion(
+        job.stage, what, seconds, dollars if priced else None, wasted
+    )
 
 
 def _window(job: JobAccount) -> float:
@@ -84,10 +99,20 @@ def _step(text: str) -> float:
 def _of_train(job: JobAccount, repeated_from: float | None) -> list[tuple[str, float, bool]]:
     """(name, seconds of its window, True if it is waste)."""
     whole = _window(job)
-    done = [(line.timestamp / 1000, r) for line in job.steps if "loss" in (r := step_record(line.text) or {})]
+    done = [
+        (line.timestamp / 1000, r)
+        for line in job.steps
+        if "loss" in (r := step_record(line.text) or {})
+    ]
     if not done:
         well = job.status == "Completed"
-        return [("nothing was left to train" if well else "attempts that ended before a step", whole, True)]
+        return [
+            (
+                "nothing was left to train" if well else "attempts that ended before a step",
+                whole,
+                True,
+            )
+        ]
     start = job.description["TrainingStartTime"].timestamp()
     (first, head), (last, tail) = done[0], done[-1]
     counted = max(0.0, tail["step"] - head["step"])

@@ -1,1 +1,3 @@
-"""Serve a trained model: with an OpenAI-compatible server on this machine, or a SageMaker endpoint."""
+"""Serve a trained model: with an OpenAI-compatible server on this machine, or a SageMaker
+endpoint.
+"""

@@ -1,4 +1,6 @@
-"""`smtrain deploy` and `undeploy`: an endpoint from an exported prefix, for a while or until it is deleted."""
+"""`smtrain deploy` and `undeploy`: an endpoint from an exported prefix, for a while or until it is
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -46,27 +48,41 @@ class Deployed:
 
 @public
 def deploy(
-    model: str, instance_type: str, *, name: str | None = None, seconds: int | None = None, instance_count: int = 1,
-    role: str | None = None, schedule_role: str | None = None, image: str | None = None, max_length: int | None = None,
-    wait: bool = True, target: TargetName | None = None, say: Say = text.say,
-) -> Deployed:  # fmt: skip
-    """Make a SageMaker endpoint from a model in S3, served by vLLM with OpenAI's API; nothing is packed or copied.
+    model: str,
+    instance_type: str,
+    *,
+    name: str | None = None,
+    seconds: int | None = None,
+    instance_count: int = 1,
+    role: str | None = None,
+    schedule_role: str | None = None,
+    image: str | None = None,
+    max_length: int | None = None,
+    wait: bool = True,
+    target: TargetName | None = None,
+    say: Say = text.say,
+) -> Deployed:
+    """Make a SageMaker endpoint from a model in S3, served by vLLM with OpenAI's API; nothing
+    is packed or copied.
 
-    First the memory of the devices is checked, and the price shown. An adapter is served with its base, unmerged. With
-    `seconds`, a schedule that deletes the endpoint is created before the endpoint.
+    First the memory of the devices is checked, and the price shown. An adapter is served with its
+    base, unmerged. With `seconds`, a schedule that deletes the endpoint is created before the
+    endpoint.
 
     Args:
         model: A run, a job that exported, or an s3:// prefix.
         instance_type: A type with GPUs, such as ml.g6e.xlarge, or ml.trn2.48xlarge (unchecked).
         name: The endpoint's name, which clients also send as `model`. Default: the run's name.
-        seconds: Delete the endpoint after this time, with EventBridge Scheduler. None: it stays until `undeploy`.
+        seconds: Delete the endpoint after this time, with EventBridge Scheduler. None: it stays
+            until `undeploy`.
         instance_count: Number of instances.
         role: The role of the container, its ARN or name. Default: that of the run's jobs.
         schedule_role: The role with which the schedule deletes the endpoint. Default: `role`.
         image: The container image. Default: the newest known vLLM image of the region.
         max_length: Most tokens of prompt and answer together. Default: the model's positions.
         wait: Return when the endpoint answers or has failed.
-        target: `local` or `aws`. Locally an endpoint is a record that answers nothing; `smtrain serve` does.
+        target: `local` or `aws`. Locally an endpoint is a record that answers nothing; `smtrain
+            serve` does.
         say: Called with each line.
 
     Returns:
@@ -74,7 +90,8 @@ def deploy(
 
     Raises:
         ConfigError: An argument is wrong.
-        JobError: There is no such model in S3, the devices do not hold it, the name is taken, or AWS refuses.
+        JobError: There is no such model in S3, the devices do not hold it, the name is taken, or
+            AWS refuses.
 
     Examples:
         >>> made = smtrain.deploy("llama", "ml.g6e.xlarge", say=lambda line: None)
@@ -88,26 +105,41 @@ def deploy(
             code="config.wrong_value",
         )
     if instance_count < 1 or (max_length is not None and max_length < 1):
-        raise ConfigError("instance_count and max_length must be at least 1", code="config.wrong_value")
+        raise ConfigError(
+            "instance_count and max_length must be at least 1", code="config.wrong_value"
+        )
     refuse_unknown_type(instance_type)
     if not model.isprintable():
         raise JobError(
-            f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are", code="job.not_found"
+            f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are",
+            code="job.not_found",
         )
     source = find(model, target)
     if source.far is None:
-        raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
+        raise JobError(
+            f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name"
+            " that"
+        )
     spec = spec_of(source, name, instance_type, instance_count, role, image, max_length)
     place = sagemaker(source.far.store)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
-    until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
+    until = (
+        datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds)
+        if seconds
+        else None
+    )
     say(_announced(spec, hourly, price, until))
     if is_neuron(instance_type):
-        say("unchecked: smtrain has made no endpoint on Neuron cores; image, variables and split were only read")
+        say(
+            "unchecked: smtrain has made no endpoint on Neuron cores; image, variables and split"
+            " were only read"
+        )
     if until is not None:
-        _schedule(place, spec.name, until, place.role(schedule_role) if schedule_role else spec.role)
+        _schedule(
+            place, spec.name, until, place.role(schedule_role) if schedule_role else spec.role
+        )
     _create(place, spec, until is not None)
     status = _follow(place, spec.name, say) if wait else "Creating"
     say(_how(place, spec, status))
@@ -121,13 +153,15 @@ def refuse_unknown_type(instance_type: str) -> None:
         near = instance_meant(instance_type) or nearest(instance_type, known)
         meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"
         raise ConfigError(
-            f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}", code="config.wrong_value"
+            f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}",
+            code="config.wrong_value",
         )
 
 
 @public
 def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say) -> None:
-    """Delete an endpoint, its configuration, its model entries and its schedule; the model's files stay.
+    """Delete an endpoint, its configuration, its model entries and its schedule; the model's
+    files stay.
 
     Args:
         name: The endpoint's name.
@@ -163,7 +197,10 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
 
 
 def described(place: SageMakerBackend, name: str) -> dict[str, Any] | None:
-    """DescribeEndpoint's answer; None if there is no such endpoint. Raises `ConfigError` for an invalid name."""
+    """DescribeEndpoint's answer; None if there is no such endpoint.
+
+    Raises `ConfigError` for an invalid name.
+    """
     from botocore.exceptions import ClientError
 
     checked("endpoint", name)
@@ -177,10 +214,18 @@ def described(place: SageMakerBackend, name: str) -> dict[str, Any] | None:
 
 
 def spec_of(
-    source: FoundModel, name: str | None, instance_type: str, count: int = 1, role: str | None = None,
-    image: str | None = None, max_length: int | None = None,
-) -> EndpointSpec:  # fmt: skip
-    """The endpoint for a model in S3. Raises `JobError` if the devices do not hold it, or its base is unknown."""
+    source: FoundModel,
+    name: str | None,
+    instance_type: str,
+    count: int = 1,
+    role: str | None = None,
+    image: str | None = None,
+    max_length: int | None = None,
+) -> EndpointSpec:
+    """The endpoint for a model in S3.
+
+    Raises `JobError` if the devices do not hold it, or its base is unknown.
+    """
     assert source.far is not None  # callers refuse a model of this machine
     place, uri = sagemaker(source.far.store), source.far.uri
     named = name or source.name.rstrip("/").rpartition("/")[2]
@@ -191,34 +236,45 @@ def spec_of(
         role_name = role_name or description["RoleArn"]
     if source.is_adapter:
         channels = {
-            c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
+            c["ChannelName"]: c["DataSource"].get("S3DataSource", {})
+            for c in description.get("InputDataConfig", [])
         }
         base = channels.get("model", {}).get("S3Uri", "")
         if not base:
-            raise JobError(f"{source.name} is an adapter, and its base model is not known; name its run")
+            raise JobError(
+                f"{source.name} is an adapter, and its base model is not known; name its run"
+            )
         whole = find(base, place.name)
         weights, body = whole.weights + source.weights, whole.described
     region = place.region_name()
     return EndpointSpec(
-        named, base, image or serving_image(region, instance_type), instance_type, count,
-        tensor_parallel(named, weights, body, instance_type), place.role(role_name),
+        named,
+        base,
+        image or serving_image(region, instance_type),
+        instance_type,
+        count,
+        tensor_parallel(named, weights, body, instance_type),
+        place.role(role_name),
         adapter=uri if source.is_adapter else None,
         rank=max(8, int(source.described.get("r") or 8)) if source.is_adapter else 0,
-        max_length=max_length, tags={"smtrain:run": source.name} if description else {},
-    )  # fmt: skip
+        max_length=max_length,
+        tags={"smtrain:run": source.name} if description else {},
+    )
 
 
 def _refuse_taken(place: SageMakerBackend, name: str) -> None:
     description = described(place, name)
     if description is not None:
         raise JobError(
-            f"endpoint {name} is there already ({description['EndpointStatus']}); `smtrain undeploy {name}` deletes "
-            "it, or choose another name with --name"
+            f"endpoint {name} is there already ({description['EndpointStatus']}); `smtrain undeploy"
+            f" {name}` deletes it, or choose another name with --name"
         )
 
 
 def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role: str) -> None:
-    """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed for ever."""
+    """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed
+    for ever.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     partition = role.split(":")[1] if role.startswith("arn:") else "aws"
@@ -233,16 +289,23 @@ def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role
             client.delete_schedule(Name=request["Name"])  # of an endpoint that is gone
             client.create_schedule(**request)
     except (ClientError, BotoCoreError) as error:
-        rights = f"scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}"
+        rights = (
+            "scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume"
+            f" {role}"
+        )
         why = why_refused(error, f"allow yourself {rights}")
         raise JobError(
-            f"the schedule that would delete {name} could not be made, so the endpoint was not either: {why}",
+            f"the schedule that would delete {name} could not be made, so the endpoint was not"
+            f" either: {why}",
             code=why.code,
         ) from None
 
 
 def _create(place: SageMakerBackend, spec: EndpointSpec, scheduled: bool) -> None:
-    """Create model, configuration and endpoint. What a refused call leaves is free, and the next call uses it."""
+    """Create model, configuration and endpoint.
+
+    What a refused call leaves is free, and the next call uses it.
+    """
     from botocore.exceptions import ClientError
 
     client = place.sagemaker
@@ -270,7 +333,10 @@ def _once(call: Any, request: dict[str, Any]) -> None:
 
 
 def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
-    """Wait until the endpoint answers or fails; return its status. Raises `JobError` if it failed."""
+    """Wait until the endpoint answers or fails; return its status.
+
+    Raises `JobError` if it failed.
+    """
     before, began = "", time.monotonic()
     while True:
         description = described(place, name)
@@ -282,29 +348,42 @@ def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
             before = status
         if status == "Failed":
             raise JobError(
-                f"endpoint {name} failed: {description.get('FailureReason', 'no reason was given')}; its log is in "
-                f"CloudWatch, /aws/sagemaker/Endpoints/{name}; `smtrain undeploy {name}` deletes it"
+                f"endpoint {name} failed:"
+                f" {description.get('FailureReason', 'no reason was given')}; its log is in"
+                f" CloudWatch, /aws/sagemaker/Endpoints/{name}; `smtrain undeploy {name}`"
+                " deletes it"
             )
         if status not in ("Creating", "Updating", "SystemUpdating"):
             return status
         time.sleep(place.pace.look)
 
 
-def _announced(spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None) -> str:
-    money = f"${hourly:,.2f} an hour ({price})" if hourly is not None else "at a price that is not known here"
+def _announced(
+    spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None
+) -> str:
+    money = (
+        f"${hourly:,.2f} an hour ({price})"
+        if hourly is not None
+        else "at a price that is not known here"
+    )
     end = f"until {until:%Y-%m-%d %H:%M} UTC" if until else "until it is deleted"
     return f"endpoint {spec.name}: {spec.instance_count} x {spec.instance_type}, {money}, {end}"
 
 
 def _how(place: SageMakerBackend, spec: EndpointSpec, status: str) -> str:
     if place.record.here:
-        return f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is what answers"
+        return (
+            f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is"
+            " what answers"
+        )
     return (
-        f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model": "{spec.name}"; '
-        f"`smtrain undeploy {spec.name}` deletes it"
+        f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model":'
+        f' "{spec.name}"; `smtrain undeploy {spec.name}` deletes it'
     )
 
 
 def price_of(instance_type: str, region: str | None) -> Price | None:
-    """Price of an hour: the training price, which SageMaker's endpoints have too; None if unknown."""
+    """Price of an hour: the training price, which SageMaker's endpoints have too; None if
+    unknown.
+    """
     return known_prices().find(instance_type, "on_demand", region)

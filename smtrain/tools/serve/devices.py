@@ -17,14 +17,18 @@ _USED, _REST = 0.9, 1.5 * GIB
 """Share of a device's memory that vLLM takes, and its need there besides weights and cache."""
 
 
-def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], instance_type: str) -> int:
+def tensor_parallel(
+    name: str, weights: float, described: Mapping[str, Any], instance_type: str
+) -> int:
     """Number of devices over which vLLM splits the model: the most that divide its heads.
 
     Raises `JobError` with the sizes if they do not hold it, or if vLLM does not run on the type.
     """
     row = instance(instance_type)
     if row is None or not _serves(instance_type):
-        raise JobError(f"{instance_type}: {_reason(instance_type)}; take {_types()[0][0]} or a larger one")
+        raise JobError(
+            f"{instance_type}: {_reason(instance_type)}; take {_types()[0][0]} or a larger one"
+        )
     inner, devices = text_part(described), int(row["cores"])
     heads = int(inner.get("num_attention_heads") or inner.get("n_head") or 1)
     parts = _parts(instance_type, devices, heads)
@@ -36,13 +40,16 @@ def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], ins
         fits = [kind for kind, other in _types() if _holds(kind, other, heads, weights, described)]
         remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
         raise JobError(
-            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type} ({weights / GIB:.1f} GiB "
-            f"of weights, {CONTEXT:,} tokens of context), and vLLM gets {room / GIB:.1f} GiB of each; {remedy}"
+            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type}"
+            f" ({weights / GIB:.1f} GiB of weights, {CONTEXT:,} tokens of context), and vLLM gets"
+            f" {room / GIB:.1f} GiB of each; {remedy}"
         )
     return parts
 
 
-def _holds(kind: str, row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]) -> bool:
+def _holds(
+    kind: str, row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]
+) -> bool:
     parts = _parts(kind, int(row["cores"]), heads)
     return (weights + cache_of(described)) / parts + _REST <= _USED * float(row["core_gib"]) * GIB
 
@@ -58,7 +65,9 @@ def _parts(instance_type: str, devices: int, heads: int) -> int:
 
 
 def _serves(instance_type: str) -> bool:
-    """Whether the known vLLM images run on a type: bf16 and x86_64, or Trainium2 (vLLM Neuron has trn2 and trn3)."""
+    """Whether the known vLLM images run on a type: bf16 and x86_64, or Trainium2 (vLLM Neuron has
+    trn2 and trn3).
+    """
     if is_gpu(instance_type):
         return has_bf16(instance_type) and not is_arm(instance_type) and is_known(instance_type)
     return instance_type == TRAINIUM2
@@ -67,9 +76,15 @@ def _serves(instance_type: str) -> bool:
 def _reason(instance_type: str) -> str:
     """The reason why no endpoint runs on a type."""
     if is_neuron(instance_type) or instance_type.startswith("ml.inf"):
-        return "vLLM Neuron runs on Trainium2 and 3 only, and NxD Inference, which ran here, has ended"
+        return (
+            "vLLM Neuron runs on Trainium2 and 3 only, and NxD Inference, which ran here, has ended"
+        )
     if is_gpu(instance_type) and is_known(instance_type):
-        lack = "have no bf16" if not has_bf16(instance_type) else "have arm64 processors, for which no image is known"
+        lack = (
+            "have no bf16"
+            if not has_bf16(instance_type)
+            else "have arm64 processors, for which no image is known"
+        )
         return f"its {chip_of(instance_type)} GPUs {lack}"
     return "it has no device that smtrain knows for vLLM"
 

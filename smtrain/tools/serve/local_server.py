@@ -1,4 +1,5 @@
-"""`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on 127.0.0.1.
+"""`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on
+127.0.0.1.
 
 The server itself listens on a Unix socket in a folder of this user; `proxy` is what others reach.
 """
@@ -33,13 +34,17 @@ from smtrain.worker.generation.memory_fit import refuse_too_large
 Server = Literal["vllm", "transformers"]
 _NEEDED = ("fastapi", "uvicorn", "openai", "httpx")
 _TEMPLATE_OPTIONS: dict[Server, str] = {
-    "vllm": "--default-chat-template-kwargs", "transformers": "--chat-template-kwargs",
-}  # fmt: skip
-"""The option of each server for defaults of `chat_template_kwargs`, which a request may have too."""
+    "vllm": "--default-chat-template-kwargs",
+    "transformers": "--chat-template-kwargs",
+}
+"""The option of each server for defaults of `chat_template_kwargs`, which a request may have too.
+"""
 _OLDEST = (4, 56)
 """First transformers whose `transformers serve` answers /v1/chat/completions."""
 _PREFIX, _LONGEST_PATH = "smtrain-serve-", 100
-"""Prefix of the Unix socket's folder, and most bytes of its path: macOS has 104 with the closing zero, Linux 108."""
+"""Prefix of the Unix socket's folder, and most bytes of its path: macOS has 104 with the closing
+zero, Linux 108.
+"""
 
 
 def servers() -> list[Server]:
@@ -53,22 +58,31 @@ def servers() -> list[Server]:
 
 
 def serve(
-    model: str, *, port: int = 8000, host: str = "127.0.0.1", server: Server | None = None,
-    more: tuple[str, ...] = (), template_options: Mapping[str, Any] | None = None, target: TargetName | None = None,
+    model: str,
+    *,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    server: Server | None = None,
+    more: tuple[str, ...] = (),
+    template_options: Mapping[str, Any] | None = None,
+    target: TargetName | None = None,
     say: Say = text.say,
-) -> int:  # fmt: skip
+) -> int:
     """Serve a model until the server ends, or Ctrl-C or SIGTERM ends it; return its exit status.
 
-    `model` is what `smtrain chat` takes; a model in S3 is fetched first. `more` is passed to the server, and
-    `template_options` are the chat template's for requests that have none. Raises `ConfigError` if no server is
-    installed, `CheckpointError` if there is no model or too little memory, `JobError` if the port is taken.
+    `model` is what `smtrain chat` takes; a model in S3 is fetched first. `more` is passed to the
+    server, and `template_options` are the chat template's for requests that have none. Raises
+    `ConfigError` if no server is installed, `CheckpointError` if there is no model or too little
+    memory, `JobError` if the port is taken.
     """
-    source = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
+    source = find(
+        model, target
+    )  # first: a wrong name is corrected sooner than a package is installed
     chosen = _chosen(server)
     if source.is_adapter and chosen != "vllm":
         raise ConfigError(
-            f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or merge it with "
-            "`smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`",
+            f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or"
+            " merge it with `smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`",
             code="config.combination",
         )
     if chosen == "transformers":
@@ -86,11 +100,16 @@ def serve(
             refuse_renamed(folder)
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         name = json.dumps(name_of(chosen, source, folder))
-        answers = f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {chosen}; Ctrl-C ends it"
+        answers = (
+            f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {chosen};"
+            " Ctrl-C ends it"
+        )
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_short_place()) as private:
             socket_path = f"{private}/server"
             command = [*command_of(chosen, source, folder, socket_path), *more]
-            return _run(command, environment_of(chosen), socket_path, listening, host, lambda: say(answers))
+            return _run(
+                command, environment_of(chosen), socket_path, listening, host, lambda: say(answers)
+            )
 
 
 def _run(
@@ -101,7 +120,9 @@ def _run(
     host: str,
     ready: Callable[[], None],
 ) -> int:
-    """Run a server on a Unix socket, and the proxy in front of it on a bound TCP socket; return the exit status."""
+    """Run a server on a Unix socket, and the proxy in front of it on a bound TCP socket; return the
+    exit status.
+    """
     from smtrain.tools.serve.proxy import serve_in_front  # its packages come with the server
 
     process = subprocess.Popen(command, env=environment)
@@ -122,15 +143,22 @@ def _run(
 def command_of(server: Server, model: FoundModel, folder: Path, socket_path: str) -> list[str]:
     """The command line of the server, which listens on a Unix socket."""
     if server == "transformers":
-        return [sys.executable, "-m", "smtrain.tools.serve.on_socket", socket_path, "serve", str(folder)]
+        return [
+            sys.executable,
+            "-m",
+            "smtrain.tools.serve.on_socket",
+            socket_path,
+            "serve",
+            str(folder),
+        ]
     at = ["--uds", socket_path, "--served-model-name", name_of(server, model, folder)]
     if not model.is_adapter:
         return [str(_program("vllm")), "serve", str(folder), *at]
     base = str(model.described.get("base_model_name_or_path") or "")
     if not base or base.startswith("s3://"):
         raise ConfigError(
-            f"{model.name} names {base or 'no base model'}, which vLLM cannot load; download the base model and write "
-            "its folder into base_model_name_or_path of adapter_config.json",
+            f"{model.name} names {base or 'no base model'}, which vLLM cannot load; download the"
+            " base model and write its folder into base_model_name_or_path of adapter_config.json",
             code="config.wrong_value",
         )
     rank = max(8, int(model.described.get("r", 16)))
@@ -150,13 +178,18 @@ def environment_of(server: Server) -> dict[str, str]:
 
 
 def name_of(server: Server, model: FoundModel, folder: Path) -> str:
-    """The name that a client sends as `model`: transformers' server knows a folder only by its path."""
+    """The name that a client sends as `model`: transformers' server knows a folder only by its
+    path.
+    """
     return str(folder) if server == "transformers" else Path(model.name.rstrip("/")).name
 
 
 def _chosen(server: Server | None) -> Server:
     if server is not None and server not in get_args(Server):
-        raise ConfigError(f"server: got {server!r}; {hint(str(server), get_args(Server))}", code="config.wrong_value")
+        raise ConfigError(
+            f"server: got {server!r}; {hint(str(server), get_args(Server))}",
+            code="config.wrong_value",
+        )
     installed = servers()
     if server is None and installed:
         return installed[0]
@@ -164,7 +197,9 @@ def _chosen(server: Server | None) -> Server:
         return server
     lacking = server or "vllm, nor a server of transformers"
     remedy = "pip install vllm" if server == "vllm" else "pip install 'transformers[serving]'"
-    raise ConfigError(f"this Python has no {lacking}; `{remedy}` installs one", code="package.missing")
+    raise ConfigError(
+        f"this Python has no {lacking}; `{remedy}` installs one", code="package.missing"
+    )
 
 
 def _program(name: str) -> str | None:
@@ -182,7 +217,10 @@ def _transformers() -> tuple[int, ...]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A TCP socket with this address, not listening yet. Raises `JobError` if the address cannot be used."""
+    """A TCP socket with this address, not listening yet.
+
+    Raises `JobError` if the address cannot be used.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind)
@@ -193,21 +231,29 @@ def _bind(host: str, port: int) -> socket.socket:
             made.close()
             raise
     except OSError as error:
-        raise JobError(f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port") from None
+        raise JobError(
+            f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port"
+        ) from None
     return made
 
 
 def _short_place() -> str:
     """The folder for the Unix socket's own, whose path must be short."""
     place = tempfile.gettempdir()
-    return place if len(os.fsencode(f"{place}/{_PREFIX}12345678/server")) <= _LONGEST_PATH else "/tmp"  # noqa: S108
+    return (
+        place if len(os.fsencode(f"{place}/{_PREFIX}12345678/server")) <= _LONGEST_PATH else "/tmp"  # noqa: S108
+    )
 
 
-def _is_ready(socket_path: str, process: subprocess.Popen[bytes], pause: Callable[[float], None] = time.sleep) -> bool:
+def _is_ready(
+    socket_path: str, process: subprocess.Popen[bytes], pause: Callable[[float], None] = time.sleep
+) -> bool:
     """Wait until the server answers; False if it ends before."""
     import httpx
 
-    with httpx.Client(transport=httpx.HTTPTransport(uds=socket_path), timeout=5, trust_env=False) as client:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=socket_path), timeout=5, trust_env=False
+    ) as client:
         while process.poll() is None:
             try:
                 client.get("http://model/health")

@@ -1,4 +1,6 @@
-"""Run transformers' server on a Unix socket, for which it has no option: `python on_socket.py SOCKET serve MODEL`."""
+"""Run transformers' server on a Unix socket, for which it has no option: `python on_socket.py
+SOCKET serve MODEL`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The HTTP server in front of a model's server: checks Host and Origin, and passes only /v1 and /health.
+"""The HTTP server in front of a model's server: checks Host and Origin, and passes only /v1 and
+/health.
 
-A web page can send requests to servers of its reader's machine. With a Host name that later resolves to 127.0.0.1 (DNS
-rebinding) it can read the answers as well. So the name in Host must be one that only this machine has.
+A web page can send requests to servers of its reader's machine. With a Host name that later
+resolves to 127.0.0.1 (DNS rebinding) it can read the answers as well. So the name in Host must be
+one that only this machine has.
 """
 
 from __future__ import annotations
@@ -25,10 +27,21 @@ _METHODS = ("GET", "HEAD", "POST", "DELETE")
 _PATH = re.compile(r"/health|/v1(/[\w~:@-][\w.~:@-]*)+", re.ASCII)
 """No escapes, empty or dot segments: servers read these in different ways."""
 _HOP_BY_HOP = {
-    b"connection", b"expect", b"host", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
-    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
-}  # fmt: skip
-"""Headers of one connection (RFC 9110, 7.6.1), and `Host`, which names this server and not the model's."""
+    b"connection",
+    b"expect",
+    b"host",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+}
+"""Headers of one connection (RFC 9110, 7.6.1), and `Host`, which names this server and not the
+model's.
+"""
 _WATCH_S, _GRACE_S = 0.2, 1
 """Seconds between looks at the model's server, and for open requests after Ctrl-C."""
 
@@ -51,29 +64,49 @@ class Denial:
     def body(self) -> bytes:
         """JSON in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return json.dumps({"error": {"message": self.reason, "type": kind, "param": None, "code": None}}).encode()
+        return json.dumps(
+            {"error": {"message": self.reason, "type": kind, "param": None, "code": None}}
+        ).encode()
 
 
 class RequestFilter:
-    """Decides which requests to pass to a server on `address` and `port`; `host` is the user's name of it."""
+    """Decides which requests to pass to a server on `address` and `port`; `host` is the user's name
+    of it.
+    """
 
     def __init__(self, host: str, address: str, port: int) -> None:
         self._port = port
         self._names = {*_LOOPBACK, _in_url(host), _in_url(address)}
-        # A server on all addresses cannot know them. A page of another site has a name; an address is always ours.
+        # A server on all addresses cannot know them. A page of another site has a name; an address
+        # is always ours.
         self._any_address = address in ("0.0.0.0", "::")  # noqa: S104 - compares, does not bind
 
     def refuse(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> Denial | None:
-        """Return a refusal, or None if the request may pass; `path` as sent, header names in lower case."""
+        """Return a refusal, or None if the request may pass; `path` as sent, header names in lower
+        case.
+        """
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return Denial(421, f"this server answers only at http://localhost:{self._port}; send that name as Host")
+            return Denial(
+                421,
+                f"this server answers only at http://localhost:{self._port}; send that name as"
+                " Host",
+            )
         sites = {value.decode("latin-1") for name, value in headers if name == b"sec-fetch-site"}
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
-        if sites - {"same-origin", "none"} or not all(self._is_own_origin(origin) for origin in origins):
-            return Denial(403, "requests of web pages of other origins are refused; call the API from a program")
+        if sites - {"same-origin", "none"} or not all(
+            self._is_own_origin(origin) for origin in origins
+        ):
+            return Denial(
+                403,
+                "requests of web pages of other origins are refused; call the API from a program",
+            )
         if not _PATH.fullmatch(path):
-            return Denial(404, "only /health and the paths below /v1/ are served, without escapes and empty segments")
+            return Denial(
+                404,
+                "only /health and the paths below /v1/ are served, without escapes and empty"
+                " segments",
+            )
         if method not in _METHODS:
             return Denial(405, f"the method must be {', '.join(_METHODS[:-1])} or {_METHODS[-1]}")
         return None
@@ -86,20 +119,26 @@ class RequestFilter:
         name, port = authority.lower(), "80"
         if match := re.fullmatch(r"(.+):([0-9]{1,5})", name):
             name, port = match[1], match[2]
-        return port == str(self._port) and (name in self._names or (self._any_address and _is_address(name)))
+        return port == str(self._port) and (
+            name in self._names or (self._any_address and _is_address(name))
+        )
 
 
 class Proxy:
-    """An ASGI application that passes requests through a `RequestFilter` to a server on a Unix socket."""
+    """An ASGI application that passes requests through a `RequestFilter` to a server on a Unix
+    socket.
+    """
 
     def __init__(self, gate: RequestFilter, socket_path: str) -> None:
         self._gate = gate
-        # No time limits: a model may think for long. No idle connections: the server may close one while it is reused.
+        # No time limits: a model may think for long. No idle connections: the server may close one
+        # while it is reused.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=socket_path, limits=limits, trust_env=False),
-            timeout=httpx.Timeout(None), trust_env=False,
-        )  # fmt: skip
+            timeout=httpx.Timeout(None),
+            trust_env=False,
+        )
         self._client.headers.clear()  # only what the client sent
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -121,20 +160,32 @@ class Proxy:
         """Close the connections to the model's server."""
         await self._client.aclose()
 
-    async def _pass(self, scope: MutableMapping[str, Any], path: str, body: AsyncIterator[bytes], send: Send) -> None:
+    async def _pass(
+        self, scope: MutableMapping[str, Any], path: str, body: AsyncIterator[bytes], send: Send
+    ) -> None:
         query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
         names = {name for name, _ in scope["headers"]}
         has_body = bool(names & {b"content-length", b"transfer-encoding"})
         request = self._client.build_request(
-            scope["method"], f"http://model{path}{query}", headers=_end_to_end(scope["headers"]),
+            scope["method"],
+            f"http://model{path}{query}",
+            headers=_end_to_end(scope["headers"]),
             content=body if has_body else None,
-        )  # fmt: skip
+        )
         started = False
         try:
             response = await self._client.send(request, stream=True)
             try:
-                headers = _end_to_end([(name.lower(), value) for name, value in response.headers.raw])
-                await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+                headers = _end_to_end(
+                    [(name.lower(), value) for name, value in response.headers.raw]
+                )
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": response.status_code,
+                        "headers": headers,
+                    }
+                )
                 started = True
                 async for part in response.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -142,14 +193,21 @@ class Proxy:
                 await response.aclose()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.HTTPError as error:
-            # After the start only a closed connection can say that the answer is cut; uvicorn closes it then.
+            # After the start only a closed connection can say that the answer is cut; uvicorn
+            # closes it then.
             if not started:
-                reason = f"the model's server did not answer ({type(error).__name__}); its log has the reason"
+                reason = (
+                    f"the model's server did not answer ({type(error).__name__}); its log has the"
+                    " reason"
+                )
                 await _answer(send, Denial(502, reason))
 
 
-def serve_in_front(listening: socket.socket, host: str, socket_path: str, process: subprocess.Popen[bytes]) -> None:
-    """Pass requests from a listening TCP socket to `process` on its Unix socket, until that ends or Ctrl-C.
+def serve_in_front(
+    listening: socket.socket, host: str, socket_path: str, process: subprocess.Popen[bytes]
+) -> None:
+    """Pass requests from a listening TCP socket to `process` on its Unix socket, until that ends or
+    Ctrl-C.
 
     `host` is the name or address that the user gave for the TCP socket.
     """
@@ -157,9 +215,18 @@ def serve_in_front(listening: socket.socket, host: str, socket_path: str, proces
     async def run() -> None:
         proxy = Proxy(RequestFilter(host, *listening.getsockname()[:2]), socket_path)
         config = uvicorn.Config(
-            proxy, http="h11", ws="none", lifespan="off", proxy_headers=False, server_header=False, date_header=False,
-            access_log=False, log_config=None, log_level="critical", timeout_graceful_shutdown=_GRACE_S,
-        )  # fmt: skip
+            proxy,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            access_log=False,
+            log_config=None,
+            log_level="critical",
+            timeout_graceful_shutdown=_GRACE_S,
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listening]))
         try:
@@ -187,7 +254,9 @@ async def _body(receive: Receive, complete: asyncio.Event) -> AsyncIterator[byte
 
 
 async def _wait_for_leaving(receive: Receive, complete: asyncio.Event) -> None:
-    """Return when the client has closed its connection; it can only be seen after the whole body."""
+    """Return when the client has closed its connection; it can only be seen after the whole
+    body.
+    """
     await complete.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -201,7 +270,9 @@ async def _answer(send: Send, refusal: Denial) -> None:
 
 
 def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that a proxy passes on: without those of the connection, and those that Connection names."""
+    """The headers that a proxy passes on: without those of the connection, and those that
+    Connection names.
+    """
     listed = b",".join(value for name, value in headers if name == b"connection").lower()
     dropped = _HOP_BY_HOP | {name.strip() for name in listed.split(b",")}
     return [(name, value) for name, value in headers if name not in dropped]

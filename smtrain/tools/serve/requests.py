@@ -1,4 +1,6 @@
-"""Requests of an endpoint, as pure functions: CreateModel, CreateEndpointConfig, CreateEndpoint, CreateSchedule."""
+"""Requests of an endpoint, as pure functions: CreateModel, CreateEndpointConfig, CreateEndpoint,
+CreateSchedule.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,13 @@ from smtrain.core.facts.engines import is_neuron
 
 MODEL, ADAPTER = "/opt/ml/model", "adapter"
 _ADDITIONAL = "/opt/ml/additional-model-data-sources"
-_GPU_AMI, _NEURON_AMI = "al2-ami-sagemaker-inference-gpu-3-1", "al2-ami-sagemaker-inference-neuron-2"
-"""Hosts' software (InferenceAmiVersion): the first has the driver that CUDA 13 needs; the second is unchecked."""
+_GPU_AMI, _NEURON_AMI = (
+    "al2-ami-sagemaker-inference-gpu-3-1",
+    "al2-ami-sagemaker-inference-neuron-2",
+)
+"""Hosts' software (InferenceAmiVersion): the first has the driver that CUDA 13 needs; the second is
+unchecked.
+"""
 _STARTS_S = 3600
 """SageMaker's limit for a model download, and for a container to load its model."""
 _TRIES, _AGE_S = 185, 86400
@@ -44,7 +51,9 @@ class EndpointSpec:
 
 
 def environment(spec: EndpointSpec) -> dict[str, str]:
-    """Variables of the vLLM image: SM_VLLM_X=v becomes its option --x v, and `true` an option without a value."""
+    """Variables of the vLLM image: SM_VLLM_X=v becomes its option --x v, and `true` an option
+    without a value.
+    """
     variables = {
         "SM_VLLM_MODEL": MODEL,
         "SM_VLLM_SERVED_MODEL_NAME": f"{spec.name}-base" if spec.adapter else spec.name,
@@ -64,24 +73,35 @@ def environment(spec: EndpointSpec) -> dict[str, str]:
 def create_model(spec: EndpointSpec) -> dict[str, Any]:
     """CreateModel: the exported prefix as it is, without an archive."""
     container: dict[str, Any] = {
-        "Image": spec.image, "ModelDataSource": {"S3DataSource": _prefix(spec.model)},
+        "Image": spec.image,
+        "ModelDataSource": {"S3DataSource": _prefix(spec.model)},
         "Environment": environment(spec),
-    }  # fmt: skip
+    }
     if spec.adapter:
         source = {"ChannelName": ADAPTER, "S3DataSource": _prefix(spec.adapter)}
         container["AdditionalModelDataSources"] = [source]
-    made: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role, "Tags": _tags(spec)}
+    made: dict[str, Any] = {
+        "PrimaryContainer": container,
+        "ExecutionRoleArn": spec.role,
+        "Tags": _tags(spec),
+    }
     return {"ModelName": _named(spec, made), **made}
 
 
 def create_endpoint_config(spec: EndpointSpec, model: str) -> dict[str, Any]:
-    """CreateEndpointConfig: one variant, with the host's driver that the image needs and an hour to start."""
+    """CreateEndpointConfig: one variant, with the host's driver that the image needs and an hour to
+    start.
+    """
     variant: dict[str, Any] = {
-        "VariantName": "all", "ModelName": model, "InstanceType": spec.instance_type,
-        "InitialInstanceCount": spec.instance_count, "InitialVariantWeight": 1.0,
-        "ModelDataDownloadTimeoutInSeconds": _STARTS_S, "ContainerStartupHealthCheckTimeoutInSeconds": _STARTS_S,
+        "VariantName": "all",
+        "ModelName": model,
+        "InstanceType": spec.instance_type,
+        "InitialInstanceCount": spec.instance_count,
+        "InitialVariantWeight": 1.0,
+        "ModelDataDownloadTimeoutInSeconds": _STARTS_S,
+        "ContainerStartupHealthCheckTimeoutInSeconds": _STARTS_S,
         "InferenceAmiVersion": _NEURON_AMI if is_neuron(spec.instance_type) else _GPU_AMI,
-    }  # fmt: skip
+    }
     if spec.volume_gb:
         variant["VolumeSizeInGB"] = spec.volume_gb
     made: dict[str, Any] = {"ProductionVariants": [variant], "Tags": _tags(spec)}
@@ -93,8 +113,12 @@ def create_endpoint(spec: EndpointSpec, config: str) -> dict[str, Any]:
     return {"EndpointName": spec.name, "EndpointConfigName": config, "Tags": _tags(spec)}
 
 
-def create_schedule(name: str, at: datetime.datetime, role: str, partition: str = "aws") -> dict[str, Any]:
-    """EventBridge Scheduler's CreateSchedule: DeleteEndpoint once, at a moment (UTC), tried again for a day."""
+def create_schedule(
+    name: str, at: datetime.datetime, role: str, partition: str = "aws"
+) -> dict[str, Any]:
+    """EventBridge Scheduler's CreateSchedule: DeleteEndpoint once, at a moment (UTC), tried again
+    for a day.
+    """
     return {
         "Name": schedule_name(name),
         "Description": f"deletes the SageMaker endpoint {name} (smtrain deploy --for)",
@@ -117,8 +141,13 @@ def _prefix(uri: str) -> dict[str, str]:
 
 def _named(spec: EndpointSpec, made: dict[str, Any]) -> str:
     """A name from a digest of the content: the same request names the same object."""
-    return part_name(spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest())
+    return part_name(
+        spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+    )
 
 
 def _tags(spec: EndpointSpec) -> list[dict[str, str]]:
-    return [{"Key": k, "Value": v} for k, v in {**(spec.tags or {}), "smtrain:endpoint": spec.name}.items()]
+    return [
+        {"Key": k, "Value": v}
+        for k, v in {**(spec.tags or {}), "smtrain:endpoint": spec.name}.items()
+    ]

@@ -1,7 +1,7 @@
 """Run the trials from this process: on the local control plane, or on a Slurm cluster.
 
-A trial is a run of its own, named by its values, so that a finished job is found again by its name. It reads the
-outputs of the earlier stages, which all trials share.
+A trial is a run of its own, named by its values, so that a finished job is found again by its name.
+It reads the outputs of the earlier stages, which all trials share.
 """
 
 from __future__ import annotations
@@ -50,9 +50,15 @@ class TrialLoop:
     """Keep `parallel` trials running until `max_jobs` have run."""
 
     def __init__(
-        self, base: Chain, shared: dict[Stage, str], objective: str, search: Search, limits: TuningLimits,
-        record: TuningRecord, say: Say,
-    ) -> None:  # fmt: skip
+        self,
+        base: Chain,
+        shared: dict[Stage, str],
+        objective: str,
+        search: Search,
+        limits: TuningLimits,
+        record: TuningRecord,
+        say: Say,
+    ) -> None:
         self.base, self.shared, self.objective, self.search = base, shared, objective, search
         self.limits, self.record, self.say = limits, record, say
         self.trials = record.read()
@@ -68,10 +74,14 @@ class TrialLoop:
             for trial in self._running():
                 self._look(trial)
             self._refuse_if_all_fail()
-            while len(self._running()) < self.limits.parallel and (values := self._next()) is not None:
+            while (
+                len(self._running()) < self.limits.parallel and (values := self._next()) is not None
+            ):
                 trial = Trial(len(self.trials) + 1, values, trial_run(self.base.config, values))
                 self.trials.append(trial)
-                self.record.write(self.trials)  # before its job exists, which is found again by its name
+                self.record.write(
+                    self.trials
+                )  # before its job exists, which is found again by its name
                 self._start(trial)
             if not self._running():
                 return self.trials
@@ -88,8 +98,10 @@ class TrialLoop:
             spent = sum(one if trial.dollars is None else trial.dollars for trial in self.trials)
             if spent + one > budget:
                 if not self._said_budget:
-                    self.say(f"no further trial: ${spent:,.2f} are spent or promised, one more costs some ${one:,.2f}, "
-                             f"and the budget is ${budget:,.2f}")  # fmt: skip
+                    self.say(
+                        f"no further trial: ${spent:,.2f} are spent or promised, one more costs"
+                        f" some ${one:,.2f}, and the budget is ${budget:,.2f}"
+                    )
                 self._said_budget = True
                 return None
         return self.search(self.trials)
@@ -112,20 +124,30 @@ class TrialLoop:
             self.say(f"trial {trial.number}: {values}: {trial.reason}")
         else:
             trial.job, self._jobs[trial.number] = job.name, job
-            self.say(f"trial {trial.number}: {values}: {job.name}{' has done this already' if plan.done else ''}")
+            self.say(
+                f"trial {trial.number}: {values}:"
+                f" {job.name}{' has done this already' if plan.done else ''}"
+            )
         self.record.write(self.trials)
 
     def _own(self, trial: Trial) -> Values:
-        """Keys that separate a trial's run: its name, and its folder of checkpoints if the config has one."""
+        """Keys that separate a trial's run: its name, and its folder of checkpoints if the config
+        has one.
+        """
         uri = self.base.given.checkpoint.s3_uri
-        return {"name": trial.run, **({"checkpoint.s3_uri": f"{uri.rstrip('/')}/{trial.run}"} if uri else {})}
+        return {
+            "name": trial.run,
+            **({"checkpoint.s3_uri": f"{uri.rstrip('/')}/{trial.run}"} if uri else {}),
+        }
 
     def _look(self, trial: Trial) -> None:
         job = self._jobs[trial.number]
         job.look()
         ended = job.known_status in ENDED
         trial.curve = [
-            (int(record["step"]), record[self.objective]) for record in job.records if self.objective in record
+            (int(record["step"]), record[self.objective])
+            for record in job.records
+            if self.objective in record
         ]
         if trial.curve:
             trial.value = trial.curve[-1][1]
@@ -136,7 +158,10 @@ class TrialLoop:
             and trial.number not in self._stopping
             and hopeless(trial, self.trials, self.base.config.train.steps)
         ):
-            self.say(f"trial {trial.number}: {self.objective} {trial.value:.4f} is worse than the median; stopping it")
+            self.say(
+                f"trial {trial.number}: {self.objective} {trial.value:.4f} is worse than the"
+                " median; stopping it"
+            )
             self._stopping.add(trial.number)
             job.stop()
 
@@ -159,11 +184,13 @@ class TrialLoop:
 
     def _refuse_if_all_fail(self) -> None:
         """Stop early: a mistake in the config makes every trial fail."""
-        if len(self.trials) >= FINISHED_FIRST and all(trial.status == "failed" for trial in self.trials):
+        if len(self.trials) >= FINISHED_FIRST and all(
+            trial.status == "failed" for trial in self.trials
+        ):
             first = self.trials[0]
             raise JobError(
-                f"all of the first {len(self.trials)} trials failed, trial {first.number} because: {first.reason}; "
-                f"mend that, delete {self.record.path} and try again"
+                f"all of the first {len(self.trials)} trials failed, trial {first.number} because:"
+                f" {first.reason}; mend that, delete {self.record.path} and try again"
             )
 
 

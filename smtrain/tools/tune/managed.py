@@ -1,9 +1,10 @@
-"""SageMaker's hyperparameter tuning job, whose request is built from the train request that `launch` sends.
+"""SageMaker's hyperparameter tuning job, whose request is built from the train request that
+`launch` sends.
 
-A tuning job's definition has no entrypoint, so the image's is used: the sagemaker-training toolkit of AWS's images
-unpacks the bundle in the channel `code` and runs `entrypoints/tuned.py`, which becomes the launcher. The values arrive
-as hyperparameters named like the config's keys; the stage lays them over its config (`core/config/stage_file.py`), and
-the schema types and checks them.
+A tuning job's definition has no entrypoint, so the image's is used: the sagemaker-training toolkit
+of AWS's images unpacks the bundle in the channel `code` and runs `entrypoints/tuned.py`, which
+becomes the launcher. The values arrive as hyperparameters named like the config's keys; the stage
+lays them over its config (`core/config/stage_file.py`), and the schema types and checks them.
 """
 
 from __future__ import annotations
@@ -28,36 +29,56 @@ from smtrain.tools.tune.trials import Status, Trial
 
 # Keys that a tuning job's definition does not have, and those for the checkpoints of a single job.
 _DROPPED = {
-    "TrainingJobName", "AlgorithmSpecification", "HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig",
-    "TensorBoardOutputConfig", "InfraCheckConfig",
-}  # fmt: skip
+    "TrainingJobName",
+    "AlgorithmSpecification",
+    "HyperParameters",
+    "Tags",
+    "ProfilerConfig",
+    "CheckpointConfig",
+    "TensorBoardOutputConfig",
+    "InfraCheckConfig",
+}
 _STATUS: dict[str, Status] = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
 _LONGEST = 15_768_000
 """Seconds of ResourceLimits.MaxRuntimeInSeconds (the service's model)."""
 
 
 def tuning_name(config: JobConfig, axes: Sequence[Axis], request: dict[str, Any]) -> str:
-    """Name of the tuning job, the same for the same trials, so that a second call finds the first one's job."""
+    """Name of the tuning job, the same for the same trials, so that a second call finds the first
+    one's job.
+    """
     mark = digest([request["TrainingJobName"], [str(axis) for axis in axes]])
     return names.tuning_name(config.name, mark)
 
 
 def tuning_request(
-    config: JobConfig, request: dict[str, Any], axes: Sequence[Axis], objective: str, *, max_jobs: int, parallel: int,
-    early_stop: bool, seconds: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """CreateHyperParameterTuningJob's arguments; `request` is the train stage's, for its first attempt.
+    config: JobConfig,
+    request: dict[str, Any],
+    axes: Sequence[Axis],
+    objective: str,
+    *,
+    max_jobs: int,
+    parallel: int,
+    early_stop: bool,
+    seconds: int | None = None,
+) -> dict[str, Any]:
+    """CreateHyperParameterTuningJob's arguments; `request` is the train stage's, for its first
+    attempt.
 
-    `seconds` ends the whole tuning. Raises `ConfigError` for options that a tuning job does not support.
+    `seconds` ends the whole tuning. Raises `ConfigError` for options that a tuning job does not
+    support.
     """
     if "SessionChainingConfig" in request:
         raise ConfigError(
-            "compute.session_tag_chaining: a tuning job cannot have it; leave it out", code="config.combination"
+            "compute.session_tag_chaining: a tuning job cannot have it; leave it out",
+            code="config.combination",
         )
     algorithm = request["AlgorithmSpecification"]
     ranged = any(axis.ranged for axis in axes)
     keys = [axis.key for axis in axes]
-    environment = {k: v for k, v in request["Environment"].items() if k not in (CHECKPOINTS, VARIABLE)}
+    environment = {
+        k: v for k, v in request["Environment"].items() if k not in (CHECKPOINTS, VARIABLE)
+    }
     static = {
         # as SDK v2 sends them: JSON, which the toolkit reads
         "sagemaker_program": "entrypoints/tuned.py",
@@ -73,7 +94,10 @@ def tuning_request(
         "HyperParameterTuningJobName": tuning_name(config, axes, request),
         "HyperParameterTuningJobConfig": {
             "Strategy": "Bayesian" if ranged else "Grid",
-            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": f"train:{objective}"},
+            "HyperParameterTuningJobObjective": {
+                "Type": "Minimize",
+                "MetricName": f"train:{objective}",
+            },
             "ResourceLimits": limits,
             "ParameterRanges": _ranges(axes),
             "TrainingJobEarlyStoppingType": "Auto" if early_stop else "Off",
@@ -82,7 +106,8 @@ def tuning_request(
         "TrainingJobDefinition": {
             "StaticHyperParameters": {key: json.dumps(value) for key, value in static.items()},
             "AlgorithmSpecification": {
-                key: algorithm[key] for key in ("TrainingImage", "TrainingInputMode", "MetricDefinitions")
+                key: algorithm[key]
+                for key in ("TrainingImage", "TrainingInputMode", "MetricDefinitions")
             },
             **{key: value for key, value in request.items() if key not in _DROPPED},
             "Environment": environment,
@@ -106,7 +131,10 @@ def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
 
 
 def create(place: SageMakerBackend, request: dict[str, Any], say: Say) -> str:
-    """Create the tuning job, or join an existing one; return its name. Raises `JobError` if AWS refuses."""
+    """Create the tuning job, or join an existing one; return its name.
+
+    Raises `JobError` if AWS refuses.
+    """
     from botocore.exceptions import ClientError, ParamValidationError
 
     name: str = request["HyperParameterTuningJobName"]
@@ -119,15 +147,23 @@ def create(place: SageMakerBackend, request: dict[str, Any], say: Say) -> str:
     except ParamValidationError as error:
         raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
     else:
-        say(f"tuning job {name}; `aws sagemaker stop-hyper-parameter-tuning-job` with this name ends it early")
+        say(
+            f"tuning job {name}; `aws sagemaker stop-hyper-parameter-tuning-job` with this name"
+            " ends it early"
+        )
     return name
 
 
 def follow(place: SageMakerBackend, name: str, keys: Sequence[str], say: Say) -> list[Trial]:
-    """Wait for a tuning job's end; return its trials. Raises `JobError` if it fails before a trial has finished."""
+    """Wait for a tuning job's end; return its trials.
+
+    Raises `JobError` if it fails before a trial has finished.
+    """
     shown: dict[str, str] = {}
     while True:
-        description = place.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
+        description = place.sagemaker.describe_hyper_parameter_tuning_job(
+            HyperParameterTuningJobName=name
+        )
         ended = description["HyperParameterTuningJobStatus"] in ENDED
         trials = _trials(place, name, keys)
         for trial in trials:
@@ -139,9 +175,12 @@ def follow(place: SageMakerBackend, name: str, keys: Sequence[str], say: Say) ->
         if ended:
             break
         time.sleep(place.pace.poll)
-    if description["HyperParameterTuningJobStatus"] == "Failed" and not any(t.status == "finished" for t in trials):
+    if description["HyperParameterTuningJobStatus"] == "Failed" and not any(
+        t.status == "finished" for t in trials
+    ):
         raise JobError(
-            f"tuning job {name} failed: {description.get('FailureReason', 'SageMaker does not say why')}",
+            f"tuning job {name} failed:"
+            f" {description.get('FailureReason', 'SageMaker does not say why')}",
             code="job.failed",
         )
     return trials
@@ -151,8 +190,11 @@ def _trials(place: SageMakerBackend, name: str, keys: Sequence[str]) -> list[Tri
     """The jobs of a tuning job as trials, in the order of their creation."""
     rows: list[dict[str, Any]] = []
     request: dict[str, Any] = {
-        "HyperParameterTuningJobName": name, "MaxResults": 100, "SortBy": "CreationTime", "SortOrder": "Ascending",
-    }  # fmt: skip
+        "HyperParameterTuningJobName": name,
+        "MaxResults": 100,
+        "SortBy": "CreationTime",
+        "SortOrder": "Ascending",
+    }
     while True:
         answer = place.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(**request)
         rows += answer["TrainingJobSummaries"]

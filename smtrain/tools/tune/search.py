@@ -26,12 +26,15 @@ _TRIES = 20
 
 
 def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
-    """A grid if every key has values, else Optuna; raises `ConfigError` if that is not installed."""
+    """A grid if every key has values, else Optuna; raises `ConfigError` if that is not
+    installed.
+    """
     if not any(axis.ranged for axis in axes):
         return _Combinations(grid(axes))
     if not present("optuna"):
         raise ConfigError(
-            f"--over: {missing('optuna')}; or name values in place of ranges, which are tried one by one",
+            f"--over: {missing('optuna')}; or name values in place of ranges, which are tried one"
+            " by one",
             code="package.missing",
         )
     return _Proposals(axes, max_jobs, seed)
@@ -64,13 +67,18 @@ class _Proposals:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 sampler = optuna.samplers.TPESampler(
-                    seed=self._seed + len(trials) + 1000 * attempt, n_startup_trials=self._random, constant_liar=True
+                    seed=self._seed + len(trials) + 1000 * attempt,
+                    n_startup_trials=self._random,
+                    constant_liar=True,
                 )
                 study = optuna.create_study(direction="minimize", sampler=sampler)
                 for trial in trials:
                     study.add_trial(self._frozen(trial, ranges))
                 proposal = study.ask(ranges)
-            values = {axis.key: (axis.spell if axis.ranged else str)(proposal.params[axis.key]) for axis in self._axes}
+            values = {
+                axis.key: (axis.spell if axis.ranged else str)(proposal.params[axis.key])
+                for axis in self._axes
+            }
             if values not in tried:
                 return values
         return None
@@ -87,11 +95,18 @@ class _Proposals:
         steps = {step: value for step, value in trial.curve if isfinite(value)}
         if trial.status == "finished" and known:
             return create_trial(
-                state=TrialState.COMPLETE, params=params, distributions=ranges, value=trial.value,
+                state=TrialState.COMPLETE,
+                params=params,
+                distributions=ranges,
+                value=trial.value,
                 intermediate_values=steps,
-            )  # fmt: skip
-        state = {"running": TrialState.RUNNING, "stopped early": TrialState.PRUNED}.get(trial.status, TrialState.FAIL)
-        return create_trial(state=state, params=params, distributions=ranges, intermediate_values=steps)
+            )
+        state = {"running": TrialState.RUNNING, "stopped early": TrialState.PRUNED}.get(
+            trial.status, TrialState.FAIL
+        )
+        return create_trial(
+            state=state, params=params, distributions=ranges, intermediate_values=steps
+        )
 
 
 def _distribution(axis: Axis) -> BaseDistribution:

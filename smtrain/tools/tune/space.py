@@ -1,7 +1,7 @@
 """The search space: keys of a config, each with values or a range, as `--over` spells them.
 
-A value is kept as text, like that of `--set`, so that only the schema decides its type: here, in a trial's config, and
-in a container that receives it as a hyperparameter.
+A value is kept as text, like that of `--set`, so that only the schema decides its type: here, in a
+trial's config, and in a container that receives it as a hyperparameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Values = dict[str, str]
 _RANGE = re.compile(r"(?P<log>log:)?(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 _SECTIONS = ("train", "parallel")
 _CORNERS = 256
-"""Most combinations of ends that are checked before the start; if there are more, one key at a time is checked."""
+"""Most combinations of ends that are checked before the start; if there are more, one key at a time
+is checked.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,11 @@ class Axis:
         return self.values or (self.spell(self.low), self.spell(self.high))
 
     def __str__(self) -> str:
-        ends = f"{self.spell(self.low)}..{self.spell(self.high)}" if self.ranged else ",".join(self.values)
+        ends = (
+            f"{self.spell(self.low)}..{self.spell(self.high)}"
+            if self.ranged
+            else ",".join(self.values)
+        )
         return f"{self.key}={'log:' if self.log else ''}{ends}"
 
 
@@ -87,19 +93,28 @@ def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
 def _axis(text: str) -> Axis:
     key, equals, spelled = (part.strip() for part in text.partition("="))
     if not key or not equals or not spelled:
-        raise ValueError("it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100")
+        raise ValueError(
+            "it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100"
+        )
     section = key.partition(".")[0]
     if section not in _SECTIONS or "." not in key:
-        near = key_meant(JobConfig, key) if section not in JobConfig.model_fields or "." not in key else None
+        near = (
+            key_meant(JobConfig, key)
+            if section not in JobConfig.model_fields or "." not in key
+            else None
+        )
         if near and near.partition(".")[0] in _SECTIONS and "." in near:
             raise ValueError(f"a config has no key {key}; did you mean {near}?")
-        raise ValueError("only keys of train and parallel can be tuned; give others a value in the config")
+        raise ValueError(
+            "only keys of train and parallel can be tuned; give others a value in the config"
+        )
     if key.startswith("train.validation"):
         raise ValueError("trials are judged by the validation, which must be the same for all")
     if key.startswith("train.dpo"):
         raise ValueError(
-            "trials are judged by their loss, and losses of different train.dpo cannot be compared; give each value a "
-            "config of its own (`smtrain run A.yaml B.yaml`), and compare their val_accuracy"
+            "trials are judged by their loss, and losses of different train.dpo cannot be compared;"
+            " give each value a config of its own (`smtrain run A.yaml B.yaml`), and compare their"
+            " val_accuracy"
         )
     types = _types(key)
     if (match := _RANGE.fullmatch(spelled)) is None:
@@ -109,12 +124,18 @@ def _axis(text: str) -> Axis:
         if len(set(values)) < len(values):
             raise ValueError("a value is given twice; leave one out")
         if len(values) < 2:
-            raise ValueError(f"one value is no choice; give two or more, or set {key} in the config")
+            raise ValueError(
+                f"one value is no choice; give two or more, or set {key} in the config"
+            )
         return Axis(key, values)
     if not types & {int, float} or bool in types:
-        raise ValueError(f"{key} takes no numbers, so it has no range; name its values, with commas between")
+        raise ValueError(
+            f"{key} takes no numbers, so it has no range; name its values, with commas between"
+        )
     low, high, log = _number(match["low"]), _number(match["high"]), bool(match["log"])
-    share = float in types and high <= 1 and not (low.is_integer() and high.is_integer())  # of train.steps
+    share = (
+        float in types and high <= 1 and not (low.is_integer() and high.is_integer())
+    )  # of train.steps
     whole = int in types and not share
     if low >= high:
         raise ValueError(f"the range must go up, and {match['low']} is not below {match['high']}")
@@ -136,7 +157,9 @@ def _number(text: str) -> float:
 
 
 def _types(key: str) -> frozenset[type]:
-    """The plain types that a key takes; raises ValueError if the config has no such key, or it is a section."""
+    """The plain types that a key takes; raises ValueError if the config has no such key, or it is a
+    section.
+    """
     model: Any = JobConfig
     parts = key.split(".")
     for part in parts[:-1]:
@@ -161,7 +184,9 @@ def grid(axes: Sequence[Axis]) -> list[Values]:
 
 def with_values(config: JobConfig, values: Values) -> JobConfig:
     """The config with a trial's values; raises `ConfigError` if they conflict with the rest."""
-    return load_config(config, set_=[f"{key}={value}" for key, value in values.items()], target=config.target)
+    return load_config(
+        config, set_=[f"{key}={value}" for key, value in values.items()], target=config.target
+    )
 
 
 def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
@@ -172,18 +197,23 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
             other = with_values(config, values)
         except ConfigError as error:
             raise ConfigError(
-                [f"--over: with {shown}: {fault}" for fault in error.faults], code="config.wrong_value"
+                [f"--over: with {shown}: {fault}" for fault in error.faults],
+                code="config.wrong_value",
             ) from None
         for stage in stages_before("train"):
             if stage_named(stage).shared and keys_of(other, stage) != keys_of(config, stage):
                 raise ConfigError(
                     f"--over: {shown} changes what stage {stage} makes, which all trials share; "
-                     "tune other keys, and give these a value in the config", code="config.combination")  # fmt: skip
+                    "tune other keys, and give these a value in the config",
+                    code="config.combination",
+                )
         changed = set(_differences(keys_of(config, "train"), keys_of(other, "train")))
         if others := sorted(changed - set(values)):
             raise ConfigError(
-                f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these a value "
-                 "in the config", code="config.combination")  # fmt: skip
+                f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these"
+                " a value in the config",
+                code="config.combination",
+            )
 
 
 def _corners(axes: Sequence[Axis]) -> Iterator[Values]:
@@ -200,6 +230,8 @@ def _corners(axes: Sequence[Axis]) -> Iterator[Values]:
 def _differences(one: Any, other: Any, key: str = "") -> Iterator[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         for name in one.keys() | other.keys():
-            yield from _differences(one.get(name), other.get(name), f"{key}.{name}" if key else name)
+            yield from _differences(
+                one.get(name), other.get(name), f"{key}.{name}" if key else name
+            )
     elif one != other:
         yield key

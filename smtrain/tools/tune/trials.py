@@ -1,4 +1,6 @@
-"""Trials of a tuning: values, status and curve of each, their table and picture, and their file between two calls."""
+"""Trials of a tuning: values, status and curve of each, their table and picture, and their file
+between two calls.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ FORMAT, VERSION = "smtrain-tuning", 1
 FINISHED_FIRST = 3
 """Trials that must finish before another one may be stopped for being worse than their median."""
 _NOT_BEFORE = 0.25
-"""Share of its steps after which a trial may be stopped: with a slow warm-up it is behind at first."""
+"""Share of its steps after which a trial may be stopped: with a slow warm-up it is behind at first.
+"""
 
 
 @dataclass
@@ -54,12 +57,18 @@ class Trial:
 
 
 def hopeless(trial: Trial, others: Sequence[Trial], steps: int) -> bool:
-    """The median rule: its best value is worse than the median of the finished trials at the same step."""
+    """The median rule: its best value is worse than the median of the finished trials at the same
+    step.
+    """
     after = [(step, value) for step, value in trial.curve if step > 0]
     if not after or after[-1][0] < _NOT_BEFORE * steps:
         return False
     step, best = after[-1][0], min(value for _, value in after)
-    reached = [value for other in others if other.status == "finished" and (value := other.reached(step)) is not None]
+    reached = [
+        value
+        for other in others
+        if other.status == "finished" and (value := other.reached(step)) is not None
+    ]
     return len(reached) >= FINISHED_FIRST and best > median(reached)
 
 
@@ -78,7 +87,11 @@ class Tuning:
     @property
     def best(self) -> Trial | None:
         """The finished trial with the lowest objective; None if no trial finished."""
-        ended = [t for t in self.trials if t.status == "finished" and t.value is not None and isfinite(t.value)]
+        ended = [
+            t
+            for t in self.trials
+            if t.status == "finished" and t.value is not None and isfinite(t.value)
+        ]
         return min(ended, key=lambda trial: (trial.value, trial.number), default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +117,16 @@ class Tuning:
         for trial in order:
             value = "-" if trial.value is None else f"{trial.value:.4f}"
             mark = "*" if best and trial.number == best.number else ""
-            rows.append([mark, str(trial.number), *(trial.values[k] for k in keys), value, trial.status, trial.run])
+            rows.append(
+                [
+                    mark,
+                    str(trial.number),
+                    *(trial.values[k] for k in keys),
+                    value,
+                    trial.status,
+                    trial.run,
+                ]
+            )
         lines = aligned(rows) + [
             f"trial {trial.number} failed: {trial.reason}" for trial in self.trials if trial.reason
         ]
@@ -112,7 +134,9 @@ class Tuning:
 
 
 class TuningRecord:
-    """The trials of one tuning in a file, replaced at every change, so that an interrupted tuning can resume."""
+    """The trials of one tuning in a file, replaced at every change, so that an interrupted tuning
+    can resume.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,21 +148,30 @@ class TuningRecord:
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return [
-                Trial(**{**trial, "curve": [(int(step), float(value)) for step, value in trial["curve"]]})
+                Trial(
+                    **{
+                        **trial,
+                        "curve": [(int(step), float(value)) for step, value in trial["curve"]],
+                    }
+                )
                 for trial in content["trials"]
             ]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError) as error:
             raise JobError(
-                f"{self.path} cannot be read ({error}); delete it, and the tuning starts again with the "
-                "jobs that are done"
+                f"{self.path} cannot be read ({error}); delete it, and the tuning starts again with"
+                " the jobs that are done"
             ) from None
 
     def write(self, trials: Sequence[Trial]) -> None:
         """Replace the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": FORMAT, "version": VERSION, "trials": [asdict(trial) for trial in trials]}
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "trials": [asdict(trial) for trial in trials],
+        }
         write_atomically(self.path, json.dumps(with_digest(content)) + "\n")
 
 
@@ -146,7 +179,10 @@ _FINISHED, _OTHER, _BEST = "#1f77b4", "#999999", "#d95f02"
 
 
 def draw(tuning: Tuning) -> Figure:
-    """A panel for each key, and one with the curves if known. Raises `ConfigError` without matplotlib."""
+    """A panel for each key, and one with the curves if known.
+
+    Raises `ConfigError` without matplotlib.
+    """
     from smtrain.client.follow.curve import figure_class
 
     curves = [trial for trial in tuning.trials if len(trial.curve) > 1]
@@ -165,7 +201,14 @@ def draw(tuning: Tuning) -> Figure:
             at = float(text) if axis.ranged else axis.values.index(text)
             chosen = best is not None and trial.number == best.number
             colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
-            panel.plot(at, trial.value, "o", color=colour, markersize=8 if chosen else 5, zorder=3 if chosen else 2)
+            panel.plot(
+                at,
+                trial.value,
+                "o",
+                color=colour,
+                markersize=8 if chosen else 5,
+                zorder=3 if chosen else 2,
+            )
         if axis.log:
             panel.set_xscale("log")
         if not axis.ranged:
@@ -176,7 +219,9 @@ def draw(tuning: Tuning) -> Figure:
         chosen = best is not None and trial.number == best.number
         colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
         steps, values = zip(*trial.curve, strict=True)
-        row[-1].plot(steps, values, color=colour, linewidth=2 if chosen else 1, zorder=3 if chosen else 2)
+        row[-1].plot(
+            steps, values, color=colour, linewidth=2 if chosen else 1, zorder=3 if chosen else 2
+        )
     if curves:
         row[-1].set_xlabel("step")
     for panel in row:

@@ -40,29 +40,42 @@ from smtrain.tools.tune.trials import Tuning, TuningRecord
 @gently("interrupted: started jobs keep running, and the same call resumes the tuning")
 @public
 def tune(
-    source: Source | None = None, *, over: Sequence[str], max_jobs: int = 12, parallel: int = 1,
-    budget: float | None = None, early_stop: bool = True, out: str | Path | None = None,
-    target: TargetName | None = None, check: bool = True, set_: Sequence[str] = (), say: Say = text.say,
+    source: Source | None = None,
+    *,
+    over: Sequence[str],
+    max_jobs: int = 12,
+    parallel: int = 1,
+    budget: float | None = None,
+    early_stop: bool = True,
+    out: str | Path | None = None,
+    target: TargetName | None = None,
+    check: bool = True,
+    set_: Sequence[str] = (),
+    say: Say = text.say,
     **sections: Any,
-) -> Tuning:  # fmt: skip
+) -> Tuning:
     """Train a config several times with other values, and say which are best.
 
-    The lowest last val_loss is best, or loss without train.validation. The stages before train run once for all. On
-    AWS a SageMaker tuning job runs the trials; here and on a Slurm cluster this call does, and can be resumed after an
-    interruption.
+    The lowest last val_loss is best, or loss without train.validation. The stages before train run
+    once for all. On AWS a SageMaker tuning job runs the trials; here and on a Slurm cluster this
+    call does, and can be resumed after an interruption.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are
+            all of it.
         over: What to change, as `train.lr=log:1e-5..1e-3`, `train.weight_decay=0..0.2` or
             `train.warmup_steps=10,50,100`. If every key has values, each combination is tried.
         max_jobs: Most trials.
         parallel: Trials at a time.
-        budget: US dollars for all trials, by the planner's estimate. Default: `compute.price_limit`.
+        budget: US dollars for all trials, by the planner's estimate. Default:
+            `compute.price_limit`.
         early_stop: Stop a trial whose val_loss is worse than the median of the others at its step.
-        out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no files.
+        out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no
+            files.
         target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         check: On AWS, run `smtrain.check` first, and start nothing if it finds a fault.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
+            `source` and `sections`.
         say: Called with each line.
         **sections: The config's sections as mappings, merged into `source`.
 
@@ -81,7 +94,9 @@ def tune(
     config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     place = backend_of(config, target)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
-    search = search_of(axes, limits.max_jobs, config.train.seed) if not place.record.rented else None
+    search = (
+        search_of(axes, limits.max_jobs, config.train.seed) if not place.record.rented else None
+    )
     if out is not None and Path(out).is_file():
         raise ConfigError(f"out: {out} is a file; name a folder", code="config.wrong_value")
     earlier = [stage for stage in stages_of(config, place.name) if stage in stages_before("train")]
@@ -98,45 +113,74 @@ def tune(
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
         with only_writer(record.path, JobError):
-            trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
+            trials = TrialLoop(
+                chain, lent(chain, shared), objective, search, limits, record, say
+            ).go()
     tuning = Tuning(name, objective, axes, tuple(trials))
     return tuning if out is None else _written(tuning, config, Path(out))
 
 
 @public
 def tuning_job(
-    source: Source | None = None, *, over: Sequence[str], max_jobs: int = 12, parallel: int = 1,
-    budget: float | None = None, early_stop: bool = True, target: TargetName | None = None, set_: Sequence[str] = (),
+    source: Source | None = None,
+    *,
+    over: Sequence[str],
+    max_jobs: int = 12,
+    parallel: int = 1,
+    budget: float | None = None,
+    early_stop: bool = True,
+    target: TargetName | None = None,
+    set_: Sequence[str] = (),
     **sections: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """The CreateHyperParameterTuningJob request that `tune` would send to AWS. Sends nothing; arguments as there."""
+) -> dict[str, Any]:
+    """The CreateHyperParameterTuningJob request that `tune` would send to AWS.
+
+    Sends nothing; arguments as there.
+    """
     config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
-    return _request(Chain(config, backend_of(config, target), look=False), axes, _objective(config), limits)
+    return _request(
+        Chain(config, backend_of(config, target), look=False), axes, _objective(config), limits
+    )
 
 
 def _settled(
-    source: Source | None, over: Sequence[str], max_jobs: int, parallel: int, budget: float | None,
-    set_: Sequence[str], target: TargetName | None, sections: dict[str, Any],
-) -> tuple[JobConfig, tuple[Axis, ...]]:  # fmt: skip
+    source: Source | None,
+    over: Sequence[str],
+    max_jobs: int,
+    parallel: int,
+    budget: float | None,
+    set_: Sequence[str],
+    target: TargetName | None,
+    sections: dict[str, Any],
+) -> tuple[JobConfig, tuple[Axis, ...]]:
     """The config and the search space; raises `ConfigError` with their faults."""
-    faults = [f"{key}: got {n}; a number above 0 is needed" for key, n in
-              (("max_jobs", max_jobs), ("parallel", parallel)) if n < 1]  # fmt: skip
+    faults = [
+        f"{key}: got {n}; a number above 0 is needed"
+        for key, n in (("max_jobs", max_jobs), ("parallel", parallel))
+        if n < 1
+    ]
     if budget is not None and not 0 < budget < float("inf"):
         faults.append(f"budget: got {budget}; a number of dollars above 0 is needed")
     if faults:
         raise ConfigError(faults, code="config.wrong_value")
     axes = axes_of([over] if isinstance(over, str) else over)
     config = load_config(source, set_=set_, target=target, **sections)
-    if not TARGETS[config.target].sagemaker and (ranged := [str(axis) for axis in axes if axis.ranged]):
+    if not TARGETS[config.target].sagemaker and (
+        ranged := [str(axis) for axis in axes if axis.ranged]
+    ):
         raise ConfigError(
-            f"--over {ranged[0]}: target {config.target} tries combinations alone; name values, with commas between",
+            f"--over {ranged[0]}: target {config.target} tries combinations alone; name values,"
+            " with commas between",
             code="config.combination",
         )
     try_ends(config, axes)
     if not any(axis.ranged for axis in axes) and (count := len(grid(axes))) > max_jobs:
-        raise ConfigError(f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
-                           f"{count}, or leave out values", code="config.combination")  # fmt: skip
+        raise ConfigError(
+            f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
+            f"{count}, or leave out values",
+            code="config.combination",
+        )
     return config, axes
 
 
@@ -145,14 +189,23 @@ def _objective(config: JobConfig) -> str:
 
 
 def _key(chain: Chain, axes: Sequence[Axis]) -> str:
-    """A digest of everything that makes another tuning: the train job, the target, the keys and values."""
+    """A digest of everything that makes another tuning: the train job, the target, the keys and
+    values.
+    """
     return digest([chain.base_name("train"), chain.target.name, [str(axis) for axis in axes]])
 
 
 def _limits(
-    config: JobConfig, axes: Sequence[Axis], max_jobs: int, parallel: int, budget: float | None, early_stop: bool
+    config: JobConfig,
+    axes: Sequence[Axis],
+    max_jobs: int,
+    parallel: int,
+    budget: float | None,
+    early_stop: bool,
 ) -> TuningLimits:
-    """The limits of the trials; raises `JobError` if they would exceed the budget, before anything starts."""
+    """The limits of the trials; raises `JobError` if they would exceed the budget, before anything
+    starts.
+    """
     count = max_jobs if any(axis.ranged for axis in axes) else len(grid(axes))
     early = early_stop and config.train.validation is not None
     budget = config.compute.price_limit if budget is None else budget
@@ -161,35 +214,46 @@ def _limits(
     try:
         planned = plan(config, target=config.target).dollars_by_item
     except ConfigError as error:
-        raise JobError(f"cannot estimate the cost of a trial, so --budget cannot be enforced: {error}") from None
+        raise JobError(
+            f"cannot estimate the cost of a trial, so --budget cannot be enforced: {error}"
+        ) from None
     if "train" not in planned:
         raise JobError(
-            "cannot estimate the cost of a trial, so --budget cannot be enforced: give its machines' price in "
-            "$SMTRAIN_HOME/prices.toml, or leave the budget out"
+            "cannot estimate the cost of a trial, so --budget cannot be enforced: give its"
+            " machines' price in $SMTRAIN_HOME/prices.toml, or leave the budget out"
         )
     one = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
     once = sum(planned.get(stage, 0.0) for stage in stages_before("train"))
     total = once + count * one
     if total > budget:
         fitting = int((budget - once) // one) if budget > once else 0
-        remedy = f"--max-jobs {fitting} would stay below it" if fitting else "not even one would stay below it"
+        remedy = (
+            f"--max-jobs {fitting} would stay below it"
+            if fitting
+            else "not even one would stay below it"
+        )
         raise JobError(
-            f"{count} trials cost some ${total:,.2f} (${one:,.2f} each, ${once:,.2f} once), above the budget of "
-            f"${budget:,.2f}; {remedy}"
+            f"{count} trials cost some ${total:,.2f} (${one:,.2f} each, ${once:,.2f} once), above"
+            f" the budget of ${budget:,.2f}; {remedy}"
         )
     return TuningLimits(count, parallel, early, one, budget - once)
 
 
 def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
     """The cost of a trial at one end of an axis, which matters for keys such as `train.steps`."""
-    return plan(with_values(config, {axis.key: value}), target=config.target).dollars_by_item.get("train", 0.0)
+    return plan(with_values(config, {axis.key: value}), target=config.target).dollars_by_item.get(
+        "train", 0.0
+    )
 
 
-def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits) -> dict[str, Any]:
+def _request(
+    chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits
+) -> dict[str, Any]:
     config = chain.config
     seconds = None
     if limits.budget is not None:
-        # A second limit for trials that take longer than planned: the service ends the tuning after this time.
+        # A second limit for trials that take longer than planned: the service ends the tuning after
+        # this time.
         compute = config.compute
         known = Prices(own_prices(), price_given(compute))
         price = known.find(compute.instance_type, option_of(compute), compute.region)
@@ -197,11 +261,20 @@ def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningL
             rate = price.dollars_per_hour * compute.instance_count * limits.parallel
             seconds = int(limits.budget / rate * HOUR)
     planned = chain.plan("train")
-    request = {**planned.request, "TrainingJobName": planned.base_name}  # not that of a later attempt
+    request = {
+        **planned.request,
+        "TrainingJobName": planned.base_name,
+    }  # not that of a later attempt
     return managed.tuning_request(
-        config, request, axes, objective, max_jobs=limits.max_jobs, parallel=limits.parallel,
-        early_stop=limits.early_stop, seconds=seconds,
-    )  # fmt: skip
+        config,
+        request,
+        axes,
+        objective,
+        max_jobs=limits.max_jobs,
+        parallel=limits.parallel,
+        early_stop=limits.early_stop,
+        seconds=seconds,
+    )
 
 
 def _on_aws(
@@ -215,11 +288,16 @@ def _on_aws(
 
 
 def _written(tuning: Tuning, config: JobConfig, folder: Path) -> Tuning:
-    """The tuning with its files: the trials, the best config, and a picture if matplotlib is installed."""
+    """The tuning with its files: the trials, the best config, and a picture if matplotlib is
+    installed.
+    """
     from dataclasses import replace
 
     trials, chosen, picture = "trials.json", "best.yaml", "tuning.png"
-    with only_writer(folder / trials, JobError), replacing_files(folder, trials, chosen, picture) as new:
+    with (
+        only_writer(folder / trials, JobError),
+        replacing_files(folder, trials, chosen, picture) as new,
+    ):
         (new / trials).write_text(json.dumps(tuning.to_dict(), indent=2) + "\n", "utf-8")
         if best := tuning.best:
             values = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)

@@ -1,6 +1,7 @@
 """LoRA adapters in files: a run's checkpoint of ours, or the folder that peft writes.
 
-Anything but plain LoRA is refused by its name: half of an adapter would give a model that was never trained.
+Anything but plain LoRA is refused by its name: half of an adapter would give a model that was never
+trained.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OLDER = "adapter_model.bin"
 BASE = "smtrain_base"
-"""Key in the header of our adapter_model.safetensors: the digest of the weights that the adapter was trained on."""
+"""Key in the header of our adapter_model.safetensors: the digest of the weights that the adapter
+was trained on.
+"""
 PREFIX = "base_model.model."
 _ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
 _COPY = ".base_layer.weight"  # peft saves the base's own output layer next to factors of it
-# What peft calls starts that leave the base's weights as they are; the others move a part of them into the adapter.
+# What peft calls starts that leave the base's weights as they are; the others move a part of them
+# into the adapter.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NOT_PLAIN = {
     "use_dora": "DoRA, whose magnitudes are no part of plain LoRA",
@@ -70,7 +74,8 @@ class Factor:
         """A window of scale * B A, in fp32; overwritten by this thread's next one."""
         a, b = self.a[:, slice(*columns)], self.b[slice(*rows)]
         out = dtypes.room("delta", (len(b), a.shape[1]), "<f4")
-        # Each product is too small for numpy's BLAS to spread over threads, of which a conversion has its own.
+        # Each product is too small for numpy's BLAS to spread over threads, of which a conversion
+        # has its own.
         step = max(1, _ON_ONE_THREAD // max(1, a.size))
         for start in range(0, len(b), step):
             np.matmul(b[start : start + step], a, out=out[start : start + step])
@@ -80,21 +85,30 @@ class Factor:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, little next to one layer."""
+    """A whole adapter.
+
+    Factors in fp32 stay in their file; others are held in memory, little next to one layer.
+    """
 
     location: Place
     factors: Mapping[str, Factor | tuple[Factor, ...]]
-    """Name of the base parameter in Hugging Face files -> its factors; those of each expert if it has all of them."""
+    """Name of the base parameter in Hugging Face files -> its factors; those of each expert if it
+    has all of them.
+    """
     base: str | None
     """Digest of the weights that it was trained on, if it is known."""
     stamp: Any
     """JSON that changes whenever its files do."""
     extension: Mapping[str, Any] | None = None
-    """The config.json that it was trained with, if model.rope gave the base other rotary embeddings."""
+    """The config.json that it was trained with, if model.rope gave the base other rotary
+    embeddings.
+    """
 
 
 def is_adapter(path: Path | str) -> bool:
-    """Whether a place holds an adapter: peft's folder, or the checkpoints of a run that trains one."""
+    """Whether a place holds an adapter: peft's folder, or the checkpoints of a run that trains
+    one.
+    """
     location = place(folder_of(str(path)))
     return CONFIG in location.files() or native_adapter(location) is not None
 
@@ -125,13 +139,19 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
     source = native_adapter(location)
     if source is None:
         raise CheckpointError(
-            f"{path} holds no adapter; give a folder with {CONFIG}, or the checkpoints of a run with train.adapter.",
+            f"{path} holds no adapter; give a folder with {CONFIG}, or the checkpoints of a run"
+            " with train.adapter.",
             code="checkpoint.missing",
         )
     lora = source.manifest.lora
     assert lora is not None
     numbers = {
-        name: _numbers(source.bits(name, [(0, n) for n in source.shape(name)]), source.dtype(name), name, location)
+        name: _numbers(
+            source.bits(name, [(0, n) for n in source.shape(name)]),
+            source.dtype(name),
+            name,
+            location,
+        )
         for name in source.names()
     }
     pairs: dict[str, Factor | tuple[Factor, ...]] = {}
@@ -142,7 +162,9 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
         else:
             pairs[f"{module}.weight"] = Factor(a, b, lora.scale)
     extension = source.config if source.extended else None
-    return _fitting(Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape)
+    return _fitting(
+        Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape
+    )
 
 
 def _of_peft(location: Place, shape: ModelShape) -> Adapter:
@@ -155,8 +177,8 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         module, kind = _split(location, name)
         if slab.dtype not in FLOATS or len(slab.shape) != 2:
             raise CheckpointError(
-                f"{location}/{WEIGHTS}: {name[:200]} is {slab.dtype.code} {list(slab.shape)}; a factor is a matrix of "
-                "floating-point numbers."
+                f"{location}/{WEIGHTS}: {name[:200]} is {slab.dtype.code} {list(slab.shape)}; a"
+                " factor is a matrix of floating-point numbers."
             )
         parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, location)
     factors: dict[str, Factor | tuple[Factor, ...]] = {}
@@ -164,16 +186,22 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
     for module, both in parts.items():
         if set(both) != {A, B}:
             raise CheckpointError(
-                f"{location}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter again."
+                f"{location}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter"
+                " again."
             )
         stacked = _stacked(module, config, shape)
         module, count = stacked or (module, 1)
         rank = _pattern(config["rank_pattern"], module, config["r"])
         if both[A].shape[0] != rank * count or both[B].shape[1] != rank * count:
             raise CheckpointError(
-                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0] // count} and "
-                f"{both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from the same adapter"
-                + (", or name the model that it was trained on, which may have other experts." if stacked else "."),
+                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0] // count}"
+                f" and {both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from"
+                " the same adapter"
+                + (
+                    ", or name the model that it was trained on, which may have other experts."
+                    if stacked
+                    else "."
+                ),
                 code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
@@ -184,34 +212,46 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
             factors |= _of_experts(shape, module, a, b, scale, turned)
             continue
         name = f"{module}.weight"
-        name = text_name(name, shape.rules.prefix) or name  # of an adapter of the whole multimodal model
+        name = (
+            text_name(name, shape.rules.prefix) or name
+        )  # of an adapter of the whole multimodal model
         factors[shape.file_name(name)] = Factor(both[A], both[B], scale)
     if not factors:
         raise CheckpointError(f"{location}/{WEIGHTS} holds no factors; save the adapter again.")
-    base = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in location.files() else None
+    base = (
+        safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in location.files() else None
+    )
     return _fitting(Adapter(location, factors, base, location.stamp()), shape)
 
 
 def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple[str, int] | None:
-    """The matrix of all experts that a module's factors adapt, by transformers' name, and its number of experts.
+    """The matrix of all experts that a module's factors adapt, by transformers' name, and its
+    number of experts.
 
-    peft wraps one parameter in another: the inner one, which the module has first, is in `base_layer`. None for a
-    module that is a linear.
+    peft wraps one parameter in another: the inner one, which the module has first, is in
+    `base_layer`. None for a module that is a linear.
     """
     path, _, inner = module.rpartition(".")
     path = path if inner == "base_layer" else module
     if shape.experts is None or not path.endswith("mlp.experts"):
         return None
     names = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED]
-    named = [n for n in names if any(f".{n}".endswith(f".{target}") for target in config["target_parameters"])]
+    named = [
+        n
+        for n in names
+        if any(f".{n}".endswith(f".{target}") for target in config["target_parameters"])
+    ]
     named = named or names[-1:]
     return named[0] if inner == "base_layer" else named[-1], shape.experts.count
 
 
-def _are_turned(parts: Mapping[str, Mapping[str, Bits]], config: Mapping[str, Any], shape: ModelShape) -> bool:
+def _are_turned(
+    parts: Mapping[str, Mapping[str, Bits]], config: Mapping[str, Any], shape: ModelShape
+) -> bool:
     """Whether A multiplies outputs of experts that are stored with their inputs first.
 
-    peft takes them for inputs with transformers 4, whose module does not say which of the two come first.
+    peft takes them for inputs with transformers 4, whose module does not say which of the two come
+    first.
     """
     sizes = shape.experts
     for module, both in parts.items():
@@ -228,44 +268,57 @@ def _of_experts(
 ) -> dict[str, Factor | tuple[Factor, ...]]:
     """The factors of the parameters in files that a matrix of all experts consists of.
 
-    `a` is [E, rank, in] and `b` [E, out, rank]; `module` its name in transformers, or the path of experts in files with
-    the name of a linear that each has. `turned` as `_are_turned`.
+    `a` is [E, rank, in] and `b` [E, out, rank]; `module` its name in transformers, or the path of
+    experts in files with the name of a linear that each has. `turned` as `_are_turned`.
     """
     names = shape.rules.experts
     assert names is not None
     path, _, leaf = module.rpartition(".")
     if names.stacked:  # stored with its inputs first
         pairs = zip(a, b, strict=True)
-        return {module: tuple(Factor(*((one, two) if turned else (two.T, one.T)), scale) for one, two in pairs)}
+        return {
+            module: tuple(
+                Factor(*((one, two) if turned else (two.T, one.T)), scale) for one, two in pairs
+            )
+        }
     path = path.removesuffix("mlp.experts") + names.path if path.endswith("mlp.experts") else path
     gate, up, down = names.parts
     halves = [(gate, b[:, : b.shape[1] // 2]), (up, b[:, b.shape[1] // 2 :])]
     parts = halves if leaf == "gate_up_proj" else [(down if leaf == "down_proj" else leaf, b)]
-    return {f"{path}.{j}.{part}.weight": Factor(a[j], rows[j], scale) for part, rows in parts for j in range(len(a))}
+    return {
+        f"{path}.{j}.{part}.weight": Factor(a[j], rows[j], scale)
+        for part, rows in parts
+        for j in range(len(a))
+    }
 
 
 def _config(location: Place) -> dict[str, Any]:
-    """Read adapter_config.json with peft's defaults; raises `CheckpointError` if it is not plain LoRA."""
+    """Read adapter_config.json with peft's defaults; raises `CheckpointError` if it is not plain
+    LoRA.
+    """
     stored = read_json(location, CONFIG)
     if stored.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"{location}/{CONFIG} has peft_type {stored.get('peft_type')!r}, and smtrain reads LORA only; merge it "
-            "with peft (model.merge_and_unload().save_pretrained(FOLDER)) and name the merged model."
+            f"{location}/{CONFIG} has peft_type {stored.get('peft_type')!r}, and smtrain reads LORA"
+            " only; merge it with peft (model.merge_and_unload().save_pretrained(FOLDER)) and name"
+            " the merged model."
         )
     for key, what in _NOT_PLAIN.items():
         if stored.get(key):
-            raise CheckpointError(f"{location}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft.")
+            raise CheckpointError(
+                f"{location}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft."
+            )
     if stored.get("bias", "none") != "none":
         raise CheckpointError(
-            f"{location}/{CONFIG} has trained biases (bias: {stored['bias']}), which smtrain cannot merge; merge it "
-            "with peft."
+            f"{location}/{CONFIG} has trained biases (bias: {stored['bias']}), which smtrain cannot"
+            " merge; merge it with peft."
         )
     start = stored.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{location}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's own weights, so the "
-            "adapter does not fit the original model; convert it with peft (save_pretrained with "
-            "path_initial_model_for_weight_conversion)."
+            f"{location}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's"
+            " own weights, so the adapter does not fit the original model; convert it with peft"
+            " (save_pretrained with path_initial_model_for_weight_conversion)."
         )
     config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **stored}
     config["target_parameters"] = _names(stored.get("target_parameters") or [], location)
@@ -277,16 +330,22 @@ def _config(location: Place) -> dict[str, Any]:
         except re.error:
             valid = False
         if not valid:
-            raise CheckpointError(f"{location}/{CONFIG} has {key} {config[key]!r}; it must map patterns to numbers.")
+            raise CheckpointError(
+                f"{location}/{CONFIG} has {key} {config[key]!r}; it must map patterns to numbers."
+            )
     for key in ("r", "lora_alpha"):
         if not _is_number(config[key]):
-            raise CheckpointError(f"{location}/{CONFIG} has {key} {config[key]!r}; it must be a number above 0.")
+            raise CheckpointError(
+                f"{location}/{CONFIG} has {key} {config[key]!r}; it must be a number above 0."
+            )
     return config
 
 
 def _names(value: Any, location: Place) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise CheckpointError(f"{location}/{CONFIG} has target_parameters {value!r}; it must be a list of names.")
+        raise CheckpointError(
+            f"{location}/{CONFIG} has target_parameters {value!r}; it must be a list of names."
+        )
     return value
 
 
@@ -295,7 +354,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _slabs(location: Place) -> dict[str, Slab]:
-    """The factors by name, from safetensors or from torch.save's form, which older versions of peft write."""
+    """The factors by name, from safetensors or from torch.save's form, which older versions of peft
+    write.
+    """
     if WEIGHTS in location.files():
         tensors = safetensors.slabs(location, WEIGHTS)
     elif _OLDER in location.files():
@@ -304,7 +365,9 @@ def _slabs(location: Place) -> dict[str, Slab]:
         if not tensors:
             raise not_tensors(loaded, f"{location}/{_OLDER}")
     else:
-        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged"
+        )
     return {without_wrappers(name): slab for name, slab in tensors.items()}
 
 
@@ -312,20 +375,33 @@ def _split(location: Place, name: str) -> tuple[str, str]:
     """The module that a tensor adapts, and the factor that it is (A or B)."""
     kind = next((kind for kind in (A, B) if name.endswith(kind)), None)
     if kind is None or not name.startswith(PREFIX):
-        what = "an adapter of an embedding" if "lora_embedding" in name else "no factor of a linear layer"
-        raise CheckpointError(f"{location}/{WEIGHTS} holds {name[:200]}, {what}, which smtrain cannot merge; use peft.")
+        what = (
+            "an adapter of an embedding"
+            if "lora_embedding" in name
+            else "no factor of a linear layer"
+        )
+        raise CheckpointError(
+            f"{location}/{WEIGHTS} holds {name[:200]}, {what}, which smtrain cannot merge; use"
+            " peft."
+        )
     return name.removeprefix(PREFIX).removesuffix(kind), kind
 
 
 def _pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     """Look a module's value up as peft does: by the first pattern that its name ends with."""
-    return next((n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next(
+        (n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default
+    )
 
 
 def _numbers(bits: Bits, dtype: DType, name: str, location: Place) -> Bits:
-    numbers: Bits = dtypes.values(bits, dtype).astype(np.float32, copy=False)  # of fp32, pages of the file
+    numbers: Bits = dtypes.values(bits, dtype).astype(
+        np.float32, copy=False
+    )  # of fp32, pages of the file
     if not np.isfinite(numbers).all():
-        raise CheckpointError(f"{location}: {name[:200]} has numbers that are not finite; take another adapter.")
+        raise CheckpointError(
+            f"{location}: {name[:200]} has numbers that are not finite; take another adapter."
+        )
     return numbers
 
 
@@ -335,8 +411,8 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
         if shape.tied and name == shape.embed_name:
             head = FAMILIES[shape.family].head
             raise CheckpointError(
-                f"{adapter.location} adapts {head}, which this model shares with its embedding, and merging would "
-                "change both; keep the adapter next to the model."
+                f"{adapter.location} adapts {head}, which this model shares with its embedding, and"
+                " merging would change both; keep the adapter next to the model."
             )
         one = factor[0] if isinstance(factor, tuple) else factor
         count = (len(factor),) if isinstance(factor, tuple) else ()
@@ -344,8 +420,8 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
         if name not in specs or specs[name].shape != adapted:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(
-                f"{adapter.location} is of another model: it adapts {name[:200]} {list(adapted)}, which {has}; name "
-                "the model that it was trained on.",
+                f"{adapter.location} is of another model: it adapts {name[:200]} {list(adapted)},"
+                f" which {has}; name the model that it was trained on.",
                 code="checkpoint.other_model",
             )
     return adapter

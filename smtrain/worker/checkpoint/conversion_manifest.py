@@ -16,7 +16,8 @@ from smtrain.worker.checkpoint.storage import Place, read_json, strange
 def read_manifest(location: Place) -> dict[str, Any]:
     """Read the manifest that our conversion wrote; empty if another tool wrote it.
 
-    Raises CheckpointError if a file is missing or has another size, or if a conversion was killed half-way.
+    Raises CheckpointError if a file is missing or has another size, or if a conversion was killed
+    half-way.
     """
     folder = location.path()
     unfinished = folder is not None and is_unfinished(folder, MANIFEST)
@@ -32,29 +33,35 @@ def read_manifest(location: Place) -> dict[str, Any]:
         return {}
     if manifest["format"] != FORMAT:
         raise CheckpointError(
-            f"{location}/{MANIFEST} is not the manifest of converted weights; convert the model again.",
+            f"{location}/{MANIFEST} is not the manifest of converted weights; convert the model"
+            " again.",
             code="checkpoint.damaged",
         )
     if manifest.get("version") != VERSION:
         raise CheckpointError(
-            f"{location}/{MANIFEST} has version {manifest.get('version')}, this smtrain reads {VERSION}; convert again."
+            f"{location}/{MANIFEST} has version {manifest.get('version')}, this smtrain reads"
+            f" {VERSION}; convert again."
         )
     files = manifest.get("files")
-    if not isinstance(files, dict) or not all(isinstance(about, dict) and "size" in about for about in files.values()):
+    if not isinstance(files, dict) or not all(
+        isinstance(about, dict) and "size" in about for about in files.values()
+    ):
         raise CheckpointError(
-            f"{location}/{MANIFEST} lists no files; convert the model again.", code="checkpoint.damaged"
+            f"{location}/{MANIFEST} lists no files; convert the model again.",
+            code="checkpoint.damaged",
         )
     present = location.files()
     for file, about in files.items():
         if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
             if file not in present:
                 raise CheckpointError(
-                    f"{location}/{file} is missing; copy this file into it, or convert the model again.",
+                    f"{location}/{file} is missing; copy this file into it, or convert the model"
+                    " again.",
                     code="checkpoint.damaged",
                 )
             raise strange(location, file) or CheckpointError(
-                f"{location}/{file} has {present[file]} bytes instead of {about['size']}; copy this file again, or "
-                "convert the model again.",
+                f"{location}/{file} has {present[file]} bytes instead of {about['size']}; copy this"
+                " file again, or convert the model again.",
                 code="checkpoint.damaged",
             )
     return manifest
@@ -66,14 +73,17 @@ def matches_manifest(location: Place, file: str, about: dict[str, Any]) -> bool:
     return "sha256" not in about or hashlib.sha256(content).hexdigest() == about["sha256"]
 
 
-def mesh_of(ranks: Collection[tuple[int, int]], location: object, noun: str = "file") -> tuple[int, int]:
+def mesh_of(
+    ranks: Collection[tuple[int, int]], location: object, noun: str = "file"
+) -> tuple[int, int]:
     """(tp, pp) of the rank files of a checkpoint. Raises CheckpointError if one is missing."""
     tp, pp = (max(rank[i] for rank in ranks) + 1 for i in (0, 1))
     most = len(ranks) + 1  # a file named for rank 99,999,999 must not make this a long loop
     for t, p in product(range(min(tp, most)), range(min(pp, most))):
         if (t, p) not in ranks:
             raise CheckpointError(
-                f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file into it.",
+                f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file"
+                " into it.",
                 code="checkpoint.damaged",
             )
     return tp, pp
@@ -86,5 +96,6 @@ def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:
         return {name: int(crc, 16) for name, crc in about.items()}
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
-            f"the manifest has no valid crc32 of {file}; convert the model again.", code="checkpoint.damaged"
+            f"the manifest has no valid crc32 of {file}; convert the model again.",
+            code="checkpoint.damaged",
         ) from None

@@ -1,4 +1,6 @@
-"""The plan of a conversion, and the steps common to writing it to a folder and to an object store."""
+"""The plan of a conversion, and the steps common to writing it to a folder and to an object
+store.
+"""
 
 from __future__ import annotations
 
@@ -68,22 +70,38 @@ def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
-    """JSON with the size of every file, a crc32 of every tensor, a sha256 of every small file and the `work` digest."""
+def manifest(
+    plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | None = None
+) -> bytes:
+    """JSON with the size of every file, a crc32 of every tensor, a sha256 of every small file and
+    the `work` digest.
+    """
     files: dict[str, Any] = {}
     for container in plan.containers:
         written = crcs.get(container.file, {})
         tail = b"" if container.tail is None else container.tail(written)
         size = container.end + len(tail)
-        files[container.file] = {"size": size, "crc32": {name: f"{written[name]:08x}" for name in container.offsets}}
+        files[container.file] = {
+            "size": size,
+            "crc32": {name: f"{written[name]:08x}" for name in container.offsets},
+        }
     for file, data in plan.extras.items():
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    content = {"format": FORMAT, "version": VERSION, **plan.about, **({"work": work} if work else {}), "files": files}
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **plan.about,
+        **({"work": work} if work else {}),
+        "files": files,
+    }
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: bytes | None, target: object) -> bool:
-    """Whether the target already holds this work, by its manifest and the sizes of its files (`present`).
+def is_done(
+    plan: ConversionPlan, work: str, present: dict[str, int], manifest: bytes | None, target: object
+) -> bool:
+    """Whether the target already holds this work, by its manifest and the sizes of its files
+    (`present`).
 
     Raises CheckpointError if other files would be replaced.
     """
@@ -93,7 +111,11 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: 
         return False
     try:
         written = parse_json(manifest or b"{}")
-        sizes = {file: about["size"] for file, about in written["files"].items()} if written["work"] == work else None
+        sizes = (
+            {file: about["size"] for file, about in written["files"].items()}
+            if written["work"] == work
+            else None
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         sizes = None
     if sizes and all(present.get(file) == size for file, size in sizes.items()):
@@ -102,10 +124,16 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: 
 
 
 def written_by(manifest: bytes | None) -> list[str]:
-    """The files that an earlier conversion wrote, by its manifest; empty if another tool wrote the manifest."""
+    """The files that an earlier conversion wrote, by its manifest; empty if another tool wrote the
+    manifest.
+    """
     try:
         content = parse_json(manifest or b"{}")
-        files = [file for file in content["files"] if isinstance(file, str)] if content["format"] == FORMAT else []
+        files = (
+            [file for file in content["files"] if isinstance(file, str)]
+            if content["format"] == FORMAT
+            else []
+        )
     except (ValueError, KeyError, TypeError):
         return []
     return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
@@ -115,21 +143,25 @@ def others(target: object, old: list[str]) -> CheckpointError:
     """The error for files that a conversion would replace."""
     more = f" and {len(old) - 3} more" if len(old) > 3 else ""
     return CheckpointError(
-        f"{target} holds other files of the same names ({', '.join(old[:3])}{more}); name another folder, or replace "
-        "them with --overwrite (overwrite=True)"
+        f"{target} holds other files of the same names ({', '.join(old[:3])}{more}); name another"
+        " folder, or replace them with --overwrite (overwrite=True)"
     )
 
 
 def matches(file: str, patterns: tuple[str, ...]) -> bool:
     """Whether a file, or a folder that contains it, matches one of the patterns."""
     parts = file.split("/")
-    return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)
+    return any(
+        fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns
+    )
 
 
 def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
-    """Run all calls on a few threads, each thread in its own group as long as possible; the first error stops them.
+    """Run all calls on a few threads, each thread in its own group as long as possible; the first
+    error stops them.
 
-    Calls of different groups write different files, and the kernel lets one writer into a file at a time.
+    Calls of different groups write different files, and the kernel lets one writer into a file at a
+    time.
     """
     waiting = [deque(calls) for calls in groups if calls]
     begun = iter(waiting)

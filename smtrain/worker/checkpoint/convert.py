@@ -16,7 +16,11 @@ from smtrain.core.public import public_class
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
-from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, Carried, companions_of
+from smtrain.worker.checkpoint.huggingface.companions import (
+    OF_A_WHOLE_MODEL,
+    Carried,
+    companions_of,
+)
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
 from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
@@ -29,7 +33,16 @@ from smtrain.worker.checkpoint.nxd.writer import write_nxd
 from smtrain.worker.checkpoint.open import open_weights, step_names
 from smtrain.worker.checkpoint.sources import Cast, WeightSource
 from smtrain.worker.checkpoint.storage import is_uri, place, refuse_overlap
-from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Peft, Target, unknown
+from smtrain.worker.checkpoint.targets import (
+    HuggingFace,
+    Megatron,
+    Native,
+    NemoMegatron,
+    Nxd,
+    Peft,
+    Target,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from smtrain.worker.checkpoint.merge import Changed
@@ -41,15 +54,22 @@ class ReadOptions:
     """Facts about a source that its files do not tell."""
 
     kv_order: KvOrder = "tiled"
-    """Order of repeated heads in NxD shards without a manifest: `tiled` (trn1) or `grouped` (trn2)."""
+    """Order of repeated heads in NxD shards without a manifest: `tiled` (trn1) or `grouped` (trn2).
+    """
     masters: bool = False
-    """neuronx-nemo-megatron: take the fp32 master weights that ZeRO-1 kept in the optimizer's files."""
+    """neuronx-nemo-megatron: take the fp32 master weights that ZeRO-1 kept in the optimizer's
+    files.
+    """
     reordered_qkv: bool = False
-    """The source is a GPT-NeoX made by convert_HF_to_nemo_neox.py, whose attention rows are out of order: undo that."""
+    """The source is a GPT-NeoX made by convert_HF_to_nemo_neox.py, whose attention rows are out of
+    order: undo that.
+    """
 
     def __post_init__(self) -> None:
         if self.kv_order not in get_args(KvOrder):
-            raise ConfigError([unknown("kv_order", self.kv_order, get_args(KvOrder))], code="config.wrong_value")
+            raise ConfigError(
+                [unknown("kv_order", self.kv_order, get_args(KvOrder))], code="config.wrong_value"
+            )
 
 
 def convert(
@@ -63,7 +83,9 @@ def convert(
     overwrite: bool = False,
     say: Say = text.say,
 ) -> Changed | None:
-    """Convert between folders and s3:// URIs; `smtrain.convert` (tools/convert.py) describes arguments and errors."""
+    """Convert between folders and s3:// URIs; `smtrain.convert` (tools/convert.py) describes
+    arguments and errors.
+    """
     paths = {"source": source, "output": output, "config": config, "merge_adapter": merge_adapter}
     faults = [
         f"{key}: is an empty name; name a folder or an s3:// URI"
@@ -71,7 +93,9 @@ def convert(
         if path is not None and not str(path).strip()
     ]
     if isinstance(to, Peft) and merge_adapter is not None:
-        faults.append("merge_adapter: makes a model, and to: peft writes an adapter; take one of the two")
+        faults.append(
+            "merge_adapter: makes a model, and to: peft writes an adapter; take one of the two"
+        )
     if faults:
         raise ConfigError(faults, code="config.wrong_value")
     source, config = folder_of(str(source)), None if config is None else folder_of(str(config))
@@ -86,8 +110,9 @@ def convert(
     weights = _opened(source, config, read)
     if isinstance(weights, HFSource) and weights.widened:
         say(
-            f"{len(weights.widened)} tensors of experts are mxfp4 in {source}: they are written as the "
-            f"{to.dtype or 'bf16'} numbers that they stand for, and the new model is not quantized"
+            f"{len(weights.widened)} tensors of experts are mxfp4 in {source}: they are written as"
+            f" the {to.dtype or 'bf16'} numbers that they stand for, and the new model is not"
+            " quantized"
         )
     if config is None and isinstance(to, HuggingFace) and is_hf_folder(place(source)):
         config = source
@@ -97,30 +122,45 @@ def convert(
         from smtrain.worker.checkpoint.adapter import open_adapter
         from smtrain.worker.checkpoint.merge import Merged
 
-        weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))
+        weights = merged = Merged(
+            weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config))
+        )
     tell_unchanged(_write(weights, output, to, config, overwrite, carried), say)
     carried.tell(say)
-    if isinstance(to, HuggingFace) and not tokenizer_in(carried.files) and not {*OTHER_TOKENIZERS} & {*carried.files}:
-        say(f"{output} has no tokenizer, as {config or source} has none; name the model's folder with --config")
+    if (
+        isinstance(to, HuggingFace)
+        and not tokenizer_in(carried.files)
+        and not {*OTHER_TOKENIZERS} & {*carried.files}
+    ):
+        say(
+            f"{output} has no tokenizer, as {config or source} has none; name the model's folder"
+            " with --config"
+        )
     return None if merged is None else merged.changed()
 
 
 def _refuse_another_kind(output: Path | str, to: Target) -> None:
-    """Refuse to mix a run's checkpoints and a converted model in one folder: readers could not tell which is meant."""
+    """Refuse to mix a run's checkpoints and a converted model in one folder: readers could not tell
+    which is meant.
+    """
     if is_uri(output) or not Path(output).is_dir():
         return
     location = place(output)
     if not isinstance(to, Native) and (steps := step_names(location)):
         raise CheckpointError(
-            f"{output} holds checkpoints of a run ({steps[-1]}), which no conversion replaces; name another folder."
+            f"{output} holds checkpoints of a run ({steps[-1]}), which no conversion replaces; name"
+            " another folder."
         )
     if isinstance(to, Native) and (is_hf_folder(location) or MANIFEST in location.files()):
         raise CheckpointError(
-            f"{output} holds a model of another kind, and no checkpoint is written next to it; name another folder."
+            f"{output} holds a model of another kind, and no checkpoint is written next to it; name"
+            " another folder."
         )
 
 
-def _convert_adapter(source: str, output: Path | str, config: str | None, overwrite: bool, say: Say) -> None:
+def _convert_adapter(
+    source: str, output: Path | str, config: str | None, overwrite: bool, say: Say
+) -> None:
     from smtrain.worker.checkpoint.adapter import native_adapter
     from smtrain.worker.checkpoint.peft import write_peft
 
@@ -136,11 +176,13 @@ def _convert_adapter(source: str, output: Path | str, config: str | None, overwr
 
 
 def _opened(source: str, config: str | None, read: ReadOptions) -> WeightSource:
-    weights = open_weights(source, None if config is None else read_config(config), read.kv_order, read.masters)
+    weights = open_weights(
+        source, None if config is None else read_config(config), read.kv_order, read.masters
+    )
     if read.masters and not isinstance(weights, NNMSource):
         raise CheckpointError(
-            f"{source} is not a neuronx-nemo-megatron checkpoint, and --masters reads only those; leave out "
-            "--masters (masters=True)."
+            f"{source} is not a neuronx-nemo-megatron checkpoint, and --masters reads only those;"
+            " leave out --masters (masters=True)."
         )
     return Reordered(weights) if read.reordered_qkv else weights
 
@@ -148,7 +190,11 @@ def _opened(source: str, config: str | None, read: ReadOptions) -> WeightSource:
 def _companions(source: str, weights: WeightSource) -> Carried:
     """Read the files next to the weights, or next to the step's folder that holds them."""
     carried = companions_of(weights.location)
-    return carried if carried.files or str(weights.location) == source else companions_of(place(source))
+    return (
+        carried
+        if carried.files or str(weights.location) == source
+        else companions_of(place(source))
+    )
 
 
 def _write(

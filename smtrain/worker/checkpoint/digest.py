@@ -15,15 +15,22 @@ _COLUMNS = 4096  # sampled of a row
 def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
     """sha256 over Hugging Face names, shapes, types and sampled numbers.
 
-    It samples two rows of the first and the last parameter of each kind, which costs a few dozen reads, or of every
-    parameter. Raises `CheckpointError` as the source does.
+    It samples two rows of the first and the last parameter of each kind, which costs a few dozen
+    reads, or of every parameter. Raises `CheckpointError` as the source does.
     """
 
     def sample(name: str) -> bytes:
         shape = source.shape(name)
         rest = [(0, min(n, _COLUMNS)) for n in shape[1:]]
-        parts = [b"".join(source.bits(name, [(at, at + 1), *rest]).tobytes() for at in sorted({0, shape[0] // 2}))]
-        return b"\0".join([name.encode(), str(shape).encode(), str(source.dtype(name)).encode(), *parts])
+        parts = [
+            b"".join(
+                source.bits(name, [(at, at + 1), *rest]).tobytes()
+                for at in sorted({0, shape[0] // 2})
+            )
+        ]
+        return b"\0".join(
+            [name.encode(), str(shape).encode(), str(source.dtype(name)).encode(), *parts]
+        )
 
     digest = hashlib.sha256()
     with ThreadPoolExecutor(8) as pool:  # channels that stream from S3 have a high latency
@@ -38,6 +45,8 @@ def _sampled(names: list[str]) -> Iterator[str]:
     kinds: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         match = LAYER.search(name)
-        kinds.setdefault(LAYER.sub(".layers.N.", name), []).append((int(match[1]) if match else 0, name))
+        kinds.setdefault(LAYER.sub(".layers.N.", name), []).append(
+            (int(match[1]) if match else 0, name)
+        )
     for kind in sorted(kinds):
         yield from sorted({min(kinds[kind])[1], max(kinds[kind])[1]})

@@ -23,7 +23,9 @@ Bits = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class DType:
-    """A number type with its names in torch, in safetensors, and among torch's storage classes in pickles."""
+    """A number type with its names in torch, in safetensors, and among torch's storage classes in
+    pickles.
+    """
 
     name: str
     code: str
@@ -47,9 +49,11 @@ FLOATS = (FP64, FP32, FP16, BF16)
 BY_PRECISION: dict[Precision, DType] = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 UINT8 = DType("uint8", "U8", "ByteStorage", 1)
 _FLOAT8 = {
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}  # fmt: skip
+}
 DTYPES = (
     *FLOATS,
     DType("int64", "I64", "LongStorage", 8),
@@ -96,7 +100,15 @@ def values(bits: Bits, dtype: DType) -> Bits:
         wide: Bits = bits.astype("<u4")
         wide <<= 16
         return wide.view("<f4")
-    kind = "f" if dtype in FLOATS else "u" if dtype.name.startswith("uint") else "?" if dtype.name == "bool" else "i"
+    kind = (
+        "f"
+        if dtype in FLOATS
+        else "u"
+        if dtype.name.startswith("uint")
+        else "?"
+        if dtype.name == "bool"
+        else "i"
+    )
     return bits.view(kind if kind == "?" else f"<{kind}{dtype.itemsize}")
 
 

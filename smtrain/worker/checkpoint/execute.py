@@ -1,6 +1,7 @@
 """Carry out a conversion: run its jobs on threads, finish each file, write the manifest last.
 
-To a folder of this machine the jobs write in parallel at offsets known beforehand; for object stores see uploading.py.
+To a folder of this machine the jobs write in parallel at offsets known beforehand; for object
+stores see uploading.py.
 """
 
 from __future__ import annotations
@@ -23,16 +24,28 @@ from smtrain.worker.checkpoint.conversion_plan import (
     on_threads,
 )
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
+from smtrain.worker.checkpoint.staging import (
+    JOURNAL,
+    PARTIAL,
+    Staging,
+    is_unfinished,
+    not_written,
+    present,
+    staged,
+)
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 
-def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
-    """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
+def execute(
+    source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True
+) -> None:
+    """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as
+    it was.
 
-    Without `overwrite`, the finished output of the same call is left. Raises CheckpointError if the source turns out
-    broken, the target cannot be written or, without `overwrite`, other files would be replaced.
+    Without `overwrite`, the finished output of the same call is left. Raises CheckpointError if the
+    source turns out broken, the target cannot be written or, without `overwrite`, other files would
+    be replaced.
     """
     work, read = fingerprint(source, plan), source.location.stamp()
     signed = None if overwrite else work
@@ -42,7 +55,11 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
         upload(source, str(target), plan, work, overwrite)
         return
     try:
-        done = not overwrite and not is_unfinished(Path(target), MANIFEST) and _done(Path(target), plan, work)
+        done = (
+            not overwrite
+            and not is_unfinished(Path(target), MANIFEST)
+            and _done(Path(target), plan, work)
+        )
         if done and not any(Path(target, left).exists() for left in (PARTIAL, JOURNAL)):
             return
         with staged(Path(target), work, MANIFEST, durable=False) as stage:  # like cp, no fsync
@@ -58,12 +75,15 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
 
 def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
     file = target / MANIFEST
-    return is_done(plan, work, present(target), file.read_bytes() if file.is_file() else None, target)
+    return is_done(
+        plan, work, present(target), file.read_bytes() if file.is_file() else None, target
+    )
 
 
 def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
     progress = ConversionProgress(plan)
-    # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash meanwhile.
+    # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash
+    # meanwhile.
     turns = {container.file: threading.Lock() for container in plan.containers}
 
     def put(handles: dict[str, int], file: str, at: int, data: bytes | memoryview) -> None:
@@ -78,7 +98,10 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
             crcs = stage.done[key]
         else:
             files = {container.file for write in job for container in write.targets}
-            handles = {file: os.open(stage.folder / file, os.O_WRONLY | os.O_CREAT, 0o666) for file in files}
+            handles = {
+                file: os.open(stage.folder / file, os.O_WRONLY | os.O_CREAT, 0o666)
+                for file in files
+            }
             try:
                 crcs = run(job, source, plan.layout, partial(put, handles))
             finally:
@@ -92,7 +115,10 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
         if not container.offsets:
             _finish(stage.folder, container, {})
     with doing(partial(_so_far, progress, plan)):
-        on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
+        on_threads(
+            [partial(one, f"{g} {job[0].name}", job) for job in group]
+            for g, group in enumerate(plan.groups)
+        )
     for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
         (stage.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (stage.folder / file).write_bytes(data)
@@ -102,7 +128,10 @@ def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
     """The progress line for a person at a terminal."""
     with progress.lock:  # threads add to it
         done = sum(map(len, progress.crcs.values()))
-    return f"writing tensors, {done:,} of {sum(len(container.offsets) for container in plan.containers):,}"
+    return (
+        f"writing tensors, {done:,} of"
+        f" {sum(len(container.offsets) for container in plan.containers):,}"
+    )
 
 
 def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:

@@ -34,22 +34,32 @@ class BaseModel:
     """The model that training started from."""
 
     folder: Path
-    """Its config.json, its files that are not weights and, unless `weights` is given, its weights."""
+    """Its config.json, its files that are not weights and, unless `weights` is given, its weights.
+    """
     name: str | None = None
     """Its path as the user gave it, for the model card and peft. Default: the folder."""
     weights: Path | None = None
 
 
 def export(
-    checkpoint: Path, base: BaseModel, target: Path, *, merge: bool = False, best: bool = False,
-    title: str = "A model trained with smtrain", max_shard_size: int = 5_000_000_000, say: Say = text.say,
-) -> Changed | None:  # fmt: skip
-    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
+    checkpoint: Path,
+    base: BaseModel,
+    target: Path,
+    *,
+    merge: bool = False,
+    best: bool = False,
+    title: str = "A model trained with smtrain",
+    max_shard_size: int = 5_000_000_000,
+    say: Say = text.say,
+) -> Changed | None:
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or
+    stays as it was.
 
-    `checkpoint` is anything `open_weights` takes, or a checkpoint with an adapter; with `best`, a run's checkpoints, of
-    which the best is taken. An adapter becomes peft's folder or, with `merge`, the base model with the adapter in it;
-    returns what that changed. A model card under `title` replaces the base's README. Raises CheckpointError if either
-    cannot be read or they are not of one model.
+    `checkpoint` is anything `open_weights` takes, or a checkpoint with an adapter; with `best`, a
+    run's checkpoints, of which the best is taken. An adapter becomes peft's folder or, with
+    `merge`, the base model with the adapter in it; returns what that changed. A model card under
+    `title` replaces the base's README. Raises CheckpointError if either cannot be read or they are
+    not of one model.
     """
     for source in (checkpoint, base.folder):
         refuse_overlap(source, target)
@@ -71,24 +81,36 @@ def export(
         manifest = trained.manifest if isinstance(trained, NativeSource) else None
     else:
         manifest = adapter.manifest
-        began = open_weights(base.weights or base.folder, read_config(base.folder) if base.weights else None)
-        trained = merged = Merged(began, open_adapter(checkpoint, ModelShape.from_config(began.config)))
+        began = open_weights(
+            base.weights or base.folder, read_config(base.folder) if base.weights else None
+        )
+        trained = merged = Merged(
+            began, open_adapter(checkpoint, ModelShape.from_config(began.config))
+        )
     carried = companions_of(folder, {README: _CARD})
     readme = _card(folder, base.name, manifest, title=title, adapter=False)
-    unchanged = write_hf(trained, target, base.folder, max_shard_size, readme=readme, carried=carried)
+    unchanged = write_hf(
+        trained, target, base.folder, max_shard_size, readme=readme, carried=carried
+    )
     tell_unchanged(unchanged, say)
     carried.tell(say)
     return None if merged is None else merged.changed()
 
 
-def _card(base: Place, path: str | None, manifest: Manifest | None, *, title: str, adapter: bool) -> bytes:
+def _card(
+    base: Place, path: str | None, manifest: Manifest | None, *, title: str, adapter: bool
+) -> bytes:
     """README.md of a model trained from the folder `base`, which its user named `path`."""
     files = base.files()
     readme = _text(base, README) if README in files else ""
     about = metadata(_base(base, path), readme, adapter=adapter, legal=filter(is_legal, files))
     paragraphs = [_lead(about, adapter, exporter_of(path or ""))]
     if manifest is not None:
-        paragraphs += ["## Training", table(["setting", "value"], _rows(manifest)), *_results(manifest.state)]
+        paragraphs += [
+            "## Training",
+            table(["setting", "value"], _rows(manifest)),
+            *_results(manifest.state),
+        ]
     paragraphs.append(usage("path/to/this/folder", adapter=adapter))
     return card(title, about, paragraphs).encode()
 
@@ -98,7 +120,9 @@ def _lead(about: Mapping[str, Any], adapter: bool, parent: str | None) -> str:
     of = f"[{base}](https://huggingface.co/{base})" if base else "the model named in its config"
     if parent is not None:
         run = (stage_of(parent) or (parent, ""))[0]
-        of = f"the model that run {run} exported (job {parent})" + (f", which began as {of}" if base else "")
+        of = f"the model that run {run} exported (job {parent})" + (
+            f", which began as {of}" if base else ""
+        )
     what = "A LoRA adapter for" if adapter else "Trained from"
     terms = about.get("license_link") or about.get("license")
     legal = f" The base model's licence ({terms}) applies to it." if terms else ""
@@ -110,13 +134,29 @@ def _rows(manifest: Manifest) -> list[tuple[str, str]]:
     samples, length = state.get("samples"), state.get("seq_len")
     rows = [("steps", f"{manifest.step:,}")]
     if samples and length:
-        rows += [("sequences", f"{samples:,} of {length:,} tokens"), ("tokens", f"{samples * length:,}")]
+        rows += [
+            ("sequences", f"{samples:,} of {length:,} tokens"),
+            ("tokens", f"{samples * length:,}"),
+        ]
     if state.get("objective"):
         rows.append(("objective", str(state["objective"])))
     if (beta := settings.get("beta")) is not None:
         reference = "its own" if state.get("reference") is None else str(state["reference"])[:16]
-        rows += [("preference loss", str(settings.get("loss"))), ("beta", f"{beta:g}"), ("reference", reference)]
-    names = ("global_batch_size", "lr", "schedule", "warmup_steps", "weight_decay", "grad_clip", "precision", "mesh")
+        rows += [
+            ("preference loss", str(settings.get("loss"))),
+            ("beta", f"{beta:g}"),
+            ("reference", reference),
+        ]
+    names = (
+        "global_batch_size",
+        "lr",
+        "schedule",
+        "warmup_steps",
+        "weight_decay",
+        "grad_clip",
+        "precision",
+        "mesh",
+    )
     rows += [(name.replace("_", " "), str(settings[name])) for name in names if name in settings]
     if manifest.lora is not None:
         rows += [("LoRA rank", str(manifest.lora.rank)), ("LoRA alpha", f"{manifest.lora.alpha:g}")]
@@ -127,7 +167,9 @@ def _results(state: Mapping[str, Any]) -> list[str]:
     losses, validation = state.get("losses") or [], state.get("validation") or {}
     rows = [("training loss, last step", f"{losses[-1]:.4f}")] if losses else []
     if validation.get("loss") is not None:
-        rows.append((f"loss on held-out text, step {validation['step']}", f"{validation['loss']:.4f}"))
+        rows.append(
+            (f"loss on held-out text, step {validation['step']}", f"{validation['loss']:.4f}")
+        )
     return ["## Results", table(["measure", "value"], rows)] if rows else []
 
 
@@ -139,7 +181,9 @@ def _base(base: Place, path: str | None) -> str | None:
         record = parse_json(_text(base, SOURCE)) if SOURCE in base.files() else {}
     except ValueError:
         return None
-    elsewhere = not isinstance(record, dict) or record.get("hub") == "modelscope"  # its names are not the hub's
+    elsewhere = (
+        not isinstance(record, dict) or record.get("hub") == "modelscope"
+    )  # its names are not the hub's
     return None if elsewhere else hub_name(record.get("model"))
 
 

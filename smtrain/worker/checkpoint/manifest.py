@@ -5,9 +5,9 @@
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
-`core.protocol.checkpoints` has the rule of a complete checkpoint; `verifying.py` checks the bytes. While a job runs,
-each host's disk holds only what its own ranks wrote (and only rank 0's the manifest); after a restart SageMaker copies
-all files to all hosts. Pure Python, no torch.
+`core.protocol.checkpoints` has the rule of a complete checkpoint; `verifying.py` checks the bytes.
+While a job runs, each host's disk holds only what its own ranks wrote (and only rank 0's the
+manifest); after a restart SageMaker copies all files to all hosts. Pure Python, no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from smtrain.core.model.footprint import PRECISIONS, Precision, is_loss_scale
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, from_described, is_described
 from smtrain.core.model.shape import ModelShape
-from smtrain.core.protocol.checkpoints import RECORDS, STEP, Sizes, renaming_fault, size_faults, sizes_in
+from smtrain.core.protocol.checkpoints import (
+    RECORDS,
+    STEP,
+    Sizes,
+    renaming_fault,
+    size_faults,
+    sizes_in,
+)
 
 if TYPE_CHECKING:
     from smtrain.worker.checkpoint.storage import Place
@@ -58,17 +65,26 @@ class Manifest:
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """Whole shape of every parameter, under its Hugging Face file name."""
     root: str = ""
-    """The folder inside the checkpoint with model/ and optim/; not empty if a whole step was saved again."""
+    """The folder inside the checkpoint with model/ and optim/; not empty if a whole step was saved
+    again.
+    """
     adapter: dict[str, Any] | None = None
-    """LoRA settings (core/model/lora.py); if set, the files hold the adapters' factors, not the model."""
+    """LoRA settings (core/model/lora.py); if set, the files hold the adapters' factors, not the
+    model.
+    """
     cut: dict[str, Any] | None = None
-    """The cut of the files (`kv_order`, `pipeline_cuts`) if it is not the native engine's cut for `topology`."""
+    """The cut of the files (`kv_order`, `pipeline_cuts`) if it is not the native engine's cut for
+    `topology`.
+    """
     loss_scale: dict[str, float] | None = None
     """In fp16, for the next step: `scale`, `good_steps` in a row, and steps `skipped` so far."""
 
     @property
     def layout(self) -> Layout:
-        """The part of each parameter that each file holds. Raises `ConfigError` if the model cannot be cut so."""
+        """The part of each parameter that each file holds.
+
+        Raises `ConfigError` if the model cannot be cut so.
+        """
         cut = self.cut or {}
         order, cuts = cut.get("kv_order", "grouped"), cut.get("pipeline_cuts")
         return Layout(self.shape, self.topology["tp"], self.topology["pp"], order, cuts, ep=self.ep)
@@ -92,12 +108,17 @@ class Manifest:
 
     @property
     def shape(self) -> ModelShape:
-        """The shape of the model or adapters in the files. Raises `CheckpointError` for unknown models."""
+        """The shape of the model or adapters in the files.
+
+        Raises `CheckpointError` for unknown models.
+        """
         shape, lora = ModelShape.from_config(self.config), self.lora
         return shape if lora is None else AdapterShape.of(shape, lora)
 
     def to_json(self) -> str:
-        """Serialise with a digest of everything else, so that a manifest edited by hand is noticed."""
+        """Serialise with a digest of everything else, so that a manifest edited by hand is
+        noticed.
+        """
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         for key in ("adapter", "cut", "loss_scale"):
             if content[key] is None:
@@ -117,19 +138,24 @@ class Manifest:
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+                f"{path} cannot be read ({first_line(error)}): take another checkpoint",
+                code="checkpoint.damaged",
             ) from None
         return cls.parse(text, str(checkpoint))
 
     @classmethod
     def parse(cls, text: str, checkpoint: str) -> Manifest:
-        """Parse a manifest; `checkpoint` names it in errors. Raises `CheckpointError` if it is invalid."""
+        """Parse a manifest; `checkpoint` names it in errors.
+
+        Raises `CheckpointError` if it is invalid.
+        """
         path = f"{checkpoint}/{NAME}"
         try:
             data = parse_json(text)
         except ValueError as error:
             raise CheckpointError(
-                f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+                f"{path} cannot be read ({first_line(error)}): take another checkpoint",
+                code="checkpoint.damaged",
             ) from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise CheckpointError(
@@ -144,15 +170,20 @@ class Manifest:
             )
         version = data.pop("version", None)
         if version != VERSION:
-            raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
+            raise CheckpointError(
+                f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain"
+            )
         try:
             manifest = cls(**data)
         except TypeError as error:
             raise CheckpointError(
-                f"{path} is not complete ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+                f"{path} is not complete ({first_line(error)}): take another checkpoint",
+                code="checkpoint.damaged",
             ) from None
         if damage := manifest._damage():
-            raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint", code="checkpoint.damaged")
+            raise CheckpointError(
+                f"{path} is damaged ({damage}): take another checkpoint", code="checkpoint.damaged"
+            )
         return manifest
 
     def _damage(self) -> str | None:
@@ -163,17 +194,24 @@ class Manifest:
 
         valid = {
             "step": numbers([self.step, self.optimizer_steps]),
-            "topology": isinstance(self.topology, dict)
-            and set(self.topology) - {"ep"} == {"tp", "pp", "dp"}
-            and numbers(self.topology.values())
-            and 0 not in self.topology.values()
-            and self.topology["dp"] % self.ep == 0,
+            "topology": (
+                isinstance(self.topology, dict)
+                and set(self.topology) - {"ep"} == {"tp", "pp", "dp"}
+                and numbers(self.topology.values())
+                and 0 not in self.topology.values()
+                and self.topology["dp"] % self.ep == 0
+            ),
             "precision": self.precision in PRECISIONS,
             "config": isinstance(self.config, dict),
             "shard": isinstance(self.shard, list) and numbers(self.shard),
-            "files": isinstance(self.files, dict)
-            and all(isinstance(f, dict) and {"size", "sha256"} <= set(f) for f in self.files.values())
-            and numbers([f.get("crc32", 0) for f in self.files.values()]),
+            "files": (
+                isinstance(self.files, dict)
+                and all(
+                    isinstance(f, dict) and {"size", "sha256"} <= set(f)
+                    for f in self.files.values()
+                )
+                and numbers([f.get("crc32", 0) for f in self.files.values()])
+            ),
             "state": isinstance(self.state, dict),
             "root": isinstance(self.root, str),
             "adapter": self.adapter is None or is_described(self.adapter),
@@ -187,8 +225,13 @@ def _is_cut(cut: Any) -> bool:
     if not isinstance(cut, dict):
         return False
     cuts = cut.get("pipeline_cuts")
-    known = cut.keys() <= {"kv_order", "pipeline_cuts"} and cut.get("kv_order", "grouped") in ("grouped", "tiled")
-    return known and (cuts is None or (isinstance(cuts, list) and all(type(n) is int and n >= 0 for n in cuts)))
+    known = cut.keys() <= {"kv_order", "pipeline_cuts"} and cut.get("kv_order", "grouped") in (
+        "grouped",
+        "tiled",
+    )
+    return known and (
+        cuts is None or (isinstance(cuts, list) and all(type(n) is int and n >= 0 for n in cuts))
+    )
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -204,18 +247,26 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
-    """Explain why a checkpoint is not whole, None if it is. `present`: its files on all disks, default this disk's."""
+    """Explain why a checkpoint is not whole, None if it is.
+
+    `present`: its files on all disks, default this disk's.
+    """
     try:
         manifest = Manifest.read(checkpoint)
     except CheckpointError as error:
         return str(error)
     if reason := renaming_fault(checkpoint.name, manifest.step):
         return f"{checkpoint}: {reason}"
-    return _first_size_fault(manifest, sizes_in(checkpoint) if present is None else present, str(checkpoint))
+    return _first_size_fault(
+        manifest, sizes_in(checkpoint) if present is None else present, str(checkpoint)
+    )
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """Read the training loop's state. Raises `CheckpointError` for an invalid manifest or one of another step."""
+    """Read the training loop's state.
+
+    Raises `CheckpointError` for an invalid manifest or one of another step.
+    """
     manifest = Manifest.read(checkpoint)
     if reason := renaming_fault(checkpoint.name, manifest.step):
         raise CheckpointError(f"{checkpoint}: {reason}")
@@ -242,7 +293,9 @@ def _first_size_fault(manifest: Manifest, present: Sizes, checkpoint: str) -> st
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint from this disk: the manifest first, so that what is left never looks whole."""
+    """Delete a checkpoint from this disk: the manifest first, so that what is left never looks
+    whole.
+    """
     with suppress(FileNotFoundError):  # on a shared disk, another host may have deleted it
         (checkpoint / NAME).unlink(missing_ok=True)
         sync_folder(checkpoint)

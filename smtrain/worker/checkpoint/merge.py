@@ -1,7 +1,7 @@
 """A model with an adapter merged into it, as a source of weights for any writer.
 
-Each window is the base's plus the factors' product, added in fp32 and rounded once to its type. Only the adapter is in
-memory, so a merge takes a few blocks whatever the model's size.
+Each window is the base's plus the factors' product, added in fp32 and rounded once to its type.
+Only the adapter is in memory, so a merge takes a few blocks whatever the model's size.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ class Changed:
 
 
 def refuse_other_base(adapter: Path, folder: Path) -> None:
-    """Raises `CheckpointError` for a PEFT folder without factors, or one that was trained on other weights."""
+    """Raises `CheckpointError` for a PEFT folder without factors, or one that was trained on other
+    weights.
+    """
     location = place(adapter)
     files = location.files()
     if WEIGHTS not in files and "adapter_model.bin" not in files:
-        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged"
+        )
     digest = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in files else None
     if digest is not None:
         _refuse_other_base(location, digest, open_weights(folder))
@@ -53,8 +57,8 @@ def refuse_other_base(adapter: Path, folder: Path) -> None:
 def _refuse_other_base(location: Place, digest: str | None, base: WeightSource) -> None:
     if digest is not None and digest != weights_digest(base):
         raise CheckpointError(
-            f"{location} was trained on other weights than those in {base.location}; name the model that it was "
-            "trained on, in the same precision.",
+            f"{location} was trained on other weights than those in {base.location}; name the model"
+            " that it was trained on, in the same precision.",
             code="checkpoint.other_model",
         )
 
@@ -102,34 +106,46 @@ class Merged(Wrapped):
         return ["merged", self._source.stamp(), self._adapter.stamp]
 
     def changed(self) -> Changed:
-        """Compare the merged weights with the base's; tensors that were not read in this process are read now.
+        """Compare the merged weights with the base's; tensors that were not read in this process
+        are read now.
 
         Raises `CheckpointError` if no number differs: a merge that changes nothing is a mistake.
         """
-        for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # those written before an interruption
+        for name in sorted(
+            self._adapter.factors.keys() - self._largest.keys()
+        ):  # those written before an interruption
             *stack, rows, columns = self.shape(name)
             step = max(1, _BLOCK // columns)
             for at, start in product(range(*stack) if stack else (None,), range(0, rows, step)):
                 self.bits(
-                    name, [*([] if at is None else [(at, at + 1)]), (start, min(start + step, rows)), (0, columns)]
+                    name,
+                    [
+                        *([] if at is None else [(at, at + 1)]),
+                        (start, min(start + step, rows)),
+                        (0, columns),
+                    ],
                 )
         changed = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
         if not changed.tensors:
             raise CheckpointError(
-                f"{self._adapter.location} changes no weight of {self._source.location}: its factors are zero, or too "
-                "small for the type of the weights; train longer."
+                f"{self._adapter.location} changes no weight of {self._source.location}: its"
+                " factors are zero, or too small for the type of the weights; train longer."
             )
         return changed
 
 
 def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged: Bits) -> float:
-    """Write a window of a matrix plus its factors' product into `merged`; returns the largest change of a number."""
+    """Write a window of a matrix plus its factors' product into `merged`; returns the largest
+    change of a number.
+    """
     rows, columns = bounds
     wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # the type to add in
     largest = 0.0
     with np.errstate(all="ignore"):  # overflow becomes infinity
         for few in dtypes.cached_rows(bits):
-            before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
+            before, after = (
+                dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after")
+            )
             dtypes.widen(bits[few], dtype, before)
             delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
             dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])

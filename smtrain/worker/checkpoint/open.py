@@ -30,14 +30,19 @@ from smtrain.worker.checkpoint.storage import Place, is_uri, place, read_text, s
 
 
 def open_weights(
-    path: Place | Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled", masters: bool = False
+    path: Place | Path | str,
+    config: dict[str, Any] | None = None,
+    kv_order: KvOrder = "tiled",
+    masters: bool = False,
 ) -> WeightSource:
-    """Open a Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints, or Megatron's.
+    """Open a Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints, or
+    Megatron's.
 
-    Of a run, the newest whole checkpoint of the newest line is opened (`smtrain.core.protocol.lineage`). `path` is a
-    folder, an s3:// URI or a place. `config` is for NxD's and Megatron's own saves, which have no config.json,
-    `kv_order` the chip's order of NxD's repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are
-    read. Raises CheckpointError, which describes the content, if it is none of them.
+    Of a run, the newest whole checkpoint of the newest line is opened
+    (`smtrain.core.protocol.lineage`). `path` is a folder, an s3:// URI or a place. `config` is for
+    NxD's and Megatron's own saves, which have no config.json, `kv_order` the chip's order of NxD's
+    repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are read. Raises
+    CheckpointError, which describes the content, if it is none of them.
     """
     whole = config
     config = None if config is None else text_part(config)
@@ -56,7 +61,11 @@ def open_weights(
     if is_hf_folder(location) or missing_shards(location.files())[0]:
         return HFSource(location, whole)
     if tag := _newest_tag(location):
-        described = text_part(read_config(location)) if config is None and "config.json" in location.files() else config
+        described = (
+            text_part(read_config(location))
+            if config is None and "config.json" in location.files()
+            else config
+        )
         return NxDSource(location.below(tag), described, kv_order)
     if megatron := open_megatron(location, config, masters):
         return megatron
@@ -67,8 +76,9 @@ def open_weights(
     names = sorted({file.split("/")[0] for file in location.files()} | _folders(location))
     shown = ", ".join(names[:5]) + (" and more" if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(
-        f"{location} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
-        "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain.",
+        f"{location} holds {shown}, and no weights known here; give a Hugging Face folder with"
+        " model.safetensors, a folder of NxD shards, a checkpoint folder of Megatron or one of"
+        " smtrain.",
         code="checkpoint.missing",
     )
 
@@ -80,11 +90,13 @@ def _named(path: str) -> Place:
     if not is_uri(path):
         if not Path(path).exists():
             raise CheckpointError(
-                f"{path} does not exist; {near_path(path)}give a folder of weights.", code="checkpoint.missing"
+                f"{path} does not exist; {near_path(path)}give a folder of weights.",
+                code="checkpoint.missing",
             )
         if not Path(path).is_dir():
             raise CheckpointError(
-                f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."
+                f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a"
+                " checkpoint."
             )
     return place(path)
 
@@ -92,13 +104,20 @@ def _named(path: str) -> Place:
 def _none_whole(location: Place, newest: str) -> CheckpointError:
     """The error for a run without a whole checkpoint: the fault of the newest one."""
     step = location.below(newest)
-    for file in (native_manifest.NAME, *(name for name in step.files() if name.endswith(".safetensors"))):
+    for file in (
+        native_manifest.NAME,
+        *(name for name in step.files() if name.endswith(".safetensors")),
+    ):
         if error := strange(step, file):
             return error
-    fault = (native_manifest.fault_at(step) or "").removesuffix(": take another checkpoint").partition(", take")[0]
+    fault = (
+        (native_manifest.fault_at(step) or "")
+        .removesuffix(": take another checkpoint")
+        .partition(", take")[0]
+    )
     return CheckpointError(
-        f"{location} holds checkpoints, and no whole one ({fault}); copy the files that are missing, or train "
-        "until one is complete."
+        f"{location} holds checkpoints, and no whole one ({fault}); copy the files that are"
+        " missing, or train until one is complete."
     )
 
 
@@ -110,7 +129,9 @@ def _folders(location: Place) -> set[str]:
 def newest_checkpoint(location: Place) -> Place | None:
     """The newest whole checkpoint of a run of either engine; None without one."""
     for name in reversed(step_names(location)):
-        if native_manifest.fault_at(location.below(name)) is None or ("/" in name and _is_done(location.below(name))):
+        if native_manifest.fault_at(location.below(name)) is None or (
+            "/" in name and _is_done(location.below(name))
+        ):
             return location.below(name)
     return None
 
@@ -121,16 +142,22 @@ def best_checkpoint(location: Place) -> Place:
     Raises `CheckpointError` if the record is missing, or that checkpoint is not whole.
     """
     newest = newest_checkpoint(location)
-    known = None if newest is None or native_manifest.fault_at(newest) else NativeSource(newest).manifest
+    known = (
+        None
+        if newest is None or native_manifest.fault_at(newest)
+        else NativeSource(newest).manifest
+    )
     best = ((known.state.get("validation") or {}).get("best") or {}).get("name") if known else None
     if best is None:
         raise CheckpointError(
-            f"{location} names no best checkpoint; train with train.validation.keep_best: true, or export the newest "
-            "one.",
+            f"{location} names no best checkpoint; train with train.validation.keep_best: true, or"
+            " export the newest one.",
             code="checkpoint.missing",
         )
     if fault := native_manifest.fault_at(location.below(best)):
-        raise CheckpointError(f"the best checkpoint cannot be read ({fault}); export the newest one.")
+        raise CheckpointError(
+            f"the best checkpoint cannot be read ({fault}); export the newest one."
+        )
     return location.below(best)
 
 
@@ -169,41 +196,64 @@ def _is_done(location: Place) -> bool:
 
 
 def _newest_tag(location: Place) -> str | None:
-    """The tag of the highest step that NxD marked as done (file times mean nothing after a copy)."""
+    """The tag of the highest step that NxD marked as done (file times mean nothing after a
+    copy).
+    """
     files = location.files()
-    tags = [file.removesuffix("/done") for file in files if file.count("/") == 1 and file.endswith("/done")]
-    done = [tag for tag in tags if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))]
+    tags = [
+        file.removesuffix("/done")
+        for file in files
+        if file.count("/") == 1 and file.endswith("/done")
+    ]
+    done = [
+        tag
+        for tag in tags
+        if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))
+    ]
     return max(done, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None)
 
 
 def open_megatron(
     location: Place, config: dict[str, Any] | None, masters: bool = False
 ) -> MegatronSource | TorchDistSource | NNMSource | None:
-    """Open a folder of iterations (the newest), an iteration, or neuronx-nemo-megatron's files; None without any.
+    """Open a folder of iterations (the newest), an iteration, or neuronx-nemo-megatron's files;
+    None without any.
 
-    config.json comes from `config`, the folder or its parent. Raises CheckpointError if it is missing, and for forms
-    that are not supported.
+    config.json comes from `config`, the folder or its parent. Raises CheckpointError if it is
+    missing, and for forms that are not supported.
     """
     folder = "" if rank_files(location.files()) or backend(location) else iteration(location)
     if folder is None:
         named = nnm_names.rank_files(location.files())
         if not named:
             return None
-        return NNMSource(location, config if config is not None else _megatron_config(location, location), masters)
+        return NNMSource(
+            location,
+            config if config is not None else _megatron_config(location, location),
+            masters,
+        )
     at = location.below(folder) if folder else location
     ranks, form = rank_files(at.files()), backend(at)
     if not ranks and form is None:
         names = sorted({file.split("/")[0] for file in at.files()})
         if ".metadata" in names:
-            raise CheckpointError(f"{at} has no metadata.json, which Megatron writes last; take a finished iteration.")
-        raise CheckpointError(f"{at} holds {', '.join(names[:5]) or 'nothing'}, but no Megatron checkpoint.")
+            raise CheckpointError(
+                f"{at} has no metadata.json, which Megatron writes last; take a finished iteration."
+            )
+        raise CheckpointError(
+            f"{at} holds {', '.join(names[:5]) or 'nothing'}, but no Megatron checkpoint."
+        )
     if form not in (None, "torch_dist") and not ranks:
         raise CheckpointError(
-            f"{at} is in Megatron's old form {form!r}; save it as torch_dist or torch with Megatron itself "
-            "(--ckpt-convert-format)."
+            f"{at} is in Megatron's old form {form!r}; save it as torch_dist or torch with Megatron"
+            " itself (--ckpt-convert-format)."
         )
     config = config if config is not None else _megatron_config(location, at)
-    return MegatronSource(location, folder, config) if ranks else TorchDistSource(location, folder, config)
+    return (
+        MegatronSource(location, folder, config)
+        if ranks
+        else TorchDistSource(location, folder, config)
+    )
 
 
 def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
@@ -214,19 +264,22 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
     if root and FOLDER.fullmatch(name) and "config.json" in (above := place(root)).files():
         return _vouched_config(above)
     raise CheckpointError(
-        f"{location} has no config.json, as Megatron writes none; copy the model's into it, or name its folder with "
-        "--config (config=).",
+        f"{location} has no config.json, as Megatron writes none; copy the model's into it, or name"
+        " its folder with --config (config=).",
         code="checkpoint.missing",
     )
 
 
 def _vouched_config(location: Place) -> dict[str, Any]:
-    """Read config.json if it is as our manifest lists it, since it tells where the vocabulary's padding begins."""
+    """Read config.json if it is as our manifest lists it, since it tells where the vocabulary's
+    padding begins.
+    """
     about = read_manifest(location).get("files", {}).get("config.json", {})
     if not matches_manifest(location, "config.json", about):
         raise CheckpointError(
-            f"{location}/config.json is not what was written with the weights, and it tells where the vocabulary ends; "
-            "convert the model again, or name the folder of the right one with --config (config=).",
+            f"{location}/config.json is not what was written with the weights, and it tells where"
+            " the vocabulary ends; convert the model again, or name the folder of the right one"
+            " with --config (config=).",
             code="checkpoint.damaged",
         )
     return text_part(read_config(location))

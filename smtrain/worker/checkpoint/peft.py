@@ -1,4 +1,6 @@
-"""An adapter as peft writes it: adapter_config.json and adapter_model.safetensors, for peft and vLLM to load."""
+"""An adapter as peft writes it: adapter_config.json and adapter_model.safetensors, for peft and
+vLLM to load.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +39,29 @@ def write_peft(
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
-    `base` is the model that it was trained on, as the user names it, `carried` its companion files, `readme` the model
-    card. Raises `CheckpointError` if the checkpoint holds no adapter or the target cannot be written.
+    `base` is the model that it was trained on, as the user names it, `carried` its companion files,
+    `readme` the model card. Raises `CheckpointError` if the checkpoint holds no adapter or the
+    target cannot be written.
     """
     manifest = source.manifest
     lora = manifest.lora
     if lora is None:
-        raise CheckpointError(f"{source.location} holds a whole model, not an adapter; write it with --to hf.")
+        raise CheckpointError(
+            f"{source.location} holds a whole model, not an adapter; write it with --to hf."
+        )
     if source.extended:
         raise CheckpointError(
-            f"{source.location} was trained with model.rope, and peft would load it on the model as it was before; "
-            "merge it into that model (smtrain convert MODEL NEW --to hf --merge-adapter CHECKPOINT).",
+            f"{source.location} was trained with model.rope, and peft would load it on the model as"
+            " it was before; merge it into that model (smtrain convert MODEL NEW --to hf"
+            " --merge-adapter CHECKPOINT).",
             code="checkpoint.other_model",
         )
     assert isinstance(manifest.shape, AdapterShape)
     shown = PeftFactors(source, manifest.shape)
     tensors = {name: Tensor(shown.dtype(name), shown.shape(name)) for name in shown.names()}
-    container = safetensors.container(WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None)
+    container = safetensors.container(
+        WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None
+    )
     ordered = sorted(tensors, key=container.offsets.__getitem__)
     jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in ordered]
     extras = dict(carried.files)
@@ -71,9 +79,9 @@ def write_peft(
 class PeftFactors(Wrapped):
     """The factors of a checkpoint by the names and in the shapes that peft gives them.
 
-    Of a matrix of all experts (target_parameters) A is [E * rank, in], and B [out, rank * E] with the expert last; if
-    both matrices of a layer are adapted, gate_up_proj is the inner one, `base_layer`. Linears of each expert have
-    factors of their own.
+    Of a matrix of all experts (target_parameters) A is [E * rank, in], and B [out, rank * E] with
+    the expert last; if both matrices of a layer are adapted, gate_up_proj is the inner one,
+    `base_layer`. Linears of each expert have factors of their own.
     """
 
     def __init__(self, source: WeightSource, shape: AdapterShape) -> None:
@@ -89,10 +97,15 @@ class PeftFactors(Wrapped):
             kind = A if spec.name.endswith(A) else B
             path, _, leaf = spec.name.removesuffix(kind).rpartition(".")
             if lora.of_each_expert:
-                self._of |= {f"{PREFIX}{path}.{j}.{leaf}{kind}": (spec.name, j) for j in range(spec.shape[0])}
+                self._of |= {
+                    f"{PREFIX}{path}.{j}.{leaf}{kind}": (spec.name, j) for j in range(spec.shape[0])
+                }
                 continue
             inner = ".base_layer" if both and leaf == "gate_up_proj" else ""
-            self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = spec.name, None
+            self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = (
+                spec.name,
+                None,
+            )
 
     def names(self) -> list[str]:
         return sorted(self._of)
@@ -141,18 +154,22 @@ class PeftFactors(Wrapped):
 def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, Any]:
     """adapter_config.json: the keys that every version of peft knows.
 
-    `target_parameters` is added for matrices of all experts, and for linears whose names peft would take for those of
-    experts. peft then has no dropout, also not for linears of experts with transformers 5, and an adapter with one
-    could not be loaded.
+    `target_parameters` is added for matrices of all experts, and for linears whose names peft would
+    take for those of experts. peft then has no dropout, also not for linears of experts with
+    transformers 5, and an adapter with one could not be loaded.
     """
     plain = list(lora.of_linears)
-    names, parameters = shape.rules.experts, [f"mlp.{name}" for name in lora.of_experts if name in STACKED]
+    names, parameters = (
+        shape.rules.experts,
+        [f"mlp.{name}" for name in lora.of_experts if name in STACKED],
+    )
     if names is not None and shape.sparse:
         parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]
         plain = [name for name in plain if name not in names.parts]
     if lora.of_each_expert:
         plain += [name.rpartition(".")[2] for name in lora.of_experts]
-    # With transformers 5, peft doubles rank and alpha of linears of experts, which keeps alpha / rank only.
+    # With transformers 5, peft doubles rank and alpha of linears of experts, which keeps alpha /
+    # rank only.
     rslora = lora.rslora and not lora.of_each_expert
     alpha = lora.alpha if rslora == lora.rslora else lora.scale * lora.rank
     hub = _HUB.fullmatch(base or "")

@@ -1,7 +1,8 @@
 """The interface of all sources of weights, whatever their files look like.
 
-A source uses Hugging Face parameter names (as in `model.safetensors` of the family) and reads windows, so that a whole
-model never has to be in memory. Only `window` and `read`, which return tensors, need torch.
+A source uses Hugging Face parameter names (as in `model.safetensors` of the family) and reads
+windows, so that a whole model never has to be in memory. Only `window` and `read`, which return
+tensors, need torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[str, Callable[[], int | None]], None]
-"""(name, check): `check` raises `CheckpointError` if the bytes under the name are not those written.
+"""(name, check): `check` raises `CheckpointError` if the bytes under the name are not those
+written.
 
 If no checksum was written, `check` returns their crc32 instead.
 """
@@ -59,7 +61,9 @@ class WeightSource(ABC):
 
     @property
     def extended(self) -> bool:
-        """Whether a run gave the model other rotary embeddings (model.rope), which only its own `config` has."""
+        """Whether a run gave the model other rotary embeddings (model.rope), which only its own
+        `config` has.
+        """
         return False
 
     def stamp(self) -> Any:
@@ -67,7 +71,9 @@ class WeightSource(ABC):
         return self.location.stamp()
 
     def stored_with(self, name: str) -> tuple[str, ...]:
-        """The parameters that share one tensor in the files with this one, in order, itself included."""
+        """The parameters that share one tensor in the files with this one, in order, itself
+        included.
+        """
         return (name,)
 
     def seams(self, name: str) -> list[int]:
@@ -75,7 +81,9 @@ class WeightSource(ABC):
         return []
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        """Raises `CheckpointError` if the tensor's bytes do not match its checksum; `tally` saves a second read."""
+        """Raises `CheckpointError` if the tensor's bytes do not match its checksum; `tally` saves a
+        second read.
+        """
         return
 
     @property
@@ -91,11 +99,17 @@ class WeightSource(ABC):
         """`bits` as a tensor on the CPU; read-only."""
         return dtypes.tensor(self.bits(name, bounds), self.dtype(name))
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
+    ) -> torch.Tensor:
         """Read the whole tensor, or `start:stop` along `dim`."""
         whole = self.shape(name)
         return self.window(
-            name, [(start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(whole)]
+            name,
+            [
+                (start, n if stop is None else stop) if i == dim else (0, n)
+                for i, n in enumerate(whole)
+            ],
         )
 
 
@@ -160,7 +174,9 @@ class Cast(Wrapped):
         return self._dtype
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        return dtypes.cast(self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype)
+        return dtypes.cast(
+            self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype
+        )
 
     def stamp(self) -> Any:
         return [str(self._dtype), self._source.stamp()]

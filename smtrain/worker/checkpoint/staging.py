@@ -1,10 +1,11 @@
 """Write a folder atomically, with a journal for resuming a killed conversion.
 
-A journal line is written after the bytes that it describes, and removed before they are. It records the machine's boot
-too, since bytes that were not flushed to disk before a reboot may be lost.
+A journal line is written after the bytes that it describes, and removed before they are. It records
+the machine's boot too, since bytes that were not flushed to disk before a reboot may be lost.
 
-A new target appears by one rename. In a target that exists, `.moving` lists its files from before the first change
-until after the last one; while it is there and the marker is not, the target is no checkpoint.
+A new target appears by one rename. In a target that exists, `.moving` lists its files from before
+the first change until after the last one; while it is there and the marker is not, the target is no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _MOVING = ".moving"
 
 
 class Staging:
-    """A folder to write into, next to or in the target, and the jobs that a killed run of the same work had done."""
+    """A folder to write into, next to or in the target, and the jobs that a killed run of the same
+    work had done.
+    """
 
     def __init__(self, target: Path, fingerprint: str, marker: str, durable: bool = True) -> None:
         if target.exists() and not target.is_dir():
@@ -38,8 +41,11 @@ class Staging:
         self.target, self._marker, self._durable = target, marker, durable
         self._work, self._header = fingerprint, f"{fingerprint} {_boot()}"
         self._exists, self._published = target.is_dir(), False
-        # inside a folder that exists, since that may be a mount such as /opt/ml/model, and renames stay on one disk
-        self.folder = target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
+        # inside a folder that exists, since that may be a mount such as /opt/ml/model, and renames
+        # stay on one disk
+        self.folder = (
+            target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
+        )
         self._made = [parent for parent in self.folder.parents if not parent.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._journal = self._open()
@@ -56,7 +62,9 @@ class Staging:
     def _open(self) -> int:
         if (handle := hold(self.folder / JOURNAL)) is not None:
             return handle
-        raise CheckpointError(f"another process is writing to {self.target}; wait until it has ended.")
+        raise CheckpointError(
+            f"another process is writing to {self.target}; wait until it has ended."
+        )
 
     @property
     def complete(self) -> bool:
@@ -71,8 +79,8 @@ class Staging:
     def publish(self, replaces: Sequence[str] = ()) -> None:
         """Make the target appear: by one rename if it is new, else file by file, the marker last.
 
-        In an old target, the marker is removed first, then the files that it lists or that match `replaces`, so that
-        readers who check the marker never see a mixture.
+        In an old target, the marker is removed first, then the files that it lists or that match
+        `replaces`, so that readers who check the marker never see a mixture.
         """
         if not self._exists:
             for path in [self.folder, *self.folder.rglob("*")]:
@@ -86,7 +94,9 @@ class Staging:
         if self._files is None:
             self._refuse_blocked(files := self._written())
             marker = self.target / self._marker
-            self._older = sorted({*self._older, *(written_by(marker.read_bytes()) if marker.is_file() else ())})
+            self._older = sorted(
+                {*self._older, *(written_by(marker.read_bytes()) if marker.is_file() else ())}
+            )
             self._record_moving(files)
             self._files = files
         self._move(self._files, replaces)
@@ -111,14 +121,19 @@ class Staging:
             os.close(self._journal)  # last: the next owner of the lock relies on the folder
 
     def _resume(self) -> dict[str, list[int]]:
-        """Job -> its result, from a killed run of the same work; leftovers of other work are removed."""
+        """Job -> its result, from a killed run of the same work; leftovers of other work are
+        removed.
+        """
         moving = _read_moving(self.folder)
         if moving is not None:
             self._older = moving["older"]
-            if moving["header"].split(" ")[0] != self._work and not (self.target / self._marker).exists():
+            if (
+                moving["header"].split(" ")[0] != self._work
+                and not (self.target / self._marker).exists()
+            ):
                 raise CheckpointError(
-                    f"{self.target} is left over from another conversion that was interrupted; run that again, or "
-                    "delete it."
+                    f"{self.target} is left over from another conversion that was interrupted; run"
+                    " that again, or delete it."
                 )
             if moving["header"] == self._header and moving["files"] and self._here(moving["files"]):
                 self._files = moving["files"]
@@ -129,7 +144,9 @@ class Staging:
                 return done
         self._clear()
         if self._exists:
-            (self.target / JOURNAL).unlink(missing_ok=True)  # of a run killed right after its rename
+            (self.target / JOURNAL).unlink(
+                missing_ok=True
+            )  # of a run killed right after its rename
         os.write(self._journal, f"{self._header}\n".encode())
         return {}
 
@@ -150,8 +167,12 @@ class Staging:
         return done
 
     def _clear(self) -> bool:
-        """Empty the folder and its journal; returns True if the target is still not a whole checkpoint."""
-        os.ftruncate(self._journal, 0)  # first: whenever this is killed, the journal must not list bytes that are gone
+        """Empty the folder and its journal; returns True if the target is still not a whole
+        checkpoint.
+        """
+        os.ftruncate(
+            self._journal, 0
+        )  # first: whenever this is killed, the journal must not list bytes that are gone
         unfinished = (self.folder / _MOVING).exists() and not (self.target / self._marker).exists()
         if unfinished:
             self._record_moving({})
@@ -165,34 +186,52 @@ class Staging:
         return unfinished
 
     def _record_moving(self, files: dict[str, int]) -> None:
-        """Record that all of `files` are in the target or here; none: the target lacks some that are lost."""
+        """Record that all of `files` are in the target or here; none: the target lacks some that
+        are lost.
+        """
         content = json.dumps({"header": self._header, "files": files, "older": self._older})
         write_atomically(self.folder / _MOVING, content, sync=self._durable)
 
     def _written(self) -> dict[str, int]:
         # `write_atomically` killed half-way leaves a file named after `.moving`.
-        paths = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
-        own = [file for file in paths if file in (JOURNAL, _MOVING) or file.startswith(f".{_MOVING}.")]
-        return {file: path.stat().st_size for file, path in sorted(paths.items()) if file not in own}
+        paths = {
+            p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()
+        }
+        own = [
+            file for file in paths if file in (JOURNAL, _MOVING) or file.startswith(f".{_MOVING}.")
+        ]
+        return {
+            file: path.stat().st_size for file, path in sorted(paths.items()) if file not in own
+        }
 
     def _refuse_blocked(self, files: dict[str, int]) -> None:
-        """Raises CheckpointError, before any change of the target, if something is in the way of a file."""
+        """Raises CheckpointError, before any change of the target, if something is in the way of a
+        file.
+        """
         for file in files:
             path = self.target / file
             inside = [parent for parent in path.parents if self.target in parent.parents]
             for blocked in [p for p in (path, *inside) if p.exists() and p.is_dir() == (p == path)]:
-                raise CheckpointError(f"{blocked} is in the way of {path}; move it away, or write to another folder.")
+                raise CheckpointError(
+                    f"{blocked} is in the way of {path}; move it away, or write to another folder."
+                )
 
     def _here(self, files: dict[str, int]) -> bool:
-        """Whether each file is in one of the two folders; the user may have deleted some of the target."""
+        """Whether each file is in one of the two folders; the user may have deleted some of the
+        target.
+        """
 
         def size(path: Path) -> int:
             return path.stat().st_size if path.is_file() else -1
 
-        return all(n in (size(self.folder / file), size(self.target / file)) for file, n in files.items())
+        return all(
+            n in (size(self.folder / file), size(self.target / file)) for file, n in files.items()
+        )
 
     def _move(self, files: dict[str, int], replaces: Sequence[str]) -> None:
-        """Move the files into the target; a killed run repeats this, so every step may be done twice."""
+        """Move the files into the target; a killed run repeats this, so every step may be done
+        twice.
+        """
         if (self.folder / self._marker).exists():  # else the target's marker is the new one
             (self.target / self._marker).unlink(missing_ok=True)
             self._sync(self.target)
@@ -201,7 +240,10 @@ class Staging:
             for old in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
                 if old.relative_to(self.target).as_posix() not in files:
                     old.unlink()
-            for folder in [path, *(parent for parent in path.parents if self.target in parent.parents)]:
+            for folder in [
+                path,
+                *(parent for parent in path.parents if self.target in parent.parents),
+            ]:
                 if folder.is_dir() and not any(p.is_file() for p in folder.rglob("*")):
                     shutil.rmtree(folder)
         for file in files:
@@ -221,10 +263,11 @@ class Staging:
 
 @contextmanager
 def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) -> Iterator[Staging]:
-    """A staging folder, removed after an error, and kept for the next run after an interrupt or a store's failure.
+    """A staging folder, removed after an error, and kept for the next run after an interrupt or a
+    store's failure.
 
-    `marker` is the file by which readers know that the target is whole. With `durable` the renames reach the disk
-    before it ends; the files must have been flushed before.
+    `marker` is the file by which readers know that the target is whole. With `durable` the renames
+    reach the disk before it ends; the files must have been flushed before.
     """
     staging = Staging(target, fingerprint, marker, durable)
     try:
@@ -243,7 +286,9 @@ def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) ->
 
 def present(folder: Path) -> dict[str, int]:
     """Sizes of all files of a target except staged ones."""
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    paths = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
     return {
         name: path.stat().st_size
         for name, path in paths.items()
@@ -259,7 +304,11 @@ def is_unfinished(folder: Path, marker: str) -> bool:
 def _read_moving(folder: Path) -> dict[str, Any] | None:
     try:
         moving = parse_json((folder / _MOVING).read_text())
-        return {"header": str(moving["header"]), "files": dict(moving["files"]), "older": list(moving["older"])}
+        return {
+            "header": str(moving["header"]),
+            "files": dict(moving["files"]),
+            "older": list(moving["older"]),
+        }
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):  # damaged by a power cut: its owner is unknown
@@ -267,7 +316,9 @@ def _read_moving(folder: Path) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """An id that changes at every boot; if the system has none, at every call, so that nothing is relied on."""
+    """An id that changes at every boot; if the system has none, at every call, so that nothing is
+    relied on.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -276,4 +327,7 @@ def _boot() -> str:
 
 def not_written(target: Path | str, error: OSError) -> str:
     """The sentence for a target that cannot be written."""
-    return disk_sentence(error, target) or f"{target} cannot be written ({first_line(error)}); name another folder"
+    return (
+        disk_sentence(error, target)
+        or f"{target} cannot be written ({first_line(error)}); name another folder"
+    )

@@ -23,15 +23,22 @@ from smtrain.worker.object_store import retry
 T = TypeVar("T")
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
-_MAPPED = 128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
+_MAPPED = (
+    128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
+)
 
 
 class UnreachableError(CheckpointError):
-    """A store fails, not the checkpoint in it: finished work is kept, and the same command resumes."""
+    """A store fails, not the checkpoint in it: finished work is kept, and the same command
+    resumes.
+    """
 
 
 def patient(call: Callable[[], T]) -> T:
-    """Call a client of fsspec until the store answers, for about a minute. Raises the client's last error."""
+    """Call a client of fsspec until the store answers, for about a minute.
+
+    Raises the client's last error.
+    """
     return retry(call, least=_least_wait)
 
 
@@ -42,7 +49,9 @@ def _least_wait(error: Exception) -> float | None:
     if isinstance(error, OSError):
         return None if error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENOTDIR) else 0.0
     names = {one.__name__ for one in type(error).__mro__}
-    return 0.0 if names & {"HTTPClientError", "ClientConnectionError", "ClientPayloadError"} else None
+    return (
+        0.0 if names & {"HTTPClientError", "ClientConnectionError", "ClientPayloadError"} else None
+    )
 
 
 class Place(Protocol):
@@ -57,7 +66,10 @@ class Place(Protocol):
         ...
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
-        """Read bytes `start:stop` of a file. Raises CheckpointError if it has fewer, or cannot be read."""
+        """Read bytes `start:stop` of a file.
+
+        Raises CheckpointError if it has fewer, or cannot be read.
+        """
         ...
 
     def below(self, folder: str) -> Place: ...
@@ -72,7 +84,10 @@ def is_uri(path: object) -> bool:
 
 
 def place(root: Place | Path | str) -> Place:
-    """Make a place of a path or URI. Raises CheckpointError for a scheme whose client is not installed."""
+    """Make a place of a path or URI.
+
+    Raises CheckpointError for a scheme whose client is not installed.
+    """
     if isinstance(root, (str, Path)):
         return RemotePlace(str(root)) if is_uri(root) else LocalPlace(Path(root))
     return root
@@ -85,11 +100,17 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
         fs, path = fsspec.core.url_to_fs(uri)
     except ImportError as error:
-        why = missing("s3fs") if uri.startswith("s3://") else f"{error}; or give a folder or an s3:// URI"
+        why = (
+            missing("s3fs")
+            if uri.startswith("s3://")
+            else f"{error}; or give a folder or an s3:// URI"
+        )
         raise CheckpointError(f"{uri} cannot be opened: {why}") from None
     except ValueError:
         scheme = uri.partition("://")[0]
-        raise CheckpointError(f"{uri}: weights are not read from {scheme}://; give a folder or an s3:// URI") from None
+        raise CheckpointError(
+            f"{uri}: weights are not read from {scheme}://; give a folder or an s3:// URI"
+        ) from None
     return fs, path.rstrip("/")
 
 
@@ -121,7 +142,9 @@ class LocalPlace:
         for path in sorted(self._root.rglob("*")):
             if path.is_file():
                 about = path.stat()
-                out.append([path.relative_to(self._root).as_posix(), about.st_size, about.st_mtime_ns])
+                out.append(
+                    [path.relative_to(self._root).as_posix(), about.st_size, about.st_mtime_ns]
+                )
         return out
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
@@ -129,7 +152,8 @@ class LocalPlace:
             view = memoryview(self._map(file))[start:stop] if stop > start else memoryview(b"")
         except PermissionError:
             raise CheckpointError(
-                f"{self._root / file} cannot be read by this user; give the right to read it (chmod u+r)."
+                f"{self._root / file} cannot be read by this user; give the right to read it (chmod"
+                " u+r)."
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
@@ -138,7 +162,8 @@ class LocalPlace:
             ) from None
         if len(view) != stop - start:
             raise CheckpointError(
-                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file again.",
+                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file"
+                " again.",
                 code="checkpoint.damaged",
             )
         return view
@@ -156,10 +181,13 @@ class LocalPlace:
 
 
 def _map(handle: int) -> mmap.mmap:
-    """Map a file privately and writable, since torch warns of read-only memory; it is never written to."""
+    """Map a file privately and writable, since torch warns of read-only memory; it is never written
+    to.
+    """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
-    # MAP_NORESERVE: else the kernel refuses a file larger than memory, as if all of it might be written to
+    # MAP_NORESERVE: else the kernel refuses a file larger than memory, as if all of it might be
+    # written to
     flags = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
     return mmap.mmap(handle, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -185,7 +213,9 @@ class RemotePlace:
         return {path: int(about["size"]) for path, about in self._list().items()}
 
     def stamp(self) -> list[list[Any]]:
-        return [[path, int(about["size"]), self.version(about)] for path, about in self._list().items()]
+        return [
+            [path, int(about["size"]), self.version(about)] for path, about in self._list().items()
+        ]
 
     @staticmethod
     def version(about: dict[str, Any]) -> str:
@@ -195,7 +225,8 @@ class RemotePlace:
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self.files().get(file, -1):
             raise CheckpointError(
-                f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file again.",
+                f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file"
+                " again.",
                 code="checkpoint.damaged",
             )
         try:
@@ -215,7 +246,8 @@ class RemotePlace:
         if isinstance(error, FileNotFoundError):
             return CheckpointError(f"{what} ({first_line(error)}); check the URI.")
         return UnreachableError(
-            f"{what} ({first_line(error)}); check the network and your permissions, and run the same command again."
+            f"{what} ({first_line(error)}); check the network and your permissions, and run the"
+            " same command again."
         )
 
     def _find(self) -> dict[str, Any]:
@@ -237,15 +269,21 @@ class RemotePlace:
                 raise self._unread(f"{self._uri} cannot be listed", error) from None
             skip = len(self._prefix) + 1
             files = {key: about for key, about in objects.items() if about.get("type") == "file"}
-            self._listed = {key[skip:]: about for key, about in sorted(files.items()) if len(key) > skip}
+            self._listed = {
+                key[skip:]: about for key, about in sorted(files.items()) if len(key) > skip
+            }
         return self._listed
 
 
 def refuse_changed(location: Place, before: list[list[Any]]) -> None:
     """Raise CheckpointError if the files of a place are no longer those of an earlier `stamp`."""
-    now = RemotePlace(str(location)) if isinstance(location, RemotePlace) else location  # it lists only once
+    now = (
+        RemotePlace(str(location)) if isinstance(location, RemotePlace) else location
+    )  # it lists only once
     if now.stamp() != before:
-        raise CheckpointError(f"{location} changed while it was being read; run the same command again.")
+        raise CheckpointError(
+            f"{location} changed while it was being read; run the same command again."
+        )
 
 
 def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
@@ -255,19 +293,23 @@ def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
         raise CheckpointError(f"{location} has no {file}.", code="checkpoint.missing")
     if size > limit:
         raise CheckpointError(
-            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file again.",
+            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file"
+            " again.",
             code="checkpoint.damaged",
         )
     try:
         return bytes(location.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(
-            f"{location}/{file} is not text ({first_line(error)}); copy this file again.", code="checkpoint.damaged"
+            f"{location}/{file} is not text ({first_line(error)}); copy this file again.",
+            code="checkpoint.damaged",
         ) from None
 
 
 def strange(location: Place, file: str) -> CheckpointError | None:
-    """The error for a file that is not what its name says, by its first bytes; None if nothing is strange."""
+    """The error for a file that is not what its name says, by its first bytes; None if nothing is
+    strange.
+    """
     size = location.files().get(file)
     if size is None:
         return None
@@ -276,7 +318,9 @@ def strange(location: Place, file: str) -> CheckpointError | None:
 
 
 def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
-    """Read the object in a JSON file. Raises CheckpointError, which describes a file that is not JSON.
+    """Read the object in a JSON file.
+
+    Raises CheckpointError, which describes a file that is not JSON.
 
     `else_` ends that sentence with another remedy.
     """
@@ -286,20 +330,29 @@ def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
         content = parse_json(read_text(location, file))
     except ValueError as error:
         raise CheckpointError(
-            f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}.",
+            f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file"
+            f" again{else_}.",
             code="checkpoint.damaged",
         ) from None
     if not isinstance(content, dict):
         raise CheckpointError(
-            f"{location}/{file} is not a JSON object; copy this file again{else_}.", code="checkpoint.damaged"
+            f"{location}/{file} is not a JSON object; copy this file again{else_}.",
+            code="checkpoint.damaged",
         )
     return content
 
 
 def refuse_overlap(source: Path | str, target: Path | str) -> None:
-    """Raises CheckpointError if one folder is or contains the other: writing would change what is read."""
+    """Raises CheckpointError if one folder is or contains the other: writing would change what is
+    read.
+    """
     if is_uri(source) != is_uri(target):
         return
-    a, b = (Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve() for p in (source, target))
+    a, b = (
+        Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve()
+        for p in (source, target)
+    )
     if a == b or a in b.parents or b in a.parents:
-        raise CheckpointError(f"{target} and the source {source} overlap; write to a folder outside of it.")
+        raise CheckpointError(
+            f"{target} and the source {source} overlap; write to a folder outside of it."
+        )

@@ -1,7 +1,8 @@
-"""Parameter names as other programs save them, and the errors for parameters that are missing or too many.
+"""Parameter names as other programs save them, and the errors for parameters that are missing or
+too many.
 
-torch.compile, DDP, FSDP and checkpointing add words to names; trainers put the whole state dict under a key. Both leave
-the numbers alone, so both are read.
+torch.compile, DDP, FSDP and checkpointing add words to names; trainers put the whole state dict
+under a key. Both leave the numbers alone, so both are read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from smtrain.core.model.shape import LAYER, ModelShape
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_flat_param"}
+_WRAPPERS = {
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+    "_flat_param",
+}
 NESTS = ("state_dict", "model", "module", "model_state_dict")
 """Keys under which trainers put the whole state dict."""
 _QUANTIZED = re.compile(
@@ -28,7 +35,9 @@ V = TypeVar("V")
 
 
 def without_wrappers(name: str) -> str:
-    """A parameter's name without the words that torch.compile, FSDP, checkpointing and DDP add to it."""
+    """A parameter's name without the words that torch.compile, FSDP, checkpointing and DDP add to
+    it.
+    """
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     while len(parts) > 1 and parts[0] == "module":
         parts = parts[1:]
@@ -38,14 +47,17 @@ def without_wrappers(name: str) -> str:
 def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> dict[str, str]:
     """Stored name -> the model's own name, without a word in front of all names (such as `model.`).
 
-    A base model's names, which lack the family's prefix, get it. Raises CheckpointError if two are the same parameter.
+    A base model's names, which lack the family's prefix, get it. Raises CheckpointError if two are
+    the same parameter.
     """
     cleaned = {name: without_wrappers(name) for name in names}
     family = FAMILIES[shape.family]
     own = f"{family.prefix}."
     known = {spec.name for spec in shape.specs}
     head = f"{family.head}.weight"
-    anchors = [name for name in known if name.startswith(f"{own}{family.layers}.0.")] or [shape.embed_name]
+    anchors = [name for name in known if name.startswith(f"{own}{family.layers}.0.")] or [
+        shape.embed_name
+    ]
     before, bare = "", False
     if not (known - {head}) & {*cleaned.values()}:
         match = next(
@@ -67,15 +79,17 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
             rest = own + rest
         if (twin := first.setdefault(rest, stored)) != stored:
             raise CheckpointError(
-                f"{location} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save the model with one "
-                "of the two."
+                f"{location} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save"
+                " the model with one of the two."
             )
         out[stored] = rest
     return out
 
 
 def tensors_in(content: Any) -> dict[str, Slab] | None:
-    """The named tensors in an object of torch.save, at its top or under a key such as `state_dict`; else None."""
+    """The named tensors in an object of torch.save, at its top or under a key such as `state_dict`;
+    else None.
+    """
     if not isinstance(content, dict):
         return None
     if content and all(isinstance(value, Slab) for value in content.values()):
@@ -83,11 +97,17 @@ def tensors_in(content: Any) -> dict[str, Slab] | None:
     nests = [key for key, value in content.items() if _is_state(value)]
     usual = [key for key in NESTS if key in nests]
     chosen = nests if len(nests) == 1 else usual
-    return {str(name): slab for name, slab in content[chosen[0]].items()} if len(chosen) == 1 else None
+    return (
+        {str(name): slab for name, slab in content[chosen[0]].items()} if len(chosen) == 1 else None
+    )
 
 
 def _is_state(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(slab, Slab) for slab in value.values())
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(slab, Slab) for slab in value.values())
+    )
 
 
 def not_tensors(content: Any, shown: str) -> CheckpointError:
@@ -97,17 +117,17 @@ def not_tensors(content: Any, shown: str) -> CheckpointError:
         nests = [str(key)[:50] for key, value in content.items() if _is_state(value)]
         if len(nests) > 1:
             return CheckpointError(
-                f"{shown} holds several models ({', '.join(nests[:5])}); save the one to take by itself: "
-                f"torch.save(torch.load({shown!r})[{nests[0]!r}], {shown!r})."
+                f"{shown} holds several models ({', '.join(nests[:5])}); save the one to take by"
+                f" itself: torch.save(torch.load({shown!r})[{nests[0]!r}], {shown!r})."
             )
         return CheckpointError(
-            f"{shown} holds {', '.join(others[:5]) or 'nothing'} and not only named tensors; save the tensors by "
-            "themselves: torch.save(model.state_dict(), FILE)."
+            f"{shown} holds {', '.join(others[:5]) or 'nothing'} and not only named tensors; save"
+            " the tensors by themselves: torch.save(model.state_dict(), FILE)."
         )
     kind = "single tensor" if isinstance(content, Slab) else type(content).__name__
     return CheckpointError(
-        f"{shown} holds {with_article(kind)} instead of named tensors; save the tensors by themselves: "
-        "torch.save(model.state_dict(), FILE)."
+        f"{shown} holds {with_article(kind)} instead of named tensors; save the tensors by"
+        " themselves: torch.save(model.state_dict(), FILE)."
     )
 
 
@@ -116,8 +136,12 @@ def quantized_in(names: Iterable[str]) -> str | None:
     return next((name for name in names if _QUANTIZED.search(name)), None)
 
 
-def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
-    """The error for a parameter that no file has: a layer too many in config.json, a head, or missing files."""
+def missing(
+    name: str, names: Mapping[str, Slab], shape: ModelShape, location: object
+) -> CheckpointError:
+    """The error for a parameter that no file has: a layer too many in config.json, a head, or
+    missing files.
+    """
     family = FAMILIES[shape.family]
     if any("lora_" in stored for stored in names):
         return unmerged(location)
@@ -125,9 +149,9 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
         return fault
     if name == f"{family.head}.weight":
         return CheckpointError(
-            f"{location} has no {name}, and its config.json does not tie the output layer to the embedding: if the "
-            "model ties them, as small models do, set tie_word_embeddings: true in config.json, else copy the file "
-            "that holds it.",
+            f"{location} has no {name}, and its config.json does not tie the output layer to the"
+            " embedding: if the model ties them, as small models do, set tie_word_embeddings: true"
+            " in config.json, else copy the file that holds it.",
             code="checkpoint.other_model",
         )
     match = LAYER.search(f".{name}")
@@ -135,35 +159,49 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
     if match and layers and int(match[1]) not in layers:
         if layers == set(range(len(layers))) and int(match[1]) == len(layers):
             return CheckpointError(
-                f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers "
-                f"{shape.layers}: set {family.keys.get('num_hidden_layers', 'num_hidden_layers')}: {len(layers)} in "
-                "config.json if that is the whole model, else copy the files of the other layers.",
+                f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers"
+                f" {shape.layers}: set {family.keys.get('num_hidden_layers', 'num_hidden_layers')}:"
+                f" {len(layers)} in config.json if that is the whole model, else copy the files of"
+                " the other layers.",
                 code="checkpoint.other_model",
             )
         return CheckpointError(
-            f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds them.",
+            f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds"
+            " them.",
             code="checkpoint.damaged",
         )
-    if shape.qkv_bias and name.endswith(".bias") and shape.rules.qkv_bias == "key" and "self_attn" in name:
+    if (
+        shape.qkv_bias
+        and name.endswith(".bias")
+        and shape.rules.qkv_bias == "key"
+        and "self_attn" in name
+    ):
         return CheckpointError(
-            f"{location} lacks the parameter {name}; set attention_bias: false in config.json if the model has none, "
-            "else copy the file that holds it.",
+            f"{location} lacks the parameter {name}; set attention_bias: false in config.json if"
+            " the model has none, else copy the file that holds it.",
             code="checkpoint.other_model",
         )
-    if shape.mlp_bias and name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
+    if (
+        shape.mlp_bias
+        and name.endswith(".bias")
+        and ".mlp." in name
+        and shape.rules.mlp_bias == "key"
+    ):
         return CheckpointError(
-            f"{location} lacks the parameter {name}; set mlp_bias: false in config.json if the model has none, else "
-            "copy the file that holds it.",
+            f"{location} lacks the parameter {name}; set mlp_bias: false in config.json if the"
+            " model has none, else copy the file that holds it.",
             code="checkpoint.other_model",
         )
     return CheckpointError(
-        f"{location} lacks the parameter {name}: take the config.json that was saved with these weights, or copy the "
-        "file that holds it.",
+        f"{location} lacks the parameter {name}: take the config.json that was saved with these"
+        " weights, or copy the file that holds it.",
         code="checkpoint.other_model",
     )
 
 
-def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
+def unknown(
+    name: str, names: Mapping[str, Slab], shape: ModelShape, location: object
+) -> CheckpointError:
     """The error for a tensor that the model in config.json does not have."""
     family, shown = FAMILIES[shape.family], name[:200]
     if "lora_" in name:
@@ -175,68 +213,91 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
         layers = max(_layers(names) | {int(match[1])}) + 1
         key = family.keys.get("num_hidden_layers", "num_hidden_layers")
         return CheckpointError(
-            f"{location} has {layers} layers, and its config.json says {shape.layers}: set {key}: {layers} in "
-            "config.json.",
+            f"{location} has {layers} layers, and its config.json says {shape.layers}: set {key}:"
+            f" {layers} in config.json.",
             code="checkpoint.other_model",
         )
-    if name.endswith(".bias") and shape.rules.qkv_bias == "key" and ".self_attn." in name and not shape.qkv_bias:
+    if (
+        name.endswith(".bias")
+        and shape.rules.qkv_bias == "key"
+        and ".self_attn." in name
+        and not shape.qkv_bias
+    ):
         if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in names):
             return CheckpointError(
-                f"{location} holds {shown}, and llama models have biases in all of attention or none: these are a "
-                "qwen2 model's; set model_type: qwen2 in config.json.",
+                f"{location} holds {shown}, and llama models have biases in all of attention or"
+                " none: these are a qwen2 model's; set model_type: qwen2 in config.json.",
                 code="checkpoint.other_model",
             )
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says attention_bias: false; set attention_bias: true "
-            "there.",
+            f"{location} holds {shown}, and its config.json says attention_bias: false; set"
+            " attention_bias: true there.",
             code="checkpoint.other_model",
         )
     if name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there.",
+            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias:"
+            " true there.",
             code="checkpoint.other_model",
         )
     if re.search(r"(?:^|\.)(?:score|classifier|v_head|value_head|reward_head|qa_outputs)\.", name):
         return CheckpointError(
-            f"{location} holds {shown}, a head that classifies or scores texts, which language models do not have: "
-            "save the model without it (AutoModelForCausalLM, save_pretrained)."
+            f"{location} holds {shown}, a head that classifies or scores texts, which language"
+            " models do not have: save the model without it (AutoModelForCausalLM,"
+            " save_pretrained)."
         )
     return CheckpointError(
-        f"{location} holds {shown}, which is no parameter of {with_article(shape.family)} model as its config.json "
-        "describes it; take the config.json that was saved with these weights, or save the model without this tensor.",
+        f"{location} holds {shown}, which is no parameter of {with_article(shape.family)} model as"
+        " its config.json describes it; take the config.json that was saved with these weights, or"
+        " save the model without this tensor.",
         code="checkpoint.other_model",
     )
 
 
 def left_out(names: Iterable[str], shape: ModelShape) -> str:
-    """The sentence for tensors that are no part of the text model, which alone is trained and written."""
-    counts = Counter(next(start for start in shape.rules.ignored if name.startswith(start)) for name in names)
+    """The sentence for tensors that are no part of the text model, which alone is trained and
+    written.
+    """
+    counts = Counter(
+        next(start for start in shape.rules.ignored if name.startswith(start)) for name in names
+    )
     shown = ", ".join(f"{start}* ({count})" for start, count in sorted(counts.items()))
     return f"ignoring tensors that are no part of {with_article(shape.family)} model: {shown}"
 
 
-def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, location: object) -> CheckpointError:
+def wrong_shape(
+    name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, location: object
+) -> CheckpointError:
     """The error for a parameter of another shape than config.json asks for."""
-    text = f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(wanted)}"
+    text = (
+        f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(wanted)}"
+    )
     tables = (shape.embed_name, f"{FAMILIES[shape.family].head}.weight")
     if name in tables and len(slab.shape) == 2 and slab.shape[1] == wanted[1]:
         return CheckpointError(
-            f"{text}: set vocab_size: {slab.shape[0]} in config.json if the model's vocabulary was changed, else take "
-            "weights and config.json from the same model.",
+            f"{text}: set vocab_size: {slab.shape[0]} in config.json if the model's vocabulary was"
+            " changed, else take weights and config.json from the same model.",
             code="checkpoint.other_model",
         )
-    if ".mlp." in name and name.endswith(("gate_proj.weight", "up_proj.weight")) and slab.shape[1:] == wanted[1:]:
+    if (
+        ".mlp." in name
+        and name.endswith(("gate_proj.weight", "up_proj.weight"))
+        and slab.shape[1:] == wanted[1:]
+    ):
         return CheckpointError(
-            f"{text}: set intermediate_size: {slab.shape[0]} in config.json.", code="checkpoint.other_model"
+            f"{text}: set intermediate_size: {slab.shape[0]} in config.json.",
+            code="checkpoint.other_model",
         )
-    return CheckpointError(f"{text}; take weights and config.json from the same model.", code="checkpoint.other_model")
+    return CheckpointError(
+        f"{text}; take weights and config.json from the same model.", code="checkpoint.other_model"
+    )
 
 
 def untied(location: object, head: str, embed: str) -> CheckpointError:
     """The error for a model that config.json calls tied and that has its own output layer."""
     return CheckpointError(
-        f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an output layer of its "
-        "own; set tie_word_embeddings: false in config.json.",
+        f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an"
+        " output layer of its own; set tie_word_embeddings: false in config.json.",
         code="checkpoint.other_model",
     )
 
@@ -245,39 +306,51 @@ def quantized(location: object, what: str) -> CheckpointError:
     """The error for weights that are quantized."""
     from smtrain.core.model.remedies import dequantize
 
-    is_fp8 = "config.json names fp8," in what or ("config.json names" not in what and "float8" in what)
+    is_fp8 = "config.json names fp8," in what or (
+        "config.json names" not in what and "float8" in what
+    )
     remedy = dequantize("fp8" if is_fp8 else "")
-    return CheckpointError(f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {remedy}.")
+    return CheckpointError(
+        f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {remedy}."
+    )
 
 
 def unmerged(location: object) -> CheckpointError:
     """The error for a model that was saved with the factors of an adapter in it."""
     return CheckpointError(
-        f"{location} holds a model with an adapter that is not merged (lora_A, lora_B); save it with peft's "
-        "model.merge_and_unload().save_pretrained(FOLDER)."
+        f"{location} holds a model with an adapter that is not merged (lora_A, lora_B); save it"
+        " with peft's model.merge_and_unload().save_pretrained(FOLDER)."
     )
 
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def _of_experts(name: str, names: Iterable[str], shape: ModelShape, location: object) -> CheckpointError | None:
+def _of_experts(
+    name: str, names: Iterable[str], shape: ModelShape, location: object
+) -> CheckpointError | None:
     """The error if files and config.json have different experts; `name` is in only one of them."""
     held = {int(match[1]) for stored in names if (match := _EXPERT.search(stored))}
     if shape.experts is None:
         if not held and ".experts." not in name:
             return None
         return CheckpointError(
-            f"{location} holds a mixture of experts, and its config.json is of {with_article(shape.family)} model "
-            "without: take the config.json that was saved with these weights.",
+            f"{location} holds a mixture of experts, and its config.json is of"
+            f" {with_article(shape.family)} model without: take the config.json that was saved with"
+            " these weights.",
             code="checkpoint.other_model",
         )
     if not (match := _EXPERT.search(name)) or held in (set(), {*range(shape.experts.count)}):
         return None
-    whole = " if that is the whole model, else copy the files of the others" if max(held) < int(match[1]) else ""
+    whole = (
+        " if that is the whole model, else copy the files of the others"
+        if max(held) < int(match[1])
+        else ""
+    )
     return CheckpointError(
-        f"{location} has {max(held) + 1} experts in a layer, and its config.json says {shape.experts.count}: set the "
-        f"number of experts there (num_experts or num_local_experts) to {max(held) + 1}{whole}.",
+        f"{location} has {max(held) + 1} experts in a layer, and its config.json says"
+        f" {shape.experts.count}: set the number of experts there (num_experts or"
+        f" num_local_experts) to {max(held) + 1}{whole}.",
         code="checkpoint.other_model",
     )
 

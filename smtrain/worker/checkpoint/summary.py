@@ -28,7 +28,9 @@ from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
 _STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
-"""Names of a step's folder in the training scripts of NxD and others; other numbers in a name are no step."""
+"""Names of a step's folder in the training scripts of NxD and others; other numbers in a name are
+no step.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,29 @@ class CheckpointSummary:
 
 
 def inspect(path: Path | str, config: dict[str, Any] | None = None) -> CheckpointSummary:
-    """Read what a checkpoint is. Raises CheckpointError, with the reason, if it is not a whole one."""
+    """Read what a checkpoint is.
+
+    Raises CheckpointError, with the reason, if it is not a whole one.
+    """
     source = open_weights(path, config)
     location = source.location
     shape = ModelShape.from_config(source.config)
     dtypes = sorted({str(source.dtype(name)) for name in source.names()})
     about: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
     if isinstance(source, NativeSource):
-        about |= {"kind": "native", "topology": source.manifest.topology, "step": source.manifest.step}
+        about |= {
+            "kind": "native",
+            "topology": source.manifest.topology,
+            "step": source.manifest.step,
+        }
     elif isinstance(source, NxDSource):
         named = _STEP.fullmatch(str(location).rstrip("/").rsplit("/", 1)[-1])
         about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
-        about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
+        about |= {
+            "qkv": source.form,
+            "kv_multiplier": source.kv_multiplier,
+            "step": int(named[1]) if named else None,
+        }
     elif isinstance(source, (MegatronSource, TorchDistSource, NNMSource)):
         folder = "" if isinstance(source, NNMSource) else source.folder
         named = _STEP.fullmatch(folder or str(location).rstrip("/").rsplit("/", 1)[-1])
@@ -109,11 +122,13 @@ class TensorDifference:
     """Largest absolute difference, if the shapes are the same."""
 
 
-def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> Iterator[TensorDifference]:
+def diff(
+    a: Path | str, b: Path | str, config: dict[str, Any] | None = None
+) -> Iterator[TensorDifference]:
     """Compare the weights of two checkpoints of any kind and cut, in the model's order.
 
-    It compares names, types, shapes and bits, a few blocks in memory at a time. Raises CheckpointError if one cannot be
-    read.
+    It compares names, types, shapes and bits, a few blocks in memory at a time. Raises
+    CheckpointError if one cannot be read.
     """
     one, two = open_weights(a, config), open_weights(b, config)
     order = [spec.name for spec in ModelShape.from_config(one.config).specs]
@@ -122,7 +137,9 @@ def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> 
         if name not in names[0] or name not in names[1]:
             yield TensorDifference(name, f"only in {a if name in names[0] else b}")
         elif one.shape(name) != two.shape(name):
-            yield TensorDifference(name, f"shape {list(one.shape(name))} and {list(two.shape(name))}")
+            yield TensorDifference(
+                name, f"shape {list(one.shape(name))} and {list(two.shape(name))}"
+            )
         else:
             differs, most = _compare(one, two, name)
             if one.dtype(name) != two.dtype(name):
@@ -140,27 +157,33 @@ def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, flo
         if one.dtype(name) == two.dtype(name) and np.array_equal(x, y):
             continue
         differs = True
-        numbers = [values(bits, source.dtype(name)).astype("f8") for bits, source in ((x, one), (y, two))]
+        numbers = [
+            values(bits, source.dtype(name)).astype("f8") for bits, source in ((x, one), (y, two))
+        ]
         with np.errstate(invalid="ignore"):  # infinities have no difference
             most = max(most, float(np.abs(numbers[0] - numbers[1]).max()))
     return differs, most
 
 
 def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
-    """Compare all bytes with their hashes; returns the number of tensors (in native checkpoints: files).
+    """Compare all bytes with their hashes; returns the number of tensors (in native checkpoints:
+    files).
 
     Raises CheckpointError, which names the first that differs, and if there are no hashes.
     """
     source = open_weights(path, config)
     location = source.location
     if location.path() is None:
-        raise CheckpointError(f"{path} is in an object store; copy it to this machine to verify it.")
+        raise CheckpointError(
+            f"{path} is in an object store; copy it to this machine to verify it."
+        )
     if isinstance(source, NativeSource):
         verify_native(Path(str(location)))
         return len(source.manifest.files)
     if isinstance(source, HFSource) and not read_manifest(location):
         raise CheckpointError(
-            f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that smtrain wrote have one."
+            f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that"
+            " smtrain wrote have one."
         )
     others = source.others if isinstance(source, HFSource) else {}
     for name in source.names():
@@ -170,6 +193,7 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
     for file, about in read_manifest(location).get("files", {}).items():
         if not matches_manifest(location, file, about):
             raise CheckpointError(
-                f"{location}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
+                f"{location}/{file} is not what was written; it was edited, or damaged.",
+                code="checkpoint.damaged",
             )
     return len(source.names()) + len(others)

@@ -17,7 +17,9 @@ Spelling = Literal["te", "local"]
 """Megatron's layer specs, which name the norms differently."""
 Release = Literal["2.15", "2.21"]
 Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
-"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
+"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv
+heads as queries).
+"""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "spec": get_args(Spelling),
@@ -26,7 +28,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "qkv": get_args(Qkv),
     "dtype": tuple(PRECISIONS),
 }
-_FROM_ONE = ("tp", "pp", "kv_multiplier", "vpp", "vocab_divisor", "first_stage_layers", "last_stage_layers")
+_FROM_ONE = (
+    "tp",
+    "pp",
+    "kv_multiplier",
+    "vpp",
+    "vocab_divisor",
+    "first_stage_layers",
+    "last_stage_layers",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,9 @@ class _Options:
 
     @classmethod
     def _faults(cls, options: Mapping[str, Any]) -> list[str]:
-        """Every fault of the values themselves; keys that this target does not have are checked too."""
+        """Every fault of the values themselves; keys that this target does not have are checked
+        too.
+        """
         choices = {**_CHOICES, **({"form": cls.FORMS} if cls.FORMS else {})}
         values = {key: value for key, value in options.items() if value is not None}
         faults = [
@@ -50,9 +62,15 @@ class _Options:
             for key, known in choices.items()
             if key in values and values[key] not in known
         ]
-        faults += [f"{key}: got {values[key]}; must be at least 1" for key in _FROM_ONE if values.get(key, 1) < 1]
+        faults += [
+            f"{key}: got {values[key]}; must be at least 1"
+            for key in _FROM_ONE
+            if values.get(key, 1) < 1
+        ]
         if values.get("max_shard_size", 1) < 1:
-            faults.append(f"max_shard_size: got {values['max_shard_size']} bytes; must be at least 1")
+            faults.append(
+                f"max_shard_size: got {values['max_shard_size']} bytes; must be at least 1"
+            )
         return faults
 
 
@@ -100,7 +118,9 @@ class Nxd(_Sharded):
 @public_class
 @dataclass(frozen=True, kw_only=True)
 class Native(_Sharded):
-    """A checkpoint of the native engine; from another one the optimizer state goes along, and training can resume."""
+    """A checkpoint of the native engine; from another one the optimizer state goes along, and
+    training can resume.
+    """
 
 
 @public_class
@@ -112,7 +132,8 @@ class Megatron(_Sharded):
     form: Literal["torch_dist", "torch"] = "torch_dist"
     """`torch_dist`, which any mesh reads, or `torch`, the older form of one file a rank."""
     spec: Spelling = "te"
-    """Form `torch`: the layer spec whose names are written, `te` (Transformer Engine) or `local`."""
+    """Form `torch`: the layer spec whose names are written, `te` (Transformer Engine) or `local`.
+    """
     vpp: int = 1
     """Form `torch`: virtual stages of each pipeline stage."""
     first_stage_layers: int | None = None
@@ -126,9 +147,11 @@ class Megatron(_Sharded):
 
     @classmethod
     def _faults(cls, options: Mapping[str, Any]) -> list[str]:
-        # `torch_dist` stores whole tensors under one set of names, so these two would be silently ignored.
+        # `torch_dist` stores whole tensors under one set of names, so these two would be silently
+        # ignored.
         ignored = [
-            f"{key}: has no effect with form: torch_dist, which any mesh reads; leave it out, or take form: torch"
+            f"{key}: has no effect with form: torch_dist, which any mesh reads; leave it out, or"
+            " take form: torch"
             for key in ("spec", "vpp")
             if options.get("form") != "torch" and options.get(key, _DEFAULTS[key]) != _DEFAULTS[key]
         ]
@@ -157,8 +180,13 @@ class Peft(_Options):
 
 Target = HuggingFace | Nxd | Native | Megatron | NemoMegatron | Peft
 KINDS: dict[str, type[Target]] = {
-    "nxd": Nxd, "hf": HuggingFace, "native": Native, "megatron": Megatron, "nemo-megatron": NemoMegatron, "peft": Peft,
-}  # fmt: skip
+    "nxd": Nxd,
+    "hf": HuggingFace,
+    "native": Native,
+    "megatron": Megatron,
+    "nemo-megatron": NemoMegatron,
+    "peft": Peft,
+}
 _DEFAULTS = {
     field.name: field.default
     for kind in KINDS.values()
@@ -173,7 +201,8 @@ def kind_of(target: Target) -> str:
 
 
 def make_target(to: str, **options: Any) -> Target:
-    """Build the target named `to`, as on the command line: None and default values count as not given.
+    """Build the target named `to`, as on the command line: None and default values count as not
+    given.
 
     Raises ConfigError with every fault, among them options that have no effect on this kind.
     """
@@ -184,7 +213,11 @@ def make_target(to: str, **options: Any) -> Target:
     if kind is not None:
         accepted = {field.name for field in fields(kind)}
         # `kv_order` describes the source too.
-        extra = [key for key in values if key not in {*accepted, "kv_order"} and values[key] != _DEFAULTS.get(key)]
+        extra = [
+            key
+            for key in values
+            if key not in {*accepted, "kv_order"} and values[key] != _DEFAULTS.get(key)
+        ]
         faults += [_without_effect(key, to) for key in extra]
         if not faults:
             return kind(**{key: value for key, value in values.items() if key in accepted})

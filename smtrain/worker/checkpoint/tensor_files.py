@@ -1,7 +1,7 @@
 """The output of a conversion: files laid out before the first byte, and the jobs that fill them.
 
-Every offset is known beforehand, so that jobs run in parallel and in any order, and a killed conversion resumes with
-the jobs that were not done.
+Every offset is known beforehand, so that jobs run in parallel and in any order, and a killed
+conversion resumes with the jobs that were not done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from smtrain.worker.checkpoint.tensor_ranges import Tally
 from smtrain.worker.checksum import combined, crc32
 
 BLOCK = 1 << 20
-"""Bytes that each worker reads, converts and writes at a time: as much as a processor's cache holds."""
+"""Bytes that each worker reads, converts and writes at a time: as much as a processor's cache
+holds.
+"""
 _PIECES = 4
 """Blocks read together if rows are cut: a rank gets a piece of each, and small writes are slow."""
 REMOTE_BLOCK = 16 << 20
@@ -94,7 +96,9 @@ class Running:
 
 
 def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:
-    """Do one job; returns the crc32 of each tensor written, in the order of its writes and their targets."""
+    """Do one job; returns the crc32 of each tensor written, in the order of its writes and their
+    targets.
+    """
     tally, crcs = Tally(), []
     for write in job:
         running = [Running(c, c.offsets[write.name]) for c in write.targets]
@@ -102,7 +106,11 @@ def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]
             _part(part, source, layout, running, put, tally)
         for to in running:
             if to.container.descriptor is not None:
-                put(to.container.file, to.at + to.size, to.container.descriptor(write.name, to.crc, to.size))
+                put(
+                    to.container.file,
+                    to.at + to.size,
+                    to.container.descriptor(write.name, to.crc, to.size),
+                )
             crcs.append(to.crc)
     for part in {part for write in job for part in write.parts}:
         source.check(part, tally)
@@ -110,7 +118,12 @@ def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]
 
 
 def _part(
-    name: str, source: WeightSource, layout: Sharding, running: Sequence[Running], put: Put, tally: Tally
+    name: str,
+    source: WeightSource,
+    layout: Sharding,
+    running: Sequence[Running],
+    put: Put,
+    tally: Tally,
 ) -> None:
     shape, dtype = source.shape(name), source.dtype(name)
     if not shape:  # a number
@@ -119,7 +132,9 @@ def _part(
         return
     shards = [layout.shard(name, t) for t in range(len(running))]
     dim, one = shards[0].dim, prod(shape[1:]) * dtype.itemsize
-    if len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK):  # experts in one tensor, which are large
+    if (
+        len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK)
+    ):  # experts in one tensor, which are large
         inside = [_inside(shard) for shard in shards]
         for at in range(shape[0]):
             _rows(_MatrixRows(source, name, tally, at), inside, running, put)
@@ -146,7 +161,8 @@ def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
             yield from matrix.cut(own)
         else:
             yield from (
-                _pieces(matrix.read(rows), own) for rows in _blocks(0, matrix.shape[0], matrix.step, matrix.seams)
+                _pieces(matrix.read(rows), own)
+                for rows in _blocks(0, matrix.shape[0], matrix.step, matrix.seams)
             )
 
 
@@ -172,14 +188,18 @@ class _MatrixRows:
         width = [(0, n) for n in self.shape[1:]]
         if self.at is None:
             return self.source.bits(self.name, [rows, *width], self.tally)
-        matrix: Bits = self.source.bits(self.name, [(self.at, self.at + 1), rows, *width], self.tally)[0]
+        matrix: Bits = self.source.bits(
+            self.name, [(self.at, self.at + 1), rows, *width], self.tally
+        )[0]
         return matrix
 
     @property
     def step(self) -> int:
         """Rows that are read together."""
         row = prod(self.shape[1:]) * self.source.dtype(self.name).itemsize
-        return max(1, (REMOTE_BLOCK if self.source.location.path() is None else BLOCK) // max(1, row))
+        return max(
+            1, (REMOTE_BLOCK if self.source.location.path() is None else BLOCK) // max(1, row)
+        )
 
     def cut(self, shard: Shard) -> Iterator[Bits]:
         """A rank's part, if rows are cut."""
@@ -190,7 +210,9 @@ class _MatrixRows:
             yield np.zeros((missing, *self.shape[1:]), self.source.dtype(self.name).bits)
 
 
-def _rows(matrix: _MatrixRows, shards: Sequence[Shard], running: Sequence[Running], put: Put) -> None:
+def _rows(
+    matrix: _MatrixRows, shards: Sequence[Shard], running: Sequence[Running], put: Put
+) -> None:
     assert matrix.tally is not None
     if shards[0].dim == 0:
         for to, shard in zip(running, shards, strict=True):
@@ -205,7 +227,9 @@ def _rows(matrix: _MatrixRows, shards: Sequence[Shard], running: Sequence[Runnin
 
 def _pieces(block: Bits, shard: Shard) -> Bits:
     """A rank's part of a block, if rows are not cut."""
-    pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
+    pieces = (
+        [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
+    )
     return np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0]
 
 

@@ -18,7 +18,9 @@ _BLOCK = 1 << 18  # bytes hashed at a time, which fit a processor's cache
 
 @dataclass
 class Tally:
-    """Running checksums of slabs read front to back, so that checking them needs no second reading."""
+    """Running checksums of slabs read front to back, so that checking them needs no second
+    reading.
+    """
 
     _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _last: tuple[Bits, int] | None = None
@@ -34,7 +36,11 @@ class Tally:
 
     def crc32(self, data: Bits) -> int | None:
         """The crc32 of an array if it is the one read last, else None."""
-        if self._last is None or data.nbytes != self._last[0].nbytes or _address(data) != _address(self._last[0]):
+        if (
+            self._last is None
+            or data.nbytes != self._last[0].nbytes
+            or _address(data) != _address(self._last[0])
+        ):
             return None
         return self._last[1]
 
@@ -86,8 +92,8 @@ class Slab:
     def check(self, name: str, tally: Tally | None = None) -> None:
         """Raises CheckpointError if the bytes on this machine's disk do not match `crc32`.
 
-        Bytes counted by `tally` are not read again. Object stores keep their own checksums, and reading twice is not
-        cheap there, so they are not checked.
+        Bytes counted by `tally` are not read again. Object stores keep their own checksums, and
+        reading twice is not cheap there, so they are not checked.
         """
         if self.crc32 is None or self.place.path() is None:
             return
@@ -96,7 +102,8 @@ class Slab:
             crc = self._crc32(self.size)
         if crc != self.crc32:
             raise CheckpointError(
-                f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs); copy this file again.",
+                f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs);"
+                " copy this file again.",
                 code="checkpoint.damaged",
             )
 

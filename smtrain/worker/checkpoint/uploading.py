@@ -1,8 +1,9 @@
-"""Carry out a conversion into an object store: each file is uploaded front to back in parts, the manifest last.
+"""Carry out a conversion into an object store: each file is uploaded front to back in parts, the
+manifest last.
 
-If nothing is in the way, a file appears as soon as it is whole, and a journal lists the whole ones, so that a killed
-conversion resumes with the others. While there is a journal and no manifest, the target is no checkpoint. An older
-output in the way is not touched before everything is uploaded.
+If nothing is in the way, a file appears as soon as it is whole, and a journal lists the whole ones,
+so that a killed conversion resumes with the others. While there is a journal and no manifest, the
+target is no checkpoint. An older output in the way is not touched before everything is uploaded.
 """
 
 from __future__ import annotations
@@ -27,30 +28,47 @@ from smtrain.worker.checkpoint.conversion_plan import (
 )
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import JOURNAL
-from smtrain.worker.checkpoint.storage import RemotePlace, UnreachableError, filesystem, patient, refuse_changed
+from smtrain.worker.checkpoint.storage import (
+    RemotePlace,
+    UnreachableError,
+    filesystem,
+    patient,
+    refuse_changed,
+)
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 _PART = 8 << 20  # bytes of one part of a multipart upload
-_JOURNAL_EVERY = 64 << 20  # bytes of finished files after which the journal, one object, is written again
+_JOURNAL_EVERY = (
+    64 << 20
+)  # bytes of finished files after which the journal, one object, is written again
 
 
-def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True) -> None:
+def upload(
+    source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True
+) -> None:
     """Write `plan` under a URI; `work` identifies the journal.
 
-    Raises CheckpointError if the source turns out broken, and then removes what it wrote, or if a store fails, and then
-    keeps what is finished. Without `overwrite`, a finished output is left, and other files are an error.
+    Raises CheckpointError if the source turns out broken, and then removes what it wrote, or if a
+    store fails, and then keeps what is finished. Without `overwrite`, a finished output is left,
+    and other files are an error.
     """
     try:
         fs, prefix = filesystem(target)
         present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
         if not overwrite and (JOURNAL not in present or MANIFEST in present):
             written = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
-            if is_done(plan, work, {path: size for path, (size, _) in present.items()}, written, target):
+            if is_done(
+                plan, work, {path: size for path, (size, _) in present.items()}, written, target
+            ):
                 if JOURNAL in present:  # left by a run killed right after its manifest
                     fs.rm_file(f"{prefix}/{JOURNAL}")
                 return
         writer = _Writer(
-            source, plan, None if overwrite else work, _Journal(fs, prefix, target, work, present), present
+            source,
+            plan,
+            None if overwrite else work,
+            _Journal(fs, prefix, target, work, present),
+            present,
         )
     except CheckpointError:
         raise
@@ -71,15 +89,17 @@ def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, o
 
 def _unwritable(target: str, error: Exception) -> CheckpointError:
     return UnreachableError(
-        f"{target} cannot be written ({error}); check the network and your permissions, and run the same command again "
-        "to resume."
+        f"{target} cannot be written ({error}); check the network and your permissions, and run the"
+        " same command again to resume."
     )
 
 
 class _Journal:
     """An object in the target that lists the whole files of one conversion."""
 
-    def __init__(self, fs: Any, prefix: str, target: str, work: str, present: dict[str, tuple[int, str]]) -> None:
+    def __init__(
+        self, fs: Any, prefix: str, target: str, work: str, present: dict[str, tuple[int, str]]
+    ) -> None:
         self.fs, self.prefix, self._work = fs, prefix, work
         self.done: dict[str, dict[str, Any]] = {}
         """File -> size, version and the crc32 of its tensors."""
@@ -94,27 +114,40 @@ class _Journal:
         self._unrecorded = 0
         self._lock = threading.Lock()
         if MANIFEST in present:
-            self.older = [file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present]
+            self.older = [
+                file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present
+            ]
         if JOURNAL not in present or MANIFEST in present:
             return
         try:
             journal = parse_json(fs.cat_file(f"{prefix}/{JOURNAL}"))
-            owner, self.mixed, self.files = journal["work"], journal["mixed"], list(journal["files"])
+            owner, self.mixed, self.files = (
+                journal["work"],
+                journal["mixed"],
+                list(journal["files"]),
+            )
             done = dict(journal["done"])
             self.older = [file for file in journal["older"] if file in present]
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}.") from None
+            raise CheckpointError(
+                f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}."
+            ) from None
         if owner == work:
-            self.done = {f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])}
+            self.done = {
+                f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])
+            }
         elif self.mixed:
             raise CheckpointError(
-                f"{target} is left over from another conversion that was interrupted; run that again, or delete it."
+                f"{target} is left over from another conversion that was interrupted; run that"
+                " again, or delete it."
             )
         else:
             self.left = [file for file in self.files if file in present]
 
     def begin(self, plan: ConversionPlan, mixed: bool) -> None:
-        """Write the journal: from now on the target is no checkpoint, until it has a manifest and no journal."""
+        """Write the journal: from now on the target is no checkpoint, until it has a manifest and
+        no journal.
+        """
         self.mixed = mixed
         self.files = [*(container.file for container in plan.containers), *plan.extras]
         self._write()
@@ -130,7 +163,11 @@ class _Journal:
 
         about = patient(look)
         with self._lock:
-            self.done[file] = {"size": int(about["size"]), "version": RemotePlace.version(about), "crc32": crcs}
+            self.done[file] = {
+                "size": int(about["size"]),
+                "version": RemotePlace.version(about),
+                "crc32": crcs,
+            }
             self._unrecorded += int(about["size"])
             if self._unrecorded >= _JOURNAL_EVERY:
                 self._write()
@@ -141,7 +178,13 @@ class _Journal:
                 self._write()
 
     def _write(self) -> None:
-        journal = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
+        journal = {
+            "work": self._work,
+            "mixed": self.mixed,
+            "files": self.files,
+            "older": self.older,
+            "done": self.done,
+        }
         patient(lambda: self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(journal).encode()))
         self._unrecorded = 0
 
@@ -172,7 +215,9 @@ class _Upload:
 
     def end(self, crcs: dict[str, int]) -> None:
         self.crcs = crcs
-        self.put(self.container.end, b"" if self.container.tail is None else self.container.tail(crcs))
+        self.put(
+            self.container.end, b"" if self.container.tail is None else self.container.tail(crcs)
+        )
         self.file.close()
 
     def commit(self) -> None:
@@ -181,9 +226,20 @@ class _Upload:
 
 class _Writer:
     def __init__(
-        self, source: WeightSource, plan: ConversionPlan, signed: str | None, journal: _Journal, present: dict[str, Any]
+        self,
+        source: WeightSource,
+        plan: ConversionPlan,
+        signed: str | None,
+        journal: _Journal,
+        present: dict[str, Any],
     ) -> None:
-        self._source, self._plan, self._signed, self._journal, self._present = source, plan, signed, journal, present
+        self._source, self._plan, self._signed, self._journal, self._present = (
+            source,
+            plan,
+            signed,
+            journal,
+            present,
+        )
         self._read = source.location.stamp()
         self._fs, self._prefix = journal.fs, journal.prefix
         self._progress, self._lock = ConversionProgress(plan), threading.Lock()
@@ -221,7 +277,9 @@ class _Writer:
         self._journal.end()
 
     def leave_nothing(self) -> None:
-        """After an error: remove our files, unless they replace an older output's, and the journal last."""
+        """After an error: remove our files, unless they replace an older output's, and the journal
+        last.
+        """
         if not self._begun or self._mixed:
             return
         with suppress(Exception):  # the store may be the cause
@@ -252,7 +310,9 @@ class _Writer:
 
         for job in jobs:
             written = [(write.name, container) for write in job for container in write.targets]
-            missing = {container.file: container for _, container in written if container.file not in done}
+            missing = {
+                container.file: container for _, container in written if container.file not in done
+            }
             for file, container in missing.items():
                 if file not in opened:
                     opened[file] = self._start(container)

@@ -1,7 +1,7 @@
 """Verify that files hold the bytes that were written: hash them on threads while they are loaded.
 
-Hashing releases the interpreter's lock, so a checkpoint can be loaded meanwhile; both read the files front to back, and
-the second reader finds the pages in memory. Pure Python, no torch.
+Hashing releases the interpreter's lock, so a checkpoint can be loaded meanwhile; both read the
+files front to back, and the second reader finds the pages in memory. Pure Python, no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class GivenUpError(Exception):
     """The checksum is no longer needed."""
 
 
-def sums_of(path: Path, *kinds: str, given_up: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def sums_of(
+    path: Path, *kinds: str, given_up: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Checksums of a file, read once: `sha256` in hex, `crc32`.
 
     Raises OSError as the disk does, and `GivenUpError` soon after `given_up()`.
@@ -45,12 +47,20 @@ def sums_of(path: Path, *kinds: str, given_up: Callable[[], bool] = lambda: Fals
 
 
 def quickest(about: Mapping[str, Any]) -> str | None:
-    """The cheapest checksum in a file's record: crc32 is some ten times as fast as sha256. None without any."""
+    """The cheapest checksum in a file's record: crc32 is some ten times as fast as sha256.
+
+    None without any.
+    """
     return next((kind for kind in ("crc32", "sha256") if kind in about), None)
 
 
-def differs(path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False) -> str | None:
-    """Describe how a file differs from its record `about`, None if it does not. Raises as `sums_of` does."""
+def differs(
+    path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False
+) -> str | None:
+    """Describe how a file differs from its record `about`, None if it does not.
+
+    Raises as `sums_of` does.
+    """
     kind = quickest(about) or "sha256"
     return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], about[kind])
 
@@ -64,7 +74,9 @@ def _difference(kind: str, actual: Any, written: Any) -> str | None:
 
 
 def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: str = NAME) -> None:
-    """Raises `CheckpointError` if file `name` differs from its entry `about` in the file `record`."""
+    """Raises `CheckpointError` if file `name` differs from its entry `about` in the file
+    `record`.
+    """
     try:
         reason = differs(checkpoint / name, about)
     except OSError as error:
@@ -80,10 +92,15 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: st
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare all files with their hashes. Raises `CheckpointError` for the first that differs or is missing."""
+    """Compare all files with their hashes.
+
+    Raises `CheckpointError` for the first that differs or is missing.
+    """
     reason = fault(checkpoint)
     if reason is not None:
-        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged"
+        )
     for name, about in Manifest.read(checkpoint).files.items():
         check_hash(checkpoint, name, about)
 
@@ -92,17 +109,26 @@ class Verification:
     """Hashes files of a checkpoint on `threads` threads, starting at once."""
 
     def __init__(
-        self, checkpoint: Path, files: Mapping[str, Mapping[str, Any]], threads: int = 1, loaded: Collection[str] = ()
+        self,
+        checkpoint: Path,
+        files: Mapping[str, Mapping[str, Any]],
+        threads: int = 1,
+        loaded: Collection[str] = (),
     ) -> None:
         """`files`: path in the checkpoint -> record, each with a checksum.
 
         Those of `loaded` that have a crc32 are left to the loader, so that the disk is read once.
         """
         self._checkpoint, self._files = checkpoint, files
-        self._loaded = {name for name in loaded if name in files and quickest(files[name]) == "crc32"}
+        self._loaded = {
+            name for name in loaded if name in files and quickest(files[name]) == "crc32"
+        }
         self._lock, self.bytes, self._closed = threading.Lock(), 0, threading.Event()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
-        self._running = {name: self._pool.submit(self._differs, name) for name in sorted(files.keys() - self._loaded)}
+        self._running = {
+            name: self._pool.submit(self._differs, name)
+            for name in sorted(files.keys() - self._loaded)
+        }
 
     @property
     def done(self) -> bool:
@@ -117,7 +143,8 @@ class Verification:
     def fault(self, read: Mapping[str, int]) -> str | None:
         """Wait for all hashes; describes the first file that differs, None if all match.
 
-        `read`: crc32 of the files that were loaded; a file whose loading failed midway is read here.
+        `read`: crc32 of the files that were loaded; a file whose loading failed midway is read
+        here.
         """
         reasons: dict[str, str | None] = {}
         for name in sorted(self._loaded):
@@ -129,7 +156,11 @@ class Verification:
         reasons |= {name: running.result() for name, running in self._running.items()}
         faults = [f"{name} {reason}" for name, reason in sorted(reasons.items()) if reason]
         self._pool.shutdown()
-        return faults[0] + (f", and so do {len(faults) - 1} more files" if len(faults) > 1 else "") if faults else None
+        return (
+            faults[0] + (f", and so do {len(faults) - 1} more files" if len(faults) > 1 else "")
+            if faults
+            else None
+        )
 
     def _differs(self, name: str) -> str | None:
         try:
@@ -143,12 +174,18 @@ class Verification:
 
 
 class Watch:
-    """Checks tensors as a whole, on threads, while a source reads parts of them; for `WeightSource.watch`."""
+    """Checks tensors as a whole, on threads, while a source reads parts of them; for
+    `WeightSource.watch`.
+    """
 
     def __init__(
-        self, threads: int = 1, share: tuple[int, int] = (0, 1), known: Mapping[str, int] | None = None
+        self,
+        threads: int = 1,
+        share: tuple[int, int] = (0, 1),
+        known: Mapping[str, int] | None = None,
     ) -> None:
-        """`share` (i, n): this is the i-th of n processes that read the same, each of which checks its part at once.
+        """`share` (i, n): this is the i-th of n processes that read the same, each of which checks
+        its part at once.
 
         `known`: crc32 that an earlier reader found of tensors without a checksum.
         """
@@ -183,9 +220,15 @@ class Watch:
             self._running[name] = self._pool.submit(self._read[name])
 
     def fault(self) -> str | None:
-        """Wait for all checks; describes the first tensor that is not as it was written, None if all are."""
+        """Wait for all checks; describes the first tensor that is not as it was written, None if
+        all are.
+        """
         self._pool.shutdown()
-        faults = [fault for name, running in self._running.items() if (fault := self._fault_of(name, running))]
+        faults = [
+            fault
+            for name, running in self._running.items()
+            if (fault := self._fault_of(name, running))
+        ]
         return faults[0] if faults else None
 
     def _fault_of(self, name: str, running: Future[int | None]) -> str | None:
@@ -197,8 +240,9 @@ class Watch:
             self.crcs[name] = crc
             return None
         return (
-            f"{name} is not what this run first read (its crc32 was {self._known[name]:08x} and is {crc:08x}): bring "
-            "back the file as it was, or give the run another name to begin from this one"
+            f"{name} is not what this run first read (its crc32 was {self._known[name]:08x} and is"
+            f" {crc:08x}): bring back the file as it was, or give the run another name to begin"
+            " from this one"
         )
 
 
@@ -210,7 +254,9 @@ def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[li
     load = [0] * len(needed)
     out: list[list[str]] = [[] for _ in needed]
     for name in sorted(set().union(*needed), key=lambda name: (-sizes.get(name, 0), name)):
-        mine = min((i for i, names in enumerate(needed) if name in names), key=lambda i: (load[i], i))
+        mine = min(
+            (i for i, names in enumerate(needed) if name in names), key=lambda i: (load[i], i)
+        )
         out[mine].append(name)
         load[mine] += sizes.get(name, 0)
     return out
@@ -220,5 +266,6 @@ def host_of(local_ranks: Sequence[int], rank: int) -> range:
     """The ranks on the host of `rank`; `local_ranks`: every rank's number on its host."""
     first = [at for at, local in enumerate(local_ranks) if local == 0]
     return range(
-        max((at for at in first if at <= rank), default=0), min([at for at in first if at > rank] or [len(local_ranks)])
+        max((at for at in first if at <= rank), default=0),
+        min([at for at in first if at > rank] or [len(local_ranks)]),
     )

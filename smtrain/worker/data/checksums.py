@@ -1,11 +1,12 @@
 """Checksums of the blocks of prepared data: `PREFIX.sums` next to `PREFIX.bin` and `PREFIX.idx`.
 
-Training reads a terabyte of tokens once, in scattered windows, so it cannot be hashed before use. Each block of 64 KiB
-has a crc32 instead, which is compared when the block is first read. Larger blocks would slow down the first scattered
-reads, smaller ones would need more than these 64 MB of checksums per terabyte.
+Training reads a terabyte of tokens once, in scattered windows, so it cannot be hashed before use.
+Each block of 64 KiB has a crc32 instead, which is compared when the block is first read. Larger
+blocks would slow down the first scattered reads, smaller ones would need more than these 64 MB of
+checksums per terabyte.
 
-Little-endian: magic `SMSUMS\\0\\1`, uint64 block size, uint64 bytes of the .bin and of the .idx, uint32 per block of
-the .bin and then of the .idx, uint32 crc32 of all of this.
+Little-endian: magic `SMSUMS\\0\\1`, uint64 block size, uint64 bytes of the .bin and of the .idx,
+uint32 per block of the .bin and then of the .idx, uint32 crc32 of all of this.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Rolling:
     def values(self) -> NDArray[np.uint32]:
         """The checksum of each block so far; the last block may be shorter."""
         last = [self._open] if self.bytes % BLOCK else []
-        return np.concatenate([np.frombuffer(self._whole, np.uint32) if self._whole else [], last]).astype("<u4")
+        return np.concatenate(
+            [np.frombuffer(self._whole, np.uint32) if self._whole else [], last]
+        ).astype("<u4")
 
 
 def write_sums(path: Path, tokens: Rolling, index: Rolling) -> None:
@@ -66,10 +69,17 @@ def write_sums(path: Path, tokens: Rolling, index: Rolling) -> None:
 
 
 def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
-    """Write the checksums of a pair's blocks; return size and SHA-256 of its three files, by name."""
+    """Write the checksums of a pair's blocks; return size and SHA-256 of its three files, by
+    name.
+    """
     tokens, index = Rolling(), Rolling()
-    bin_path, idx_path, sums_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX))
-    about = {bin_path.name: fingerprint(bin_path, tokens), idx_path.name: fingerprint(idx_path, index)}
+    bin_path, idx_path, sums_path = (
+        prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX)
+    )
+    about = {
+        bin_path.name: fingerprint(bin_path, tokens),
+        idx_path.name: fingerprint(idx_path, index),
+    }
     write_sums(sums_path, tokens, index)
     return about | {sums_path.name: fingerprint(sums_path)}
 
@@ -87,7 +97,9 @@ def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PairSums:
-    """The content of a .sums file: bytes and checksums (uint32 per block) of the .bin and of the .idx."""
+    """The content of a .sums file: bytes and checksums (uint32 per block) of the .bin and of the
+    .idx.
+    """
 
     block: int
     token_bytes: int
@@ -109,7 +121,9 @@ def read_sums(path: Path) -> PairSums:
         if magic != _MAGIC or not whole or struct.unpack("<I", raw[-4:])[0] != crc32(raw[:-4]):
             raise ValueError
     except (struct.error, ValueError, ZeroDivisionError):
-        raise DataError(f"{path} is damaged: it is not the whole checksums of a dataset; {REMEDY}.") from None
+        raise DataError(
+            f"{path} is damaged: it is not the whole checksums of a dataset; {REMEDY}."
+        ) from None
     values = np.frombuffer(raw, "<u4", sum(counts), _HEADER.size)
     return PairSums(block, token_bytes, values[: counts[0]], index_bytes, values[counts[0] :])
 
@@ -128,7 +142,9 @@ class Blocks:
         self._seen = bytearray(len(sums))
 
     def around(self, start: int, length: int) -> tuple[int, int] | None:
-        """Start and length to read for whole blocks around a range; None if all of them were compared before."""
+        """Start and length to read for whole blocks around a range; None if all of them were
+        compared before.
+        """
         first, stop = start // self._block, -(-(start + length) // self._block)
         if self._seen.find(0, first, stop) < 0:
             return None
@@ -136,7 +152,10 @@ class Blocks:
         return begin, min(stop * self._block, self._size) - begin
 
     def check(self, begin: int, data: bytes | NDArray[np.uint8]) -> None:
-        """Compare the blocks of `data`, read from byte `begin` of the file. Raises DataError for a damaged block."""
+        """Compare the blocks of `data`, read from byte `begin` of the file.
+
+        Raises DataError for a damaged block.
+        """
         view = memoryview(data)  # type: ignore[arg-type]  # numpy's stubs do not call an array a buffer
         if begin % self._block or not len(view):
             return
@@ -149,8 +168,8 @@ class Blocks:
             if crc32(part) != self._sums[number]:
                 start = number * self._block
                 raise DataError(
-                    f"{self.path} is damaged: block {number} (bytes {start:,} to {start + len(part):,}) is not what "
-                    f"was written, by its checksum; {REMEDY}."
+                    f"{self.path} is damaged: block {number} (bytes {start:,} to"
+                    f" {start + len(part):,}) is not what was written, by its checksum; {REMEDY}."
                 )
             self._seen[number] = 1
 
@@ -161,11 +180,16 @@ def index_checked(path: Path, raw: NDArray[np.uint8], sums: PairSums | None) -> 
         return
     blocks = Blocks(path, sums.index_bytes, sums.block, sums.index)
     if len(raw) != sums.index_bytes:
-        raise DataError(f"{path} has {len(raw)} bytes and its checksums are of {sums.index_bytes}; {REMEDY}.")
+        raise DataError(
+            f"{path} has {len(raw)} bytes and its checksums are of {sums.index_bytes}; {REMEDY}."
+        )
     blocks.check(0, raw)
 
 
 def sums_of_pair(prefix: Path) -> PairSums | None:
-    """The checksums of a pair `PREFIX.bin/.idx`; None if it has none. Raises DataError if they are damaged."""
+    """The checksums of a pair `PREFIX.bin/.idx`; None if it has none.
+
+    Raises DataError if they are damaged.
+    """
     path = prefix.with_name(prefix.name + SUFFIX)
     return read_sums(path) if path.is_file() else None

@@ -1,9 +1,11 @@
-"""Megatron's indexed dataset: tokens in `PREFIX.bin`, sequences and documents in `PREFIX.idx`, byte for byte.
+"""Megatron's indexed dataset: tokens in `PREFIX.bin`, sequences and documents in `PREFIX.idx`, byte
+for byte.
 
-Little-endian. The index is: magic `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64 number of sequences n,
-uint64 number of document indices d, int32[n] lengths in tokens, int64[n] byte offsets into the .bin, int64[d] document
-index (sequence numbers at which documents start; first 0, last n) and, for multimodal data, int8[n] modes.
-NeMo, Megatron and NxDT use the same format.
+Little-endian. The index is: magic `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64
+number of sequences n, uint64 number of document indices d, int32[n] lengths in tokens, int64[n]
+byte offsets into the .bin, int64[d] document index (sequence numbers at which documents start;
+first 0, last n) and, for multimodal data, int8[n] modes. NeMo, Megatron and NxDT use the same
+format.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from smtrain.worker.object_store import retry, unread
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")), start=1))
+_DTYPES = dict(
+    enumerate(map(np.dtype, ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")), start=1)
+)
 _CHUNK = 1 << 22
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
@@ -37,9 +41,15 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_index(
-    idx_path: Path, dtype: DTypeLike, lengths: NDArray[Any], document_index: NDArray[Any], modes: NDArray[Any] | None
+    idx_path: Path,
+    dtype: DTypeLike,
+    lengths: NDArray[Any],
+    document_index: NDArray[Any],
+    modes: NDArray[Any] | None,
 ) -> None:
-    """Write a whole index: lengths in tokens [n], document index [d] as described above, modes [n] or None."""
+    """Write a whole index: lengths in tokens [n], document index [d] as described above, modes [n]
+    or None.
+    """
     kind = np.dtype(dtype).newbyteorder("<")
     offsets = np.zeros(len(lengths), "<i8")
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
@@ -55,7 +65,8 @@ def write_index(
 
 
 def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:
-    """Write the index of documents of one sequence each, from a file of their lengths (int32 in tokens, 0 = empty).
+    """Write the index of documents of one sequence each, from a file of their lengths (int32 in
+    tokens, 0 = empty).
 
     Returns the number of sequences. Memory does not depend on how many there are.
     """
@@ -91,7 +102,9 @@ def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
 
 @dataclass(frozen=True)
 class Index:
-    """An .idx: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes, `document_index` int64[d]."""
+    """An .idx: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes,
+    `document_index` int64[d].
+    """
 
     dtype: np.dtype
     lengths: NDArray[np.int32]
@@ -99,14 +112,16 @@ class Index:
     document_index: NDArray[np.int64]
 
     def document_starts(self) -> NDArray[np.int64]:
-        """The first token of each document, int64. An empty one starts with the next one; empty ones at the end have
-        none."""
+        """The first token of each document, int64. An empty one starts with the next one; empty
+        ones at the end have none.
+        """
         firsts = self.document_index[:-1]
         return self.offsets[firsts[firsts < len(self.offsets)]] // self.dtype.itemsize
 
 
 def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
-    """Read an index by plain reads, which a FastFile channel needs, and compare it with its checksums, if given.
+    """Read an index by plain reads, which a FastFile channel needs, and compare it with its
+    checksums, if given.
 
     Raises DataError for a file that is not a complete index.
     """
@@ -117,8 +132,15 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
         raise unread(idx_path, error, "prepare the data again") from error
     index_checked(idx_path, raw, sums)
     plain = _HEADER.size + 12 * count + 8 * documents
-    if magic != MAGIC or version != 1 or code not in _DTYPES or len(raw) not in (plain, plain + count):
-        raise DataError(f"{idx_path} is not the whole index of a Megatron dataset; prepare the data again.")
+    if (
+        magic != MAGIC
+        or version != 1
+        or code not in _DTYPES
+        or len(raw) not in (plain, plain + count)
+    ):
+        raise DataError(
+            f"{idx_path} is not the whole index of a Megatron dataset; prepare the data again."
+        )
     return Index(_DTYPES[code], *_columns(raw, count, documents))
 
 
@@ -137,7 +159,9 @@ def joined_index(indexes: Sequence[Index]) -> Index:
     return Index(indexes[0].dtype, lengths, np.concatenate(offsets), np.concatenate(documents))
 
 
-def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _columns(
+    raw: NDArray[np.uint8], count: int, documents: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Lengths, offsets and document index of an index's bytes, as views."""
     ends = np.cumsum([_HEADER.size, 4 * count, 8 * count, 8 * documents]).tolist()
     lengths, offsets, starts = (
@@ -147,41 +171,51 @@ def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArra
 
 
 class IndexedDataset:
-    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped. Raises DataError if the two are not a complete pair.
+    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped.
 
-    `tokens` is the whole .bin (flat, unchecked), `read` a checked piece of it, `lengths` int32[n], `offsets`
-    int64[n] in bytes, `document_index` int64[d], `modes` int8[n] or None.
+    Raises DataError if the two are not a complete pair.
+
+    `tokens` is the whole .bin (flat, unchecked), `read` a checked piece of it, `lengths` int32[n],
+    `offsets` int64[n] in bytes, `document_index` int64[d], `modes` int8[n] or None.
     """
 
     def __init__(self, prefix: Path) -> None:
-        self.bin_path, self.idx_path = prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+        self.bin_path, self.idx_path = (
+            prefix.with_name(prefix.name + ".bin"),
+            prefix.with_name(prefix.name + ".idx"),
+        )
         pair = (self.idx_path, self.bin_path)
         lacking = [path.name for path in pair if not path.is_file()]
         folder = prefix.parent.absolute()
         if len(lacking) == 2:
             raise DataError(
-                f"{prefix} is not a folder of prepared data and not the name of an indexed dataset, as {folder} holds "
-                f"no {lacking[0]}; {near_path(prefix)}give what `smtrain data prepare` wrote, or the path of a .bin "
-                "and an .idx without their endings."
+                f"{prefix} is not a folder of prepared data and not the name of an indexed dataset,"
+                f" as {folder} holds no {lacking[0]}; {near_path(prefix)}give what `smtrain data"
+                " prepare` wrote, or the path of a .bin and an .idx without their endings."
             )
         if lacking:
             raise DataError(
-                f"{lacking[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of the same name, so "
-                "copy it there."
+                f"{lacking[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of"
+                " the same name, so copy it there."
             )
         raw = _map(self.idx_path, np.dtype("u1"))
         if len(raw) < _HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
-            raise DataError(f"{self.idx_path} is not the index of a Megatron dataset; prepare the data again.")
+            raise DataError(
+                f"{self.idx_path} is not the index of a Megatron dataset; prepare the data again."
+            )
         _, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
         if version != 1 or code not in _DTYPES:
             raise DataError(
-                f"{self.idx_path} has version {version} and type code {code}, which are not known here; "
-                "write it with version 1 and a type code from 1 to 8."
+                f"{self.idx_path} has version {version} and type code {code}, which are not known"
+                " here; write it with version 1 and a type code from 1 to 8."
             )
         self.dtype = _DTYPES[code]
         plain = _HEADER.size + 12 * count + 8 * documents
         if len(raw) not in (plain, plain + count):
-            raise DataError(f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or damaged.")
+            raise DataError(
+                f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or"
+                " damaged."
+            )
         sums = sums_of_pair(prefix)
         index_checked(self.idx_path, raw, sums)
         self.lengths, self.offsets, self.document_index = _columns(raw, count, documents)
@@ -190,8 +224,8 @@ class IndexedDataset:
         held = self.bin_path.stat().st_size
         if held != total * self.dtype.itemsize:
             raise DataError(
-                f"{self.bin_path} has {held} bytes and its index says {total * self.dtype.itemsize}; "
-                "prepare the data again."
+                f"{self.bin_path} has {held} bytes and its index says"
+                f" {total * self.dtype.itemsize}; prepare the data again."
             )
         self.tokens = _map(self.bin_path, self.dtype)
         self._blocks = Blocks(self.bin_path, held, sums.block, sums.tokens) if sums else None
@@ -225,8 +259,8 @@ class IndexedDataset:
 class JoinedPairs:
     """Pairs of files read end to end as one dataset, such as the shards of a set.
 
-    `lengths`, `document_index` and `modes` are as in IndexedDataset; `total` is the number of tokens. Raises DataError
-    if their token types differ or only some have modes.
+    `lengths`, `document_index` and `modes` are as in IndexedDataset; `total` is the number of
+    tokens. Raises DataError if their token types differ or only some have modes.
     """
 
     def __init__(self, prefixes: Sequence[Path]) -> None:
@@ -234,10 +268,16 @@ class JoinedPairs:
         self.dtype = self.pairs[0].dtype
         kinds = {pair.dtype.name for pair in self.pairs}
         if len(kinds) > 1:
-            raise DataError(f"the datasets hold {' and '.join(sorted(kinds))}; prepare them with one tokenizer.")
+            raise DataError(
+                f"the datasets hold {' and '.join(sorted(kinds))}; prepare them with one tokenizer."
+            )
         if len({pair.modes is None for pair in self.pairs}) > 1:
-            raise DataError("some of the datasets are multimodal and some are not; merge only those of a kind.")
-        index = joined_index([Index(p.dtype, p.lengths, p.offsets, p.document_index) for p in self.pairs])
+            raise DataError(
+                "some of the datasets are multimodal and some are not; merge only those of a kind."
+            )
+        index = joined_index(
+            [Index(p.dtype, p.lengths, p.offsets, p.document_index) for p in self.pairs]
+        )
         self.lengths, self.document_index = index.lengths, index.document_index
         modes = [pair.modes for pair in self.pairs if pair.modes is not None]
         self.modes = np.concatenate(modes) if modes else None
@@ -245,7 +285,10 @@ class JoinedPairs:
         self.total = int(self._ends[-1])
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Tokens `start` to `stop`, checked as IndexedDataset checks them. Raises DataError for a damaged block."""
+        """Tokens `start` to `stop`, checked as IndexedDataset checks them.
+
+        Raises DataError for a damaged block.
+        """
         parts = [np.zeros(0, self.dtype)]
         for pair, end in zip(self.pairs, self._ends.tolist(), strict=True):
             first = end - len(pair.tokens)

@@ -33,16 +33,25 @@ def refuse_others(*places: Path) -> None:
     if present:
         more = f" and {len(present) - 1} more" if len(present) > 1 else ""
         raise DataError(
-            f"{present[0]}{more} is there already; give another place, or replace it with --overwrite (overwrite=True)."
+            f"{present[0]}{more} is there already; give another place, or replace it with"
+            " --overwrite (overwrite=True)."
         )
 
 
 def files_of(folder: Path) -> list[Path]:
     """All files that a dataset prepared in `folder` may have, manifest first."""
     names = (PREFIX, MASK, VALIDATION, VALIDATION_MASK)
-    shards = [path for path in folder.glob("*-*") if _SHARD.fullmatch(path.name)] if folder.is_dir() else []
+    shards = (
+        [path for path in folder.glob("*-*") if _SHARD.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
+    )
     ends = (".bin", ".idx", SUFFIX)
-    return [folder / NAME, *(folder / f"{name}{end}" for name in names for end in ends), *sorted(shards)]
+    return [
+        folder / NAME,
+        *(folder / f"{name}{end}" for name in names for end in ends),
+        *sorted(shards),
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,33 +81,43 @@ def is_marked(prefix: Path) -> bool:
 
 
 def shards_of(row: Mapping[str, Any]) -> list[ShardRow]:
-    """The pairs of a row of `parts` or `validation`, in the order of the text: its `shards`, or the row itself."""
+    """The pairs of a row of `parts` or `validation`, in the order of the text: its `shards`, or the
+    row itself.
+    """
     rows: list[dict[str, Any]] = row.get("shards") or [dict(row)]
     return [ShardRow(one["prefix"], one["documents"], one["tokens"]) for one in rows]
 
 
 @dataclass(frozen=True)
 class DatasetManifest:
-    """The description of a prepared dataset. A folder is a prepared dataset once this file is in it.
+    """The description of a prepared dataset.
+
+    A folder is a prepared dataset once this file is in it.
 
     Args:
         vocab_size: The tokenizer's largest id + 1.
-        model_vocab_size: The vocabulary of the config.json in the tokenizer's folder; None without one.
+        model_vocab_size: The vocabulary of the config.json in the tokenizer's folder; None without
+            one.
         samples: The number of windows of `seq_len` + 1 tokens, one every `seq_len`.
         sources: A row {name, bytes, documents} per file.
         files: Size and SHA-256 of each written file, by name.
         bad_lines: The first few of the `bad_line_count` bad lines.
-        parts: A row {prefix, documents, tokens, samples} per source, in the order of the config. If a source has
-            several pairs of files, `shards` lists {prefix, documents, tokens} of each in the order of the text.
+        parts: A row {prefix, documents, tokens, samples} per source, in the order of the config. If
+            a source has several pairs of files, `shards` lists {prefix, documents, tokens} of each
+            in the order of the text.
         dropped: The number of documents left out on purpose, by reason.
-        objective: If sft or dpo, MASK holds the same documents in uint8, 1 for each token to learn. If dpo, a document
-            is a pair: two sequences in a row, chosen and rejected, each with its prompt.
+        objective: If sft or dpo, MASK holds the same documents in uint8, 1 for each token to learn.
+            If dpo, a document is a pair: two sequences in a row, chosen and rejected, each with its
+            prompt.
         left_out: The files of the sources that were not read, and why.
-        validation: A row as in `parts` for the documents held out of training, which no other count includes.
-        noted: Counts of findings of filters and patterns that were not dropped; absent without any, as the next two.
+        validation: A row as in `parts` for the documents held out of training, which no other count
+            includes.
+        noted: Counts of findings of filters and patterns that were not dropped; absent without any,
+            as the next two.
         examples: Examples of what was dropped and noted, by reason.
         near_duplicates: Settings and counts of near duplicates.
-        unread: Counts of text in the sources that is not read: records with text in a field, by its name.
+        unread: Counts of text in the sources that is not read: records with text in a field, by its
+            name.
     """
 
     vocab_size: int
@@ -134,15 +153,16 @@ class DatasetManifest:
         return {
             name: about
             for name, about in self.files.items()
-            if not name.endswith(SUFFIX) and re.split("[-.]", name)[0] not in (VALIDATION, VALIDATION_MASK)
+            if not name.endswith(SUFFIX)
+            and re.split("[-.]", name)[0] not in (VALIDATION, VALIDATION_MASK)
         }
 
     def check_objective(self, folder: Path, objective: str) -> None:
         """Refuse a dataset that was prepared for another objective. Raises DataError."""
         if self.objective != objective:
             raise DataError(
-                f"{folder} was prepared for train.objective: {self.objective} and it is {objective} here; "
-                f"prepare it again, or set train.objective: {self.objective}."
+                f"{folder} was prepared for train.objective: {self.objective} and it is {objective}"
+                f" here; prepare it again, or set train.objective: {self.objective}."
             )
 
     def save(self, folder: Path) -> None:
@@ -161,7 +181,8 @@ class DatasetManifest:
             fields = verified(retry(lambda: read_object(path)))
         except FileNotFoundError:
             raise DataError(
-                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output.",
+                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and"
+                " give its output.",
                 code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:
@@ -169,11 +190,14 @@ class DatasetManifest:
         version = fields.get("format_version")
         if version != PREPARED_FORMAT:
             raise DataError(
-                f"{path} has format_version {version} and this smtrain reads {PREPARED_FORMAT}; prepare the data again."
+                f"{path} has format_version {version} and this smtrain reads {PREPARED_FORMAT};"
+                " prepare the data again."
             )
         known = dataclasses.fields(cls)
         needed = {
-            f.name for f in known if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            f.name
+            for f in known
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(needed - fields.keys()):
             raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")

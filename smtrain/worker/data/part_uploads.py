@@ -1,8 +1,10 @@
-"""Copies of the unfinished files of a preparation, in a folder that outlives the machine (a job's checkpoints).
+"""Copies of the unfinished files of a preparation, in a folder that outlives the machine (a job's
+checkpoints).
 
-SageMaker uploads changed files of that folder to S3 whole and in any order, so a file there never changes: each copy
-has only the bytes appended since the one before, and a record of all copies follows it. The next attempt, on another
-machine, takes the newest record whose copies are complete and joins them.
+SageMaker uploads changed files of that folder to S3 whole and in any order, so a file there never
+changes: each copy has only the bytes appended since the one before, and a record of all copies
+follows it. The next attempt, on another machine, takes the newest record whose copies are complete
+and joins them.
 """
 
 from __future__ import annotations
@@ -31,17 +33,22 @@ class StoppedError(SmtrainError):
 
 
 class PartUploads:
-    """The copies in `folder`, a part for every `every` bytes of input, and one when `stop` is set."""
+    """The copies in `folder`, a part for every `every` bytes of input, and one when `stop` is
+    set.
+    """
 
     def __init__(self, folder: Path, every: int = EVERY) -> None:
         self.folder, self.every = folder, every
         self.stop = threading.Event()
-        self._files: list[list[Any]] = []  # [part's name, file that it is of, its bytes], in the order of writing
+        self._files: list[
+            list[Any]
+        ] = []  # [part's name, file that it is of, its bytes], in the order of writing
         self._number = 0
         self._done = 0
 
     def marks(self, settings: str, journal: Path) -> Iterator[dict[str, Any]]:
-        """The marks of runs with the same settings, newest first, each with its files joined in `journal`.
+        """The marks of runs with the same settings, newest first, each with its files joined in
+        `journal`.
 
         Stop at the mark that is used; if none is, call `clear`.
         """
@@ -54,14 +61,20 @@ class PartUploads:
                 if any((self.folder / name).stat().st_size != size for name, _, size in files):
                     continue
                 self._join(files, journal)
-                self._files, self._number, self._done = files, number + 1, record["mark"]["done_bytes"]
+                self._files, self._number, self._done = (
+                    files,
+                    number + 1,
+                    record["mark"]["done_bytes"],
+                )
                 mark: dict[str, Any] = record["mark"]
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # it did not arrive completely
             yield mark
 
     def add(self, mark: dict[str, Any], sizes: dict[str, int], journal: Path) -> None:
-        """Copy new bytes of the files of `journal`, up to `sizes`, if there was enough input since the last copy."""
+        """Copy new bytes of the files of `journal`, up to `sizes`, if there was enough input since
+        the last copy.
+        """
         gain = mark["done_bytes"] - self._done
         if gain < self.every and not (gain and self.stop.is_set()):
             return
@@ -90,7 +103,9 @@ class PartUploads:
         self._files, self._number, self._done = [], 0, 0
 
     def _records(self) -> list[tuple[int, Path]]:
-        records = ((_RECORD.fullmatch(path.name), path) for path in self.folder.glob("record-*.json"))
+        records = (
+            (_RECORD.fullmatch(path.name), path) for path in self.folder.glob("record-*.json")
+        )
         return [(int(match[1]), path) for match, path in records if match]
 
     def _join(self, files: list[list[Any]], journal: Path) -> None:

@@ -24,11 +24,12 @@ from smtrain.worker.data.tokenizer import TokenizerFacts, tokenizer_facts
 class PrepareOptions:
     """Options for turning inputs into tokens; all machines of a preparation get the same ones.
 
-    `format` is a format of files; for instruction data also how a record spells a conversation (alpaca, messages).
-    `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong`, `columns` {ours: theirs} and
-    `chat_template_kwargs`, values for the chat template, for instruction data. `workers` defaults to one per core.
-    `objective` decides what `prepare_sft` makes of records: samples or pairs of them. `holdout` selects the documents
-    for validation. At most `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of
+    `format` is a format of files; for instruction data also how a record spells a conversation
+    (alpaca, messages). `text_column`, `separator`, `cleaning` and `append_eod` are for text;
+    `overlong`, `columns` {ours: theirs} and `chat_template_kwargs`, values for the chat template,
+    for instruction data. `workers` defaults to one per core. `objective` decides what `prepare_sft`
+    makes of records: samples or pairs of them. `holdout` selects the documents for validation. At
+    most `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of
     files. `listings` changes with the text, if its files alone do not tell, as in a channel.
     """
 
@@ -55,13 +56,22 @@ class PrepareOptions:
         """The options that a config has; `options` are those of one preparation."""
         data, train = config.data, config.train
         return cls(
-            seq_len=train.seq_len, format=data.format, encoding=data.encoding, text_column=data.text_column,
-            separator=data.separator, cleaning=Cleaning.of(data), overlong=data.overlong,
-            columns=dict(data.columns.items()), holdout=HoldOut.of(train.validation),
+            seq_len=train.seq_len,
+            format=data.format,
+            encoding=data.encoding,
+            text_column=data.text_column,
+            separator=data.separator,
+            cleaning=Cleaning.of(data),
+            overlong=data.overlong,
+            columns=dict(data.columns.items()),
+            holdout=HoldOut.of(train.validation),
             chat_template_kwargs=config.model.chat_template_kwargs,
-            max_bad=data.max_bad, workers=data.workers, shard_bytes=round(data.shard_size * 1e9),
-            objective="dpo" if train.objective == "dpo" else "sft", **options,
-        )  # fmt: skip
+            max_bad=data.max_bad,
+            workers=data.workers,
+            shard_bytes=round(data.shard_size * 1e9),
+            objective="dpo" if train.objective == "dpo" else "sft",
+            **options,
+        )
 
     @property
     def file_format(self) -> str:
@@ -81,10 +91,11 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of each source, the facts of the tokenizer, and a sentence for each file that is left out.
+    """The files of each source, the facts of the tokenizer, and a sentence for each file that is
+    left out.
 
-    A sample of records is `sequences` documents in a row; 0 stands for text. Text that is held out whole is the last
-    source.
+    A sample of records is `sequences` documents in a row; 0 stands for text. Text that is held out
+    whole is the last source.
     """
 
     options: PrepareOptions
@@ -99,7 +110,10 @@ class Corpus:
 
     @cached_property
     def shards(self) -> list[TextShard]:
-        """The cut of the files; records are one part. Raises DataError for a Parquet file that cannot be read."""
+        """The cut of the files; records are one part.
+
+        Raises DataError for a Parquet file that cannot be read.
+        """
         parts = [self.flat] if self.sequences else self.files
         return cut_shards(parts, self.options.separator, self.options.shard_bytes)
 
@@ -128,16 +142,26 @@ class Corpus:
 
     @property
     def held_names(self) -> list[str]:
-        """The names that end the files of what is held out along with the parts: one, or one for each shard."""
+        """The names that end the files of what is held out along with the parts: one, or one for
+        each shard.
+        """
         several = any(shard.name for shard in self.shards)
         return [f"-{number:05}" for number in range(len(self.shards))] if several else [""]
 
 
 def resolve(
-    sources: list[str], tokenizer: Path, options: PrepareOptions, format: Any, output: Path | None,
-    commits: Mapping[str, str], say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
-) -> Corpus:  # fmt: skip
-    """Find the files of all sources, except those under `output`, and read the tokenizer. Raises DataError.
+    sources: list[str],
+    tokenizer: Path,
+    options: PrepareOptions,
+    format: Any,
+    output: Path | None,
+    commits: Mapping[str, str],
+    say: Callable[[str], None],
+    listed: Mapping[str, list[SourceFile]] | None = None,
+) -> Corpus:
+    """Find the files of all sources, except those under `output`, and read the tokenizer.
+
+    Raises DataError.
 
     `listed` has the objects of s3:// sources that the caller has listed.
     """
@@ -150,7 +174,13 @@ def resolve(
         [
             replace(file, number=next(numbers))
             for file in find_files(
-                source, format, output, left_out.append, options.encoding, commits, (listed or {}).get(source)
+                source,
+                format,
+                output,
+                left_out.append,
+                options.encoding,
+                commits,
+                (listed or {}).get(source),
             )
         ]
         for source in sources

@@ -1,4 +1,6 @@
-"""A report on text before it is tokenized: lengths, duplicates, scripts, repeated lines, overlap with tests."""
+"""A report on text before it is tokenized: lengths, duplicates, scripts, repeated lines, overlap
+with tests.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,17 @@ from smtrain.worker.data.read.unread import EXAMPLES, Findings, UnreadText
 _LINES_KEPT = 200_000
 _SHOWN = 300
 _SCRIPTS = {
-    "Latin": r"[A-Za-z\u00c0-\u024f]", "Cyrillic": r"[\u0400-\u052f]", "Greek": r"[\u0370-\u03ff]",
-    "Arabic": r"[\u0600-\u06ff]", "Hebrew": r"[\u0590-\u05ff]", "Devanagari": r"[\u0900-\u097f]",
-    "Thai": r"[\u0e00-\u0e7f]", "Kana": r"[\u3040-\u30ff]", "Han": r"[\u4e00-\u9fff]", "Hangul": r"[\uac00-\ud7af]",
-}  # fmt: skip
+    "Latin": r"[A-Za-z\u00c0-\u024f]",
+    "Cyrillic": r"[\u0400-\u052f]",
+    "Greek": r"[\u0370-\u03ff]",
+    "Arabic": r"[\u0600-\u06ff]",
+    "Hebrew": r"[\u0590-\u05ff]",
+    "Devanagari": r"[\u0900-\u097f]",
+    "Thai": r"[\u0e00-\u0e7f]",
+    "Kana": r"[\u3040-\u30ff]",
+    "Han": r"[\u4e00-\u9fff]",
+    "Hangul": r"[\uac00-\ud7af]",
+}
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _SCRIPTS.items()}
 LOOKED_AT = 400
 """Characters of a document that decide its script."""
@@ -38,7 +47,10 @@ LINE_LEAST, LINE_MOST = 20, 200
 
 @dataclass
 class SourceReport:
-    """Counts of one source. `lengths` counts documents by the bit length of their number of characters."""
+    """Counts of one source.
+
+    `lengths` counts documents by the bit length of their number of characters.
+    """
 
     name: str
     files: int = 0
@@ -59,9 +71,10 @@ class SourceReport:
 class TextReport:
     """The results of `report`.
 
-    `repeated` are lines of 20 characters or more with their counts, the most frequent first; `examples` holds up to
-    EXAMPLES texts by topic; `tested` are (texts, hit, too short to compare). `dropped` counts what the cleaning would
-    leave out of `judged` documents, by reason; `untested` counts text of the tests that was not compared.
+    `repeated` are lines of 20 characters or more with their counts, the most frequent first;
+    `examples` holds up to EXAMPLES texts by topic; `tested` are (texts, hit, too short to compare).
+    `dropped` counts what the cleaning would leave out of `judged` documents, by reason; `untested`
+    counts text of the tests that was not compared.
     """
 
     sources: list[SourceReport]
@@ -77,15 +90,22 @@ class TextReport:
 
 
 def report(
-    inputs: Sequence[Path | str], tokenizer: Path | None = None, against: Sequence[Path | str] = (), *,
-    text_column: str = "text", format: Format = "auto", separator: str | None = None, encoding: str | None = None,
-    most_bytes: int | None = None, cleaning: Cleaning | None = None,
-) -> TextReport:  # fmt: skip
+    inputs: Sequence[Path | str],
+    tokenizer: Path | None = None,
+    against: Sequence[Path | str] = (),
+    *,
+    text_column: str = "text",
+    format: Format = "auto",
+    separator: str | None = None,
+    encoding: str | None = None,
+    most_bytes: int | None = None,
+    cleaning: Cleaning | None = None,
+) -> TextReport:
     """Read text once, up to `most_bytes` of it, and count; with a tokenizer folder also tokens.
 
-    Duplicates, and the filters, personal data and near duplicates of `cleaning`, are counted across all inputs, exact
-    duplicates up to 3 million documents. `against` are texts that a model will be tested on. Raises DataError if
-    something cannot be read.
+    Duplicates, and the filters, personal data and near duplicates of `cleaning`, are counted across
+    all inputs, exact duplicates up to 3 million documents. `against` are texts that a model will be
+    tested on. Raises DataError if something cannot be read.
     """
     chosen = None
     if tokenizer is not None:
@@ -124,34 +144,57 @@ def report(
                         numbers, run = tested.in_text(text)
                         hit |= numbers
                         about.overlapping += bool(numbers)
-                        found.keep("overlaps with tests", *([f"{file.name}: {run}"] if numbers else []))
+                        found.keep(
+                            "overlaps with tests", *([f"{file.name}: {run}"] if numbers else [])
+                        )
     if not any(about.documents for about in reports):
         why = next(iter(found.examples["bad records"]), "")
         why = f": {why}" if why else "; give files with text"
-        raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.", code="data.not_found")
+        raise DataError(
+            f"{', '.join(map(str, inputs))} holds no document{why}.", code="data.not_found"
+        )
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(
-        reports, repeated, found.examples | preview.findings.examples, about_tests, chosen.name if chosen else "",
-        whole, preview.findings.dropped, preview.findings.noted, preview.documents, untested,
-    )  # fmt: skip
+        reports,
+        repeated,
+        found.examples | preview.findings.examples,
+        about_tests,
+        chosen.name if chosen else "",
+        whole,
+        preview.findings.dropped,
+        preview.findings.noted,
+        preview.documents,
+        untested,
+    )
 
 
 def _count(
-    about: SourceReport, documents: Documents, seen: SeenDocuments, lines: Counter[str], found: Findings
+    about: SourceReport,
+    documents: Documents,
+    seen: SeenDocuments,
+    lines: Counter[str],
+    found: Findings,
 ) -> None:
     new = seen.new(hashes(documents.texts))
     texts: list[str] = documents.texts.to_pylist()
     about.documents += len(texts)
     about.duplicates += len(texts) - int(new.sum())
-    found.keep("duplicates", *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text))
+    found.keep(
+        "duplicates",
+        *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text),
+    )
     for text in texts:
         about.characters += len(text)
         about.bytes += len(text.encode("utf-8", "surrogatepass"))
         about.empty += not text.strip()
         about.lengths[len(text).bit_length()] += 1
         about.scripts[_script(text)] += 1
-        lines.update(line.strip()[:LINE_MOST] for line in text.splitlines() if len(line.strip()) >= LINE_LEAST)
+        lines.update(
+            line.strip()[:LINE_MOST]
+            for line in text.splitlines()
+            if len(line.strip()) >= LINE_LEAST
+        )
     if len(lines) > _LINES_KEPT:  # lines that came once are the least likely to come again
         for line in [line for line, count in lines.items() if count == 1]:
             del lines[line]
@@ -161,7 +204,9 @@ def _count(
 
 def _script(text: str) -> str:
     part = text[:LOOKED_AT]
-    counts: dict[str, Any] = {name: sum(1 for _ in pattern.finditer(part)) for name, pattern in _PATTERNS.items()}
+    counts: dict[str, Any] = {
+        name: sum(1 for _ in pattern.finditer(part)) for name, pattern in _PATTERNS.items()
+    }
     if counts["Kana"]:
         return "Japanese"
     most = max(counts, key=lambda name: counts[name])
@@ -195,7 +240,9 @@ def page(about: TextReport) -> str:
     """The HTML page, with all text escaped."""
     whole = _sum(about.sources)
     sources = [*about.sources, *([whole] if len(about.sources) > 1 else [])]
-    by_count = [sorted(counts.items(), key=lambda row: -row[1]) for counts in (about.dropped, about.noted)]
+    by_count = [
+        sorted(counts.items(), key=lambda row: -row[1]) for counts in (about.dropped, about.noted)
+    ]
     return render(
         "data_report.html",
         title="Text report",
@@ -206,7 +253,9 @@ def page(about: TextReport) -> str:
         sources=[_row(source, about) for source in sources],
         lengths=[(_range(power), whole.lengths[power]) for power in _powers(whole.lengths)],
         repeated=[(line, f"{count:,}") for line, count in about.repeated],
-        dropped=[(reason, f"{count:,}", f"{count / about.judged:.2%}") for reason, count in by_count[0]],
+        dropped=[
+            (reason, f"{count:,}", f"{count / about.judged:.2%}") for reason, count in by_count[0]
+        ],
         noted=[(reason, f"{count:,}") for reason, count in by_count[1]],
         looked_at=LOOKED_AT,
         line_least=LINE_LEAST,
@@ -216,7 +265,16 @@ def page(about: TextReport) -> str:
 
 
 def _columns(about: TextReport) -> list[str]:
-    names = ["source", "files", "documents", "size", "characters a document", "empty", "duplicates", "bad"]
+    names = [
+        "source",
+        "files",
+        "documents",
+        "size",
+        "characters a document",
+        "empty",
+        "duplicates",
+        "bad",
+    ]
     names += ["tokens", "bytes a token"] if about.tokenized_by else []
     return names + (["overlapping"] if about.tested is not None else [])
 
@@ -224,10 +282,15 @@ def _columns(about: TextReport) -> list[str]:
 def _row(source: SourceReport, about: TextReport) -> list[str]:
     documents = max(source.documents, 1)
     cells = [
-        source.name, f"{source.files:,}", f"{source.documents:,}", spell_bytes(source.bytes),
-        f"{source.characters / documents:,.0f}", f"{source.empty:,}",
-        f"{source.duplicates:,} ({source.duplicates / documents:.1%})", f"{source.bad:,}",
-    ]  # fmt: skip
+        source.name,
+        f"{source.files:,}",
+        f"{source.documents:,}",
+        spell_bytes(source.bytes),
+        f"{source.characters / documents:,.0f}",
+        f"{source.empty:,}",
+        f"{source.duplicates:,} ({source.duplicates / documents:.1%})",
+        f"{source.bad:,}",
+    ]
     if about.tokenized_by:
         cells += [f"{source.tokens:,}", f"{source.bytes / max(source.tokens, 1):.2f}"]
     if about.tested is not None:
@@ -236,7 +299,9 @@ def _row(source: SourceReport, about: TextReport) -> list[str]:
 
 
 def _powers(lengths: Counter[int]) -> range:
-    """The range of bit lengths; those without documents stay, so that a gap between two bars is visible."""
+    """The range of bit lengths; those without documents stay, so that a gap between two bars is
+    visible.
+    """
     return range(min(lengths), max(lengths) + 1) if lengths else range(0)
 
 

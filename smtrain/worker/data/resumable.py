@@ -1,7 +1,9 @@
-"""Resumable preparation of text or instruction data: files that survive a kill, marks, and a final rename.
+"""Resumable preparation of text or instruction data: files that survive a kill, marks, and a final
+rename.
 
-Files grow by appending. A mark has their sizes and hashes: bytes after the last mark are cut off, and a journal whose
-file differs from its mark (after a power cut) is not used. So nothing has to be synced to the disk on the way.
+Files grow by appending. A mark has their sizes and hashes: bytes after the last mark are cut off,
+and a journal whose file differs from its mark (after a power cut) is not used. So nothing has to be
+synced to the disk on the way.
 """
 
 from __future__ import annotations
@@ -41,7 +43,12 @@ class Appender:
     def restored(cls, path: Path, mark: dict[str, Any]) -> Appender | None:
         """The file cut to its state at `mark`; None if it differs."""
         file = cls.__new__(cls)
-        file.path, file._hash, file.sums, file.bytes = path, hashlib.sha256(), Rolling(), mark["bytes"]
+        file.path, file._hash, file.sums, file.bytes = (
+            path,
+            hashlib.sha256(),
+            Rolling(),
+            mark["bytes"],
+        )
         try:
             file._file = path.open("r+b", buffering=0)
         except OSError:
@@ -76,7 +83,8 @@ class Appender:
 
 
 class Journal:
-    """The folder of unfinished files, held by one process at a time, with copies in `parts` if there are any.
+    """The folder of unfinished files, held by one process at a time, with copies in `parts` if
+    there are any.
 
     Raises DataError if another process holds it.
     """
@@ -89,11 +97,15 @@ class Journal:
                 lock = hold(folder / "lock")
                 break
         if lock is None:
-            raise DataError(f"{folder.parent} is being written by another process; wait for it to end.")
+            raise DataError(
+                f"{folder.parent} is being written by another process; wait for it to end."
+            )
         self._lock = lock
 
     def marks(self, settings: str) -> Iterator[dict[str, Any]]:
-        """The marks of runs with the same settings, the last one here and then those in the parts, newest first."""
+        """The marks of runs with the same settings, the last one here and then those in the parts,
+        newest first.
+        """
         with suppress(OSError, ValueError):
             record: dict[str, Any] = verified(read_object(self.folder / _JOURNAL))
             if record.get("settings") == settings:
@@ -138,10 +150,11 @@ class Journal:
 
 @contextmanager
 def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
-    """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for the next run.
+    """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for
+    the next run.
 
-    It is removed when the run succeeds, or fails because of the input, which would fail again. Raises DataError if
-    `output` is a file or is being written.
+    It is removed when the run succeeds, or fails because of the input, which would fail again.
+    Raises DataError if `output` is a file or is being written.
     """
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
@@ -165,8 +178,11 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
             output.rmdir()
 
 
-def publish(journal: Journal, manifest: DatasetManifest, output: Path, elsewhere: str | None = None) -> DatasetManifest:
-    """Move the finished files into `output`, the manifest last: without it the folder is no dataset.
+def publish(
+    journal: Journal, manifest: DatasetManifest, output: Path, elsewhere: str | None = None
+) -> DatasetManifest:
+    """Move the finished files into `output`, the manifest last: without it the folder is no
+    dataset.
 
     If the files are `elsewhere`, only the manifest is written.
     """

@@ -22,7 +22,10 @@ _TOP = 12
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """A dataset's counts. `counts` is int64 [largest id + 1]; `top` the most frequent as (id, text or None, share)."""
+    """A dataset's counts.
+
+    `counts` is int64 [largest id + 1]; `top` the most frequent as (id, text or None, share).
+    """
 
     facts: dict[str, Any]
     counts: NDArray[np.int64]
@@ -31,7 +34,9 @@ class DatasetSummary:
 
 
 def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
-    """Read a prepared folder or a Megatron pair through once. With a tokenizer folder, tokens are shown as text.
+    """Read a prepared folder or a Megatron pair through once.
+
+    With a tokenizer folder, tokens are shown as text.
 
     Raises DataError for anything else.
     """
@@ -39,7 +44,10 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     counts = np.zeros(0, np.int64)
     for part in parts:
         if part.dtype.kind == "f":
-            raise DataError(f"{part.pairs[0].bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
+            raise DataError(
+                f"{part.pairs[0].bin_path} holds {part.dtype} and not token ids; name a dataset of"
+                " tokens."
+            )
         for tokens_ in part.chunks():
             more = np.bincount(tokens_, minlength=len(counts))
             more[: len(counts)] += counts
@@ -56,12 +64,26 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     }
     if len(lengths):
         quantiles = np.quantile(lengths, [0, 0.5, 0.9, 1]).astype(int).tolist()
-        facts["document_tokens"] = dict(zip(("min", "median", "p90", "max"), quantiles, strict=True))
+        facts["document_tokens"] = dict(
+            zip(("min", "median", "p90", "max"), quantiles, strict=True)
+        )
     if path.is_dir() and (path / NAME).is_file():
         manifest = DatasetManifest.load(path)
-        kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
+        kept = (
+            "seq_len",
+            "samples",
+            "eos_id",
+            "append_eod",
+            "tokenized_by",
+            "bad_line_count",
+            "dropped",
+            "parts",
+        )
         facts |= {key: getattr(manifest, key) for key in kept}
-        facts["parts"] = [{key: value for key, value in part.items() if key != "shards"} for part in manifest.parts]
+        facts["parts"] = [
+            {key: value for key, value in part.items() if key != "shards"}
+            for part in manifest.parts
+        ]
         facts["not_read"] = manifest.unread
         if manifest.objective != "pretrain" and manifest.noted:
             facts["found"] = manifest.noted
@@ -75,22 +97,32 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         facts |= {"shards": shards} if shards > len(parts) else {}
     decoder = load_tokenizer(tokenizer) if tokenizer else None
     most = np.argsort(-counts, kind="stable")[:_TOP]
-    top = [(int(i), decoder.decode([int(i)], skip_special_tokens=False) if decoder else None, counts[i] / tokens)
-           for i in most if counts[i]]  # fmt: skip
+    top = [
+        (
+            int(i),
+            decoder.decode([int(i)], skip_special_tokens=False) if decoder else None,
+            counts[i] / tokens,
+        )
+        for i in most
+        if counts[i]
+    ]
     beginning = parts[0].read(0, min(120, parts[0].total)).tolist()
     sample = decoder.decode(beginning, skip_special_tokens=False) if decoder else None
     return DatasetSummary(facts, counts, top, sample)
 
 
 def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
-    """Logarithms of the tokens' frequencies, most frequent first, at `points` places of logarithmic rank."""
+    """Logarithms of the tokens' frequencies, most frequent first, at `points` places of logarithmic
+    rank.
+    """
     ordered = np.sort(counts[counts > 0])[::-1]
     places = np.unique(np.geomspace(1, max(len(ordered), 1), points).astype(int)) - 1
     return np.log10(ordered[places]).tolist() if len(ordered) else []
 
 
 def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
-    """Plot frequency by rank on logarithmic axes; a PNG at `path` is replaced, any other file is not.
+    """Plot frequency by rank on logarithmic axes; a PNG at `path` is replaced, any other file is
+    not.
 
     Raises DataError for another file, or without matplotlib.
     """
@@ -100,7 +132,9 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("a picture needs matplotlib; run `pip install matplotlib`.", code="package.missing") from None
+        raise DataError(
+            "a picture needs matplotlib; run `pip install matplotlib`.", code="package.missing"
+        ) from None
     ordered = np.sort(about.counts[about.counts > 0])[::-1]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -115,8 +149,13 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
 
 
 def _packed(masks: list[Path], data: JoinedPairs, manifest: DatasetManifest) -> dict[str, Any]:
-    """Rows of an epoch of samples or pairs, how full they are, and the number of tokens that are learned."""
-    sizes, seq_len = data.lengths - 1, manifest.seq_len  # the last token of a sample is predicted only
+    """Rows of an epoch of samples or pairs, how full they are, and the number of tokens that are
+    learned.
+    """
+    sizes, seq_len = (
+        data.lengths - 1,
+        manifest.seq_len,
+    )  # the last token of a sample is predicted only
     if manifest.objective == "dpo":
         sizes = sizes.reshape(-1, 2).sum(-1)
     rows = Packing(0, sizes, seq_len).rows(0)

@@ -28,8 +28,8 @@ from smtrain.worker.object_store import is_of_machine, retry, unread
 class TokenizerFacts:
     """Facts of a tokenizer folder; `eos_id` is None if no file names an end of document.
 
-    `vocab_size` is the largest id that a text may get + 1, including `eos_id`: that of the tokenizer, at most that of
-    the model, which is `model_vocab_size` - 1.
+    `vocab_size` is the largest id that a text may get + 1, including `eos_id`: that of the
+    tokenizer, at most that of the model, which is `model_vocab_size` - 1.
     """
 
     sha256: str
@@ -48,8 +48,8 @@ class TokenizerFacts:
         odd = int(ids.max()) if ids.min() >= 0 else int(ids.min())
         whose = "model" if self.vocab_size == self.model_vocab_size else "tokenizer"
         raise DataError(
-            f"{file} has the id {odd}, and the {whose} has the ids 0 to {self.vocab_size - 1}; give the {whose} that "
-            "the tokens were made for."
+            f"{file} has the id {odd}, and the {whose} has the ids 0 to {self.vocab_size - 1}; give"
+            f" the {whose} that the tokens were made for."
         )
 
     def in_manifest(self) -> dict[str, Any]:
@@ -64,7 +64,9 @@ class TokenizerFacts:
 
 
 def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
-    """The tokenizer of a folder, without settings that make ids random, cut or pad them. Do not change it.
+    """The tokenizer of a folder, without settings that make ids random, cut or pad them.
+
+    Do not change it.
 
     `say` receives those that were on; default: stderr, once per process.
     """
@@ -75,10 +77,14 @@ def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
 
 
 def settled_json(folder: Path) -> tuple[bytes, Tokenizer]:
-    """The tokenizer of a folder as `load_tokenizer` reads it, and its tokenizer.json for other libraries."""
+    """The tokenizer of a folder as `load_tokenizer` reads it, and its tokenizer.json for other
+    libraries.
+    """
     content = tokenizer_json(folder)
     backend = _backend(folder, content)
-    return str(backend.tokenizer.to_str()).encode() if backend.changed else content, backend.tokenizer
+    return (
+        str(backend.tokenizer.to_str()).encode() if backend.changed else content
+    ), backend.tokenizer
 
 
 def _backend(folder: Path, content: bytes) -> hf_tokenizer.SettledTokenizer:
@@ -99,16 +105,19 @@ def _read(content: bytes, said: str) -> hf_tokenizer.SettledTokenizer:
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
-    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json if they exist.
+    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json if they
+    exist.
 
-    `say` receives settings that were switched off, and a sentence on tokens that the model lacks. Raises DataError if
-    the model lacks the end of document.
+    `say` receives settings that were switched off, and a sentence on tokens that the model lacks.
+    Raises DataError if the model lacks the end of document.
     """
     tokenizer = load_tokenizer(folder, say)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     config = _json(folder / "config.json")
     model_vocab_size = hf_tokenizer.vocabulary_of(config)
-    eos_id = hf_tokenizer.end_of_document(_json(folder / "tokenizer_config.json"), config, tokenizer.token_to_id)
+    eos_id = hf_tokenizer.end_of_document(
+        _json(folder / "tokenizer_config.json"), config, tokenizer.token_to_id
+    )
     vocab_size = max(vocab.values(), default=-1) + 1
     if fault := hf_tokenizer.eos_fault(eos_id, model_vocab_size or vocab_size):
         raise DataError(f"{folder}: {fault}.")
@@ -122,37 +131,49 @@ def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
 
 
 def model_vocabulary(folder: Path) -> int | None:
-    """The number of ids of the model in a tokenizer's folder; None without a config.json that names it."""
+    """The number of ids of the model in a tokenizer's folder; None without a config.json that names
+    it.
+    """
     return hf_tokenizer.vocabulary_of(_json(folder / "config.json"))
 
 
 def unknown_token(ids: NDArray[Any], vocabulary: int | None, folder: Path) -> str:
-    """The reason to refuse a text with these ids if a model of `vocabulary` ids lacks one; else empty."""
+    """The reason to refuse a text with these ids if a model of `vocabulary` ids lacks one; else
+    empty.
+    """
     if vocabulary is None or not len(ids) or int(ids.max()) < vocabulary:
         return ""
     number = int(ids[ids >= vocabulary][0])
     tokenizer = load_tokenizer(folder, lambda _: None)
     added = number in tokenizer.get_added_tokens_decoder()
-    return hf_tokenizer.unknown_token(tokenizer.decode([number], False), number, vocabulary, added=added)
+    return hf_tokenizer.unknown_token(
+        tokenizer.decode([number], False), number, vocabulary, added=added
+    )
 
 
 def tokenizer_json(folder: Path) -> bytes:
-    """The content of tokenizer.json, converted by transformers if the folder has a tokenizer in another form.
+    """The content of tokenizer.json, converted by transformers if the folder has a tokenizer in
+    another form.
 
     Raises DataError for a folder without a tokenizer, or with one that transformers does not read.
     """
     files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if not folder.exists():
         raise DataError(
-            f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.",
+            f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its"
+            " tokenizer.",
             code="data.not_found",
         )
     if folder.is_file():
-        raise DataError(f"{folder} is a file, and {file_kind(folder)}; give the folder of a model, for its tokenizer.")
+        raise DataError(
+            f"{folder} is a file, and {file_kind(folder)}; give the folder of a model, for its"
+            " tokenizer."
+        )
     if not files:
         raise DataError(
-            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
-            "folder, or save a tokenizer into it with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model;"
+            " give the model's folder, or save a tokenizer into it with"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
     if fault := next(filter(None, (file_misfit(folder / name) for name in files)), None):
         raise DataError(f"{fault}.")
@@ -169,9 +190,9 @@ def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # transformers', tokenizers' and sentencepiece's own
         raise DataError(
-            f"transformers cannot make a fast tokenizer of {files} in {folder} ({first_line(error)}); name its class "
-            "(tokenizer_class) in tokenizer_config.json, or save a tokenizer.json with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            f"transformers cannot make a fast tokenizer of {files} in {folder}"
+            f" ({first_line(error)}); name its class (tokenizer_class) in tokenizer_config.json, or"
+            " save a tokenizer.json with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         ) from error
 
 

@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 def in_order(submitted: Iterator[Future[T]], ahead: int) -> Iterator[T]:
-    """The results of tasks in their order; takes at most `ahead` tasks before it waits for the first of them."""
+    """The results of tasks in their order; takes at most `ahead` tasks before it waits for the
+    first of them.
+    """
     waiting: deque[Future[T]] = deque()
     try:
         for future in submitted:
@@ -42,7 +44,8 @@ def read_ahead(items: Iterator[T], count: int) -> Iterator[T]:
 
 
 def spawned_pool(count: int, start: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
-    """A pool of `count` processes, each of which calls `start(*arguments)` first and ends when this process ends.
+    """A pool of `count` processes, each of which calls `start(*arguments)` first and ends when this
+    process ends.
 
     They are spawned because a forked copy of a process with threads may hang.
     """
@@ -53,8 +56,9 @@ def spawned_pool(count: int, start: Callable[..., None], *arguments: Any) -> Pro
 def dead_worker(count: int) -> DataError:
     """The error for a process of a pool of `count` that ended."""
     return DataError(
-        f"a process of prepare ended unexpectedly: for lack of memory (use fewer than {count} workers, data.workers), "
-        'or because the script that calls prepare lacks `if __name__ == "__main__":`.'
+        f"a process of prepare ended unexpectedly: for lack of memory (use fewer than {count}"
+        " workers, data.workers), or because the script that calls prepare lacks `if __name__ =="
+        ' "__main__":`.'
     )
 
 

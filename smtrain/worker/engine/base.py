@@ -20,24 +20,35 @@ if TYPE_CHECKING:  # the options of an engine need no torch
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """The mesh of pp x dp x cp x tp processes, pp outermost and tp innermost, and options of the parallel model."""
+    """The mesh of pp x dp x cp x tp processes, pp outermost and tp innermost, and options of the
+    parallel model.
+    """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     micro_batch_size: int = 1
-    """Samples of one forward pass of one data-parallel rank; the rest of its batch is accumulated."""
+    """Samples of one forward pass of one data-parallel rank; the rest of its batch is accumulated.
+    """
     sequence_parallel: bool = False
-    """Cut the activations between the tensor-parallel parts along the sequence; tp must divide its length."""
+    """Cut the activations between the tensor-parallel parts along the sequence; tp must divide its
+    length.
+    """
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass, `selective`
-    computes only attention again: nxd its softmax, native the attention module."""
+    """`full` keeps only the input of each decoder layer and computes the layer again in the
+    backward pass, `selective` computes only attention again: nxd its softmax, native the attention
+    module.
+    """
     precision: Precision = "fp32"
-    """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
+    """The dtype of weights, activations and their gradients; sums of gradients and optimizer state
+    are fp32 always.
+    """
     zero1: bool = True
     """Split the optimizer state over data-parallel ranks; only nxd can switch it off."""
     pipeline_cuts: tuple[int, ...] = ()
-    """The last layer of every stage but the last; by default the stages are even, the remainder last."""
+    """The last layer of every stage but the last; by default the stages are even, the remainder
+    last.
+    """
     virtual_stages: int = 1
     """nxd: stages of each pipeline rank, dealt round robin."""
     apart: bool = False
@@ -51,23 +62,34 @@ class ParallelOptions:
     ep: int = 1
     """native: neighbouring data-parallel ranks that divide the experts of each layer."""
     expert_capacity: float | None = None
-    """native: most tokens of an expert from one rank, as a multiple of an even share; None: no limit."""
+    """native: most tokens of an expert from one rank, as a multiple of an even share; None: no
+    limit.
+    """
     aux_loss: float | None = None
     """native: the factor of the auxiliary loss of experts; None: as config.json says."""
     aux_by_layer: bool = False
-    """native: the auxiliary loss is the sum of one for each layer, as in Megatron, not one over all layers."""
+    """native: the auxiliary loss is the sum of one for each layer, as in Megatron, not one over all
+    layers.
+    """
     cp: int = 1
-    """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide its length."""
+    """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide
+    its length.
+    """
 
     @classmethod
     def of(cls, config: JobConfig) -> ParallelOptions:
-        """The options in a config: each is the key of its name in section `parallel` or `train`, but for a few."""
+        """The options in a config: each is the key of its name in section `parallel` or `train`,
+        but for a few.
+        """
         keys = {**dict(config.train), **dict(config.parallel)}
         values = {option.name: keys[option.name] for option in fields(cls) if option.name in keys}
         values |= {
-            "dp": config.dp, "pipeline_cuts": config.parallel.cuts, "apart": config.apart,
-            "compile": bool(config.train.compile), "deterministic": config.train.deterministic is not False,
-        }  # fmt: skip
+            "dp": config.dp,
+            "pipeline_cuts": config.parallel.cuts,
+            "apart": config.apart,
+            "compile": bool(config.train.compile),
+            "deterministic": config.train.deterministic is not False,
+        }
         return cls(**values)
 
 
@@ -89,7 +111,10 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class PairMetrics:
-    """Means over the pairs of a batch. A reward is beta times what a log-probability has gained on the reference's."""
+    """Means over the pairs of a batch.
+
+    A reward is beta times what a log-probability has gained on the reference's.
+    """
 
     chosen_reward: float
     rejected_reward: float
@@ -106,19 +131,28 @@ class PairMetrics:
     def numbers(self) -> dict[str, float]:
         """The numbers under the names that TRL gives them."""
         return {
-            "rewards/chosen": self.chosen_reward, "rewards/rejected": self.rejected_reward,
-            "rewards/margins": self.margin, "rewards/accuracies": self.accuracy,
-            "logps/chosen": self.chosen_logp, "logps/rejected": self.rejected_logp,
-        }  # fmt: skip
+            "rewards/chosen": self.chosen_reward,
+            "rewards/rejected": self.rejected_reward,
+            "rewards/margins": self.margin,
+            "rewards/accuracies": self.accuracy,
+            "logps/chosen": self.chosen_logp,
+            "logps/rejected": self.rejected_logp,
+        }
 
 
 class RoutingMetrics(NamedTuple):
-    """The choices of experts in a step. A load is an expert's tokens over the mean of all experts of all layers."""
+    """The choices of experts in a step.
+
+    A load is an expert's tokens over the mean of all experts of all layers.
+    """
 
     aux_loss: float
-    """Mean over micro-batches, without its factor; the experts of a token, if all loads are equal."""
+    """Mean over micro-batches, without its factor; the experts of a token, if all loads are equal.
+    """
     entropy: float
-    """Mean entropy of the router's probabilities over that of equal ones: 1 is no choice, 0 a certain one."""
+    """Mean entropy of the router's probabilities over that of equal ones: 1 is no choice, 0 a
+    certain one.
+    """
     loads: tuple[tuple[float, ...], ...]
     """The load of each expert, by the layers that have experts."""
     chosen: int
@@ -130,9 +164,12 @@ class RoutingMetrics(NamedTuple):
         """The numbers for a log."""
         each = [load for layer in self.loads for load in layer]
         return {
-            "experts/aux_loss": self.aux_loss, "experts/entropy": self.entropy, "experts/load_max": max(each),
-            "experts/load_min": min(each), "experts/dropped": self.dropped,
-        }  # fmt: skip
+            "experts/aux_loss": self.aux_loss,
+            "experts/entropy": self.entropy,
+            "experts/load_max": max(each),
+            "experts/load_min": min(each),
+            "experts/dropped": self.dropped,
+        }
 
 
 class Scaling(NamedTuple):
@@ -143,7 +180,8 @@ class Scaling(NamedTuple):
     following: float
     """The scale of the next step."""
     skipped: bool
-    """The gradient was not finite: weights, optimizer state and its count of steps are unchanged."""
+    """The gradient was not finite: weights, optimizer state and its count of steps are unchanged.
+    """
 
 
 @dataclass(frozen=True)
@@ -152,7 +190,9 @@ class ParameterNorms:
 
     whole: float
     parts: dict[str, float]
-    """By `layer_00`..., `embedding`, `positions`, `norm` and `head`; empty unless they were asked for."""
+    """By `layer_00`..., `embedding`, `positions`, `norm` and `head`; empty unless they were asked
+    for.
+    """
 
 
 @dataclass(frozen=True)
@@ -185,7 +225,9 @@ class Evaluation:
     """Loss and accuracy of a batch without a step, the same numbers on every rank."""
 
     loss: float
-    """Mean over the tokens of the global batch whose label is not -100, or over its pairs; 0 without any."""
+    """Mean over the tokens of the global batch whose label is not -100, or over its pairs; 0
+    without any.
+    """
     tokens: int
     """The number of those tokens or pairs."""
     correct: int
@@ -195,9 +237,12 @@ class Evaluation:
 
 
 class Engine(Protocol):
-    """A parallel model with its optimizer. Every method is collective: all ranks call it, in the same order.
+    """A parallel model with its optimizer.
 
-    Batches are those of this rank's `dp_rank`; ranks that differ in tp, cp and pp only must pass the same one.
+    Every method is collective: all ranks call it, in the same order.
+
+    Batches are those of this rank's `dp_rank`; ranks that differ in tp, cp and pp only must pass
+    the same one.
     """
 
     rank: int
@@ -205,45 +250,65 @@ class Engine(Protocol):
     dp_rank: int
     dp_size: int
     allowed: Callable[[], None]
-    """Called on rank 0 before each manifest; raises `SmtrainError` if the job may not write checkpoints any more."""
+    """Called on rank 0 before each manifest; raises `SmtrainError` if the job may not write
+    checkpoints any more.
+    """
     parameters: int
     """The number of parameters of the whole model."""
     trained: int
     """The number of parameters that the optimizer updates: the model's, or its adapters'."""
     steps_ahead: int
-    """Steps to begin before an earlier step's numbers are read, so that the device never waits for the host."""
+    """Steps to begin before an earlier step's numbers are read, so that the device never waits for
+    the host.
+    """
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         """Forward, backward, clip and update.
 
-        `input_ids` and `labels` are int64 [global batch / dp, sequence]; labels are shifted by the loader already
-        (position i holds the token after position i), -100 is ignored. `segments`, of the same shape, numbers the
-        samples packed into a row: a run of equal numbers attends to itself only, and its positions count from 0.
+        `input_ids` and `labels` are int64 [global batch / dp, sequence]; labels are shifted by the
+        loader already (position i holds the token after position i), -100 is ignored. `segments`,
+        of the same shape, numbers the samples packed into a row: a run of equal numbers attends to
+        itself only, and its positions count from 0.
 
-        `references`, fp32 [global batch / dp, most pairs of a row, 2], makes it a step on pairs: segments 2i and 2i + 1
-        of a row are the chosen and the rejected answer of its pair i, each with its prompt, and these are the
-        reference's log-probabilities of the two; NaN if the row has no pair i.
+        `references`, fp32 [global batch / dp, most pairs of a row, 2], makes it a step on pairs:
+        segments 2i and 2i + 1 of a row are the chosen and the rejected answer of its pair i, each
+        with its prompt, and these are the reference's log-probabilities of the two; NaN if the row
+        has no pair i.
         """
         ...
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Callable[[], StepResult]:  # fmt: skip
-        """`step` that returns once the device has its work; the function that it returns waits for the numbers.
+    ) -> Callable[[], StepResult]:
+        """`step` that returns once the device has its work; the function that it returns waits for
+        the numbers.
 
         That function is collective too.
         """
         ...
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Evaluation:  # fmt: skip
-        """Evaluate a global batch, shaped as for `step`, without a gradient; weights and state do not change."""
+    ) -> Evaluation:
+        """Evaluate a global batch, shaped as for `step`, without a gradient; weights and state do
+        not change.
+        """
         ...
 
     def any(self, flag: bool) -> bool:
@@ -253,23 +318,28 @@ class Engine(Protocol):
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         """Write the checkpoint `folder/step_00000010`; `state` is the caller's JSON.
 
-        Raises `CheckpointError` on every rank if any rank could not write; what was whole before stays whole.
+        Raises `CheckpointError` on every rank if any rank could not write; what was whole before
+        stays whole.
         """
         ...
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
-        """`save` that returns once the values are copied, and writes during the next steps; `end_save` completes it.
+    def begin_save(
+        self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True
+    ) -> None:
+        """`save` that returns once the values are copied, and writes during the next steps;
+        `end_save` completes it.
 
-        Ends the save before it first. With `read_back` the checkpoint becomes whole only if the disk has the bytes that
-        were written. Raises `CheckpointError` on every rank if a weight is not a finite number.
+        Ends the save before it first. With `read_back` the checkpoint becomes whole only if the
+        disk has the bytes that were written. Raises `CheckpointError` on every rank if a weight is
+        not a finite number.
         """
         ...
 
     def end_save(self, wait: bool = True) -> int | None:
         """The step whose checkpoint became whole in this call; None if no save was begun.
 
-        Without `wait`, also None while any rank is still writing. Raises `CheckpointError` on every rank if any rank
-        could not write; what was whole before stays whole.
+        Without `wait`, also None while any rank is still writing. Raises `CheckpointError` on every
+        rank if any rank could not write; what was whole before stays whole.
         """
         ...
 
@@ -285,14 +355,19 @@ class Engine(Protocol):
         ...
 
     def prune(
-        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self,
+        line: Lineage,
+        keep: int,
+        arrived: Arrived | None = None,
+        distrusted: Collection[str] = (),
         spared: Collection[str] = (),
-    ) -> None:  # fmt: skip
-        """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.
+    ) -> None:
+        """Delete what is older than the newest `keep` checkpoints of a line that are whole and have
+        arrived.
 
-        Every host deletes on its own disk. Rank 0 calls `arrived` to find out which are whole in S3; without it the
-        disks count. `distrusted` checkpoints, named relative to the prefix, do not count as whole; `spared` ones stay
-        whatever their age.
+        Every host deletes on its own disk. Rank 0 calls `arrived` to find out which are whole in
+        S3; without it the disks count. `distrusted` checkpoints, named relative to the prefix, do
+        not count as whole; `spared` ones stay whatever their age.
         """
         ...
 

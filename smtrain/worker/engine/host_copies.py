@@ -14,8 +14,9 @@ _ALIGNED = 256  # bytes: every dtype, and the transfers of a device
 class HostCopies:
     """Copies a checkpoint to the host, on CUDA to pinned memory that stays between saves.
 
-    Training waits for the copy. New memory that is not pinned costs a fault for each page and a second copy by the
-    driver. The memory is as large as what this rank saves; other devices get new memory, free again after each save.
+    Training waits for the copy. New memory that is not pinned costs a fault for each page and a
+    second copy by the driver. The memory is as large as what this rank saves; other devices get new
+    memory, free again after each save.
     """
 
     def __init__(self, device: str) -> None:
@@ -55,7 +56,8 @@ def _room(tensor: torch.Tensor) -> int:
 def _pin(memory: torch.Tensor) -> None:
     """Pin host memory, if the driver allows it; else copies are only slower.
 
-    Registered and not `pin_memory=True`, whose allocator rounds up to a power of two: 16 GiB for 8.3.
+    Registered and not `pin_memory=True`, whose allocator rounds up to a power of two: 16 GiB for
+    8.3.
     """
     if not torch.cuda.is_available() or not len(memory):
         return

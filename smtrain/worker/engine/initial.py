@@ -1,4 +1,6 @@
-"""Initial weights: a parameter in a weight source, or random numbers that are the same on every engine and mesh."""
+"""Initial weights: a parameter in a weight source, or random numbers that are the same on every
+engine and mesh.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ class RandomWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._specs[name].shape
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
+    ) -> torch.Tensor:
         """The whole tensor, or its rows/columns `start:stop` along `dim`."""
         whole = self._whole(name)
-        return whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+        return (
+            whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+        )
 
     def _whole(self, name: str) -> torch.Tensor:
         if self._last is None or self._last[0] != name:
@@ -51,28 +57,40 @@ class RandomWeights:
             return torch.full(shape, 0.0 if name.endswith("bias") and not net else unit)
         deviation = self._config.get("initializer_range", 0.02)
         if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
-            deviation /= (2 * self._shape.layers) ** 0.5  # GPT-2 scales residual projections by the depth
+            deviation /= (
+                2 * self._shape.layers
+            ) ** 0.5  # GPT-2 scales residual projections by the depth
         whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
-        if name == self._shape.embed_name and padding is not None and self._shape.rules.form == "llama":
+        if (
+            name == self._shape.embed_name
+            and padding is not None
+            and self._shape.rules.form == "llama"
+        ):
             whole[padding] = 0.0
         return whole
 
 
 class Zeros(RandomWeights):
-    """Zeros for weights that a checkpoint replaces at once; drawing numbers for them would take longer."""
+    """Zeros for weights that a checkpoint replaces at once; drawing numbers for them would take
+    longer.
+    """
 
     def _made(self, name: str) -> torch.Tensor:
         return torch.zeros(()).expand(self.shape(name))
 
 
 class RandomFactors:
-    """The factors of a new adapter as peft initialises them: A uniform within 1 / sqrt(in), B zero."""
+    """The factors of a new adapter as peft initialises them: A uniform within 1 / sqrt(in), B
+    zero.
+    """
 
     def __init__(self, shape: AdapterShape, seed: int) -> None:
         self._specs, self._seed = {spec.name: spec for spec in shape.specs}, seed
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
+    ) -> torch.Tensor:
         """The whole factor, or its rows/columns `start:stop` along `dim`."""
         shape = self._specs[name].shape
         whole = torch.zeros(shape)
@@ -82,7 +100,9 @@ class RandomFactors:
         return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
 
 
-def name_in(source: WeightSource | RandomWeights, names: set[str], layout: Layout, name: str) -> str:
+def name_in(
+    source: WeightSource | RandomWeights, names: set[str], layout: Layout, name: str
+) -> str:
     """The name of a parameter in a source that has `names`.
 
     Raises `CheckpointError` if it is missing or has another shape.
@@ -91,14 +111,15 @@ def name_in(source: WeightSource | RandomWeights, names: set[str], layout: Layou
     stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
     if stored is None:
         raise CheckpointError(
-            f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
-            "config.json from the same model",
+            f"the weights lack {name}, which the {shape.family} model of config.json has: take"
+            " weights and config.json from the same model",
             code="checkpoint.other_model",
         )
     if source.shape(stored) != layout.spec(name).shape:
         raise CheckpointError(
-            f"{stored} is {list(source.shape(stored))} in the weights and {list(layout.spec(name).shape)} by "
-            "config.json: take weights and config.json from the same model",
+            f"{stored} is {list(source.shape(stored))} in the weights and"
+            f" {list(layout.spec(name).shape)} by config.json: take weights and config.json from"
+            " the same model",
             code="checkpoint.other_model",
         )
     return stored

@@ -8,9 +8,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
 
 Part = Literal[
-    "data", "forward and backward", "router", "sorting rows", "experts", "expert parallel", "tensor parallel",
-    "context parallel", "pipeline", "data parallel", "optimizer",
-]  # fmt: skip
+    "data",
+    "forward and backward",
+    "router",
+    "sorting rows",
+    "experts",
+    "expert parallel",
+    "tensor parallel",
+    "context parallel",
+    "pipeline",
+    "data parallel",
+    "optimizer",
+]
 PARTS: tuple[Part, ...] = get_args(Part)
 Mark = Callable[[Part], AbstractContextManager[object]]
 _NOTHING = nullcontext()

@@ -1,8 +1,8 @@
 """Save and load checkpoints in our own format; a save is whole or not there.
 
-No folder is renamed and no disk is shared: each rank writes its own files and reports their sizes and hashes, then rank
-0 writes the manifest. A thread writes the files from copies while training continues; all collective calls are made by
-the training's own thread.
+No folder is renamed and no disk is shared: each rank writes its own files and reports their sizes
+and hashes, then rank 0 writes the manifest. A thread writes the files from copies while training
+continues; all collective calls are made by the training's own thread.
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ class SavedContents(Protocol):
 
 
 class _Writing(threading.Thread):
-    """Writes one rank's files of a checkpoint. A daemon, so that a process that must end does not wait for it."""
+    """Writes one rank's files of a checkpoint.
 
-    def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool) -> None:
+    A daemon, so that a process that must end does not wait for it.
+    """
+
+    def __init__(
+        self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool
+    ) -> None:
         super().__init__(name=f"save {path.name}", daemon=True)
         self._path, self._root, self._tensors, self._read_back = path, root, tensors, read_back
         self.files: dict[str, dict[str, Any]] = {}
@@ -68,11 +73,19 @@ class _Writing(threading.Thread):
             while self._tensors:
                 name, tensors = self._tensors.popitem()
                 path = self._path / self._root / name
-                self.files[f"{self._root}{name}"] = write_safetensors(path, tensors, self._read_back)
+                self.files[f"{self._root}{name}"] = write_safetensors(
+                    path, tensors, self._read_back
+                )
         except LostBytesError:
-            self.fault = f"{self._root}{name} is not on the disk as it was written; check the disk ({self._path})"
+            self.fault = (
+                f"{self._root}{name} is not on the disk as it was written; check the disk"
+                f" ({self._path})"
+            )
         except OSError as error:
-            self.fault = f"{error.strerror or error}; check the disk ({self._path}), or raise compute.volume_gb"
+            self.fault = (
+                f"{error.strerror or error}; check the disk ({self._path}), or raise"
+                " compute.volume_gb"
+            )
         except Exception as error:
             self.fault = f"{type(error).__name__}: {error}"
 
@@ -80,16 +93,30 @@ class _Writing(threading.Thread):
 class Saver:
     """The saves of one engine, one at a time; `allowed` is `Engine.allowed`."""
 
-    def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None], device: str = "cpu") -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        contents: SavedContents,
+        allowed: Callable[[], None],
+        device: str = "cpu",
+    ) -> None:
         """`device` is the kind of device that has the tensors."""
         self._ranks, self._contents, self._allowed = ranks, contents, allowed
         self._copies = HostCopies(device)
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
-    def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True, read_back: bool = False) -> None:
+    def begin(
+        self,
+        folder: Path,
+        step: int,
+        state: dict[str, Any],
+        copy: bool = True,
+        read_back: bool = False,
+    ) -> None:
         """See `Engine.begin_save`; without `copy`, the tensors may not change before `end`.
 
-        A step that is whole already is saved again in a subfolder; its new manifest then replaces the old files.
+        A step that is whole already is saved again in a subfolder; its new manifest then replaces
+        the old files.
         """
         self.end()
         json.dumps(state)  # if it is not JSON, fail here, on every rank
@@ -104,7 +131,8 @@ class Saver:
             self._copies.of(files)
             if copy
             else {
-                file: {name: tensor.detach().cpu() for name, tensor in named.items()} for file, named in files.items()
+                file: {name: tensor.detach().cpu() for name, tensor in named.items()}
+                for file, named in files.items()
             }
         )
         writing = _Writing(path, root, tensors, read_back)
@@ -125,7 +153,9 @@ class Saver:
         try:
             if ranks.rank == 0:
                 self._allowed()
-                manifest.files.update({name: about for part in everyone for name, about in sorted(part.items())})
+                manifest.files.update(
+                    {name: about for part in everyone for name, about in sorted(part.items())}
+                )
                 manifests.write_manifest(path, manifest)
         except OSError as error:
             fault = f"{error.strerror or error}; check the disk ({path})"
@@ -148,7 +178,9 @@ class Saver:
             manifests.remove(path / manifest.root)  # an earlier save of the same step stays
 
     def _root_for(self, path: Path) -> str:
-        """The subfolder to write to: files of an existing manifest must stay until the new one replaces it."""
+        """The subfolder to write to: files of an existing manifest must stay until the new one
+        replaces it.
+        """
         root = ""
         if self._ranks.rank == 0 and (path / manifests.NAME).exists():
             taken = {p.name for p in path.iterdir()}
@@ -157,20 +189,25 @@ class Saver:
 
 
 def fill_from(
-    checkpoint: Path, ranks: Ranks, shape: ModelShape, lora: Lora | None, fill: Callable[[StateReader], None]
+    checkpoint: Path,
+    ranks: Ranks,
+    shape: ModelShape,
+    lora: Lora | None,
+    fill: Callable[[StateReader], None],
 ) -> Manifest:
     """Let `fill` read this rank's part of a checkpoint; returns its manifest. Collective.
 
-    Raises `CheckpointError` on every rank if the checkpoint is of another model than `shape` or another adapter than
-    `lora`, if `fill` raises it on any rank, or if the ranks were given different steps.
+    Raises `CheckpointError` on every rank if the checkpoint is of another model than `shape` or
+    another adapter than `lora`, if `fill` raises it on any rank, or if the ranks were given
+    different steps.
     """
     fault, reader = None, None
     try:
         reader = StateReader(checkpoint)
         if ModelShape.from_config(reader.manifest.config) != shape:
             raise CheckpointError(
-                f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
-                "start over in an empty folder",
+                f"{checkpoint} holds another model than config.json describes: name the one it was"
+                " trained from, or start over in an empty folder",
                 code="checkpoint.other_model",
             )
         if reason := another_adapter(reader.manifest.lora, lora):
@@ -182,12 +219,16 @@ def fill_from(
     assert reader is not None
     steps = sorted(set(ranks.gather(reader.manifest.step)))
     if len(steps) > 1:
-        raise CheckpointError(f"ranks were given checkpoints of different steps {steps}: name one for all")
+        raise CheckpointError(
+            f"ranks were given checkpoints of different steps {steps}: name one for all"
+        )
     return reader.manifest
 
 
 def raise_any(faults: Sequence[str | None], what: str) -> None:
-    """Raise `CheckpointError` if any rank has a fault: every rank calls it, so that no rank waits for one that left."""
+    """Raise `CheckpointError` if any rank has a fault: every rank calls it, so that no rank waits
+    for one that left.
+    """
     for rank, fault in enumerate(faults):
         if fault is not None:
             raise CheckpointError(f"{what} on rank {rank}: {fault}")

@@ -1,11 +1,13 @@
-"""Run one Python program of a model, without a network and without changes outside its empty folder.
+"""Run one Python program of a model, without a network and without changes outside its empty
+folder.
 
     python -I confined.py FOLDER WORD_FD < PROGRAM
 
-Started by `generated_code`. The first line of stdin is a word; it is written to WORD_FD if the program runs to its end.
-Before the program starts, this process gives up by the kernel's filters (seccomp, and Landlock for files) what the
-program must not do; a filter holds for the rest of the process's life, and needs no privilege. Imports only the
-standard library and nothing of smtrain, as it starts for every program.
+Started by `generated_code`. The first line of stdin is a word; it is written to WORD_FD if the
+program runs to its end. Before the program starts, this process gives up by the kernel's filters
+(seccomp, and Landlock for files) what the program must not do; a filter holds for the rest of the
+process's life, and needs no privilege. Imports only the standard library and nothing of smtrain, as
+it starts for every program.
 """
 
 from __future__ import annotations
@@ -36,41 +38,165 @@ X32 = 0x40000000
 
 # Numbers of system calls: asm/unistd_64.h, and asm-generic/unistd.h for arm64.
 _NUMBERS = {
-    "x86_64": (0xC000003E, {
-        "socket": 41, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "truncate": 76,
-        "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "setrlimit": 160,
-        "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
-        "removexattr": 197, "tkill": 200, "fchmodat": 268, "fchownat": 260, "utimensat": 280, "utime": 132,
-        "utimes": 235, "futimesat": 261, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240, "add_key": 248,
-        "keyctl": 250, "rt_sigqueueinfo": 129, "tgkill": 234, "unshare": 272, "prlimit64": 302, "setns": 308,
-        "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321, "execveat": 322, "pidfd_send_signal": 424,
-        "io_uring_setup": 425, "pidfd_open": 434, "clone3": 435, "fchmodat2": 452, "rt_tgsigqueueinfo": 297,
-        "open": 2, "openat": 257, "openat2": 437, "creat": 85, "mkdir": 83, "rmdir": 84, "link": 86, "unlink": 87,
-        "symlink": 88, "rename": 82, "mknod": 133, "mkdirat": 258, "mknodat": 259, "unlinkat": 263, "renameat": 264,
-        "linkat": 265, "symlinkat": 266, "renameat2": 316,
-    }),
-    "aarch64": (0xC00000B7, {
-        "socket": 198, "socketpair": 199, "clone": 220, "execve": 221, "kill": 129, "truncate": 45, "fchmod": 52,
-        "fchmodat": 53, "fchownat": 54, "fchown": 55, "ptrace": 117, "setrlimit": 164, "chroot": 51, "mount": 40,
-        "umount2": 39, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14, "tkill": 130,
-        "utimensat": 88, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180, "add_key": 217, "keyctl": 219,
-        "rt_sigqueueinfo": 138, "tgkill": 131, "unshare": 97, "prlimit64": 261, "setns": 268, "process_vm_readv": 270,
-        "process_vm_writev": 271, "bpf": 280, "execveat": 281, "pidfd_send_signal": 424, "io_uring_setup": 425,
-        "pidfd_open": 434, "clone3": 435, "fchmodat2": 452, "rt_tgsigqueueinfo": 240,
-        "openat": 56, "openat2": 437, "mkdirat": 34, "mknodat": 33, "unlinkat": 35, "renameat": 38, "linkat": 37,
-        "symlinkat": 36, "renameat2": 276,
-    }),
-}  # fmt: skip
+    "x86_64": (
+        0xC000003E,
+        {
+            "socket": 41,
+            "socketpair": 53,
+            "clone": 56,
+            "fork": 57,
+            "vfork": 58,
+            "execve": 59,
+            "kill": 62,
+            "truncate": 76,
+            "chmod": 90,
+            "fchmod": 91,
+            "chown": 92,
+            "fchown": 93,
+            "lchown": 94,
+            "ptrace": 101,
+            "setrlimit": 160,
+            "chroot": 161,
+            "mount": 165,
+            "umount2": 166,
+            "setxattr": 188,
+            "lsetxattr": 189,
+            "fsetxattr": 190,
+            "removexattr": 197,
+            "tkill": 200,
+            "fchmodat": 268,
+            "fchownat": 260,
+            "utimensat": 280,
+            "utime": 132,
+            "utimes": 235,
+            "futimesat": 261,
+            "shmget": 29,
+            "msgget": 68,
+            "semget": 64,
+            "mq_open": 240,
+            "add_key": 248,
+            "keyctl": 250,
+            "rt_sigqueueinfo": 129,
+            "tgkill": 234,
+            "unshare": 272,
+            "prlimit64": 302,
+            "setns": 308,
+            "process_vm_readv": 310,
+            "process_vm_writev": 311,
+            "bpf": 321,
+            "execveat": 322,
+            "pidfd_send_signal": 424,
+            "io_uring_setup": 425,
+            "pidfd_open": 434,
+            "clone3": 435,
+            "fchmodat2": 452,
+            "rt_tgsigqueueinfo": 297,
+            "open": 2,
+            "openat": 257,
+            "openat2": 437,
+            "creat": 85,
+            "mkdir": 83,
+            "rmdir": 84,
+            "link": 86,
+            "unlink": 87,
+            "symlink": 88,
+            "rename": 82,
+            "mknod": 133,
+            "mkdirat": 258,
+            "mknodat": 259,
+            "unlinkat": 263,
+            "renameat": 264,
+            "linkat": 265,
+            "symlinkat": 266,
+            "renameat2": 316,
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            "socket": 198,
+            "socketpair": 199,
+            "clone": 220,
+            "execve": 221,
+            "kill": 129,
+            "truncate": 45,
+            "fchmod": 52,
+            "fchmodat": 53,
+            "fchownat": 54,
+            "fchown": 55,
+            "ptrace": 117,
+            "setrlimit": 164,
+            "chroot": 51,
+            "mount": 40,
+            "umount2": 39,
+            "setxattr": 5,
+            "lsetxattr": 6,
+            "fsetxattr": 7,
+            "removexattr": 14,
+            "tkill": 130,
+            "utimensat": 88,
+            "shmget": 194,
+            "msgget": 186,
+            "semget": 190,
+            "mq_open": 180,
+            "add_key": 217,
+            "keyctl": 219,
+            "rt_sigqueueinfo": 138,
+            "tgkill": 131,
+            "unshare": 97,
+            "prlimit64": 261,
+            "setns": 268,
+            "process_vm_readv": 270,
+            "process_vm_writev": 271,
+            "bpf": 280,
+            "execveat": 281,
+            "pidfd_send_signal": 424,
+            "io_uring_setup": 425,
+            "pidfd_open": 434,
+            "clone3": 435,
+            "fchmodat2": 452,
+            "rt_tgsigqueueinfo": 240,
+            "openat": 56,
+            "openat2": 437,
+            "mkdirat": 34,
+            "mknodat": 33,
+            "unlinkat": 35,
+            "renameat": 38,
+            "linkat": 37,
+            "symlinkat": 36,
+            "renameat2": 276,
+        },
+    ),
+}
 _FILES = (
-    "creat", "mkdir", "rmdir", "link", "unlink", "symlink", "rename", "mknod", "mkdirat", "mknodat", "unlinkat",
-    "renameat", "linkat", "symlinkat", "renameat2",
-)  # fmt: skip
-"""Calls that change folders: Landlock allows them in the program's own folder; without Landlock all are refused."""
+    "creat",
+    "mkdir",
+    "rmdir",
+    "link",
+    "unlink",
+    "symlink",
+    "rename",
+    "mknod",
+    "mkdirat",
+    "mknodat",
+    "unlinkat",
+    "renameat",
+    "linkat",
+    "symlinkat",
+    "renameat2",
+)
+"""Calls that change folders: Landlock allows them in the program's own folder; without Landlock all
+are refused.
+"""
 _ABSENT = ("clone3", "openat2")
-"""Calls whose arguments a filter cannot see: said to be missing, so that libraries make the older call."""
+"""Calls whose arguments a filter cannot see: said to be missing, so that libraries make the older
+call.
+"""
 _LANDLOCK = {"create_ruleset": 444, "add_rule": 445, "restrict_self": 446}
 _WRITES = 1 << 1 | sum(1 << bit for bit in range(4, 15))
-"""Rights of linux/landlock.h that change files; version 3 (Linux 6.2) is the first that knows all, truncation too."""
+"""Rights of linux/landlock.h that change files; version 3 (Linux 6.2) is the first that knows all,
+truncation too.
+"""
 
 
 def _call(name: str, *arguments: Any) -> int:
@@ -91,7 +217,9 @@ def limit() -> None:
 
 
 def keep_to(folder: str) -> bool:
-    """Allow this process to change files below a folder only; False if the kernel has no Landlock."""
+    """Allow this process to change files below a folder only; False if the kernel has no
+    Landlock.
+    """
     try:
         version = _call("syscall", _LANDLOCK["create_ruleset"], None, 0, 1)
     except OSError:
@@ -111,14 +239,18 @@ def keep_to(folder: str) -> bool:
 
 
 def program_of(machine: str, files: bool) -> bytes:
-    """The seccomp filter of a machine's kind, as BPF instructions; with `files`, calls that change files are allowed.
+    """The seccomp filter of a machine's kind, as BPF instructions; with `files`, calls that change
+    files are allowed.
 
     Raises KeyError for a kind of machine whose system calls are not listed.
     """
     architecture, numbers = _NUMBERS[machine]
     made: list[tuple[int, int, int, int]] = [
-        (LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER),
-    ]  # fmt: skip
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+    ]
     if machine == "x86_64":
         made += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
     seen = {"open": (1, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)}
@@ -129,18 +261,39 @@ def program_of(machine: str, files: bool) -> bytes:
         elif name in seen:
             argument, bits = seen[name]
             if not files:
-                made += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENTS + 8 * argument), (HAS_BITS, 0, 1, bits),
-                         (RETURN, 0, 0, REFUSE | errno.EACCES), (RETURN, 0, 0, ALLOW)]  # fmt: skip
+                made += [
+                    (EQUAL, 0, 4, number),
+                    (LOAD, 0, 0, ARGUMENTS + 8 * argument),
+                    (HAS_BITS, 0, 1, bits),
+                    (RETURN, 0, 0, REFUSE | errno.EACCES),
+                    (RETURN, 0, 0, ALLOW),
+                ]
         elif name == "clone":  # threads are allowed, processes are not
-            made += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENTS), (HAS_BITS, 1, 0, CLONE_THREAD),
-                     (RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]  # fmt: skip
+            made += [
+                (EQUAL, 0, 4, number),
+                (LOAD, 0, 0, ARGUMENTS),
+                (HAS_BITS, 1, 0, CLONE_THREAD),
+                (RETURN, 0, 0, REFUSE | errno.EPERM),
+                (RETURN, 0, 0, ALLOW),
+            ]
         elif name == "tgkill":  # a thread of this process, such as abort()
-            made += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENTS), (EQUAL, 1, 0, os.getpid()),
-                     (RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]  # fmt: skip
+            made += [
+                (EQUAL, 0, 4, number),
+                (LOAD, 0, 0, ARGUMENTS),
+                (EQUAL, 1, 0, os.getpid()),
+                (RETURN, 0, 0, REFUSE | errno.EPERM),
+                (RETURN, 0, 0, ALLOW),
+            ]
         elif name == "prlimit64":  # reading limits is allowed, setting them is not
-            made += [(EQUAL, 0, 6, number), (LOAD, 0, 0, ARGUMENTS + 16), (EQUAL, 0, 2, 0),
-                     (LOAD, 0, 0, ARGUMENTS + 20), (EQUAL, 1, 0, 0),
-                     (RETURN, 0, 0, REFUSE | errno.EPERM), (RETURN, 0, 0, ALLOW)]  # fmt: skip
+            made += [
+                (EQUAL, 0, 6, number),
+                (LOAD, 0, 0, ARGUMENTS + 16),
+                (EQUAL, 0, 2, 0),
+                (LOAD, 0, 0, ARGUMENTS + 20),
+                (EQUAL, 1, 0, 0),
+                (RETURN, 0, 0, REFUSE | errno.EPERM),
+                (RETURN, 0, 0, ALLOW),
+            ]
         elif not (files and name in _FILES):
             made += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.EPERM)]
     made.append((RETURN, 0, 0, ALLOW))
@@ -148,7 +301,9 @@ def program_of(machine: str, files: bool) -> bytes:
 
 
 def filter_calls(files: bool) -> None:
-    """Refuse for good the calls for networks, processes, and if not `files` also changes of files."""
+    """Refuse for good the calls for networks, processes, and if not `files` also changes of
+    files.
+    """
     code = program_of(platform.machine(), files)
     instructions = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HxxxxxxP", len(code) // 8, ctypes.addressof(instructions))
@@ -158,8 +313,12 @@ def filter_calls(files: bool) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up root's privileges, such as raising limits; without any there is nothing to give up."""
-    header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)  # linux/capability.h, version 3
+    """Give up root's privileges, such as raising limits; without any there is nothing to give
+    up.
+    """
+    header = ctypes.create_string_buffer(
+        struct.pack("=Ii", 0x20080522, 0), 8
+    )  # linux/capability.h, version 3
     _call("capset", header, ctypes.create_string_buffer(24))
 
 

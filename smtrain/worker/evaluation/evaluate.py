@@ -30,20 +30,25 @@ def evaluate(
     under: Path | None = None,
     long: LongRequest | None = None,
 ) -> dict[str, Any]:
-    """Evaluate, and return the report (`evaluation.json`): numbers with errors, differences, prompts, versions.
+    """Evaluate, and return the report (`evaluation.json`): numbers with errors, differences,
+    prompts, versions.
 
-    `model` and `base` are Hugging Face folders; `model` may be a PEFT adapter for the model `under`. `request` names
-    tasks of lm-evaluation-harness, or none, `long` those that are our own. Raises
-    `ConfigError` for an unknown task, `DataError` if a model or a task's data cannot be read, `CheckpointError` for an
-    adapter of another model.
+    `model` and `base` are Hugging Face folders; `model` may be a PEFT adapter for the model
+    `under`. `request` names tasks of lm-evaluation-harness, or none, `long` those that are our own.
+    Raises `ConfigError` for an unknown task, `DataError` if a model or a task's data cannot be
+    read, `CheckpointError` for an adapter of another model.
     """
     adapter = is_adapter(path.name for path in model.iterdir()) if model.is_dir() else False
     if adapter and under is None:
-        raise DataError(f"{model} is an adapter; name the model that it was trained on (--base), or merge it first.")
+        raise DataError(
+            f"{model} is an adapter; name the model that it was trained on (--base), or merge it"
+            " first."
+        )
     for folder in (*([under] if under and adapter else [model]), *([base] if base else [])):
         if not (folder / "config.json").is_file():
             raise DataError(
-                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it.",
+                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage"
+                " writes it.",
                 code="checkpoint.missing",
             )
         refuse_renamed(folder)
@@ -69,8 +74,14 @@ def evaluate(
         asked = replace(long, lengths=tuple(long_after.lengths))  # the base is given the same texts
         long_before = measure_long(base, None, asked, say) if base else None
         pairs.append((long_before.measured if long_before else None, long_after.measured))
-        of_long = {"after": long_after.as_json(), "before": long_before.as_json() if long_before else None}
-    after, before = joined(after for _, after in pairs), joined(before for before, _ in pairs if before)
+        of_long = {
+            "after": long_after.as_json(),
+            "before": long_before.as_json() if long_before else None,
+        }
+    after, before = (
+        joined(after for _, after in pairs),
+        joined(before for before, _ in pairs if before),
+    )
     made: dict[str, Any] = {
         "format": report.FORMAT,
         "asked": request.as_json() | {"tasks": [*request.tasks, *(long.tasks if long else ())]},
@@ -89,9 +100,12 @@ def joined(parts: Iterable[Measured]) -> Measured:
     out = Measured({}, {})
     for part in parts:
         out = Measured(
-            out.scores | part.scores, out.questions | part.questions, out.prompts | part.prompts,
-            out.listed | part.listed, out.cut + part.cut,
-        )  # fmt: skip
+            out.scores | part.scores,
+            out.questions | part.questions,
+            out.prompts | part.prompts,
+            out.listed | part.listed,
+            out.cut + part.cut,
+        )
     return out
 
 
@@ -101,17 +115,23 @@ def _measured(
     say(f"evaluating {name} on {', '.join(tasks.request.tasks)}")
     measured = tasks.measure(folder, adapter, HarnessProgress(say))
     if measured.cut:
-        say(f"{measured.cut} requests are longer than the model's positions and were cut at the beginning")
+        say(
+            f"{measured.cut} requests are longer than the model's positions and were cut at the"
+            " beginning"
+        )
     return measured
 
 
 def save(made: dict[str, Any], folder: Path, *, drawn: bool = False) -> Path:
-    """Replace the report in a folder, and the heat maps of long texts next to it; returns the report's path.
+    """Replace the report in a folder, and the heat maps of long texts next to it; returns the
+    report's path.
 
     With `drawn` it has heat maps. A job draws none: its image may have no templates.
     """
     with replacing_files(folder, report.NAME, f"{NEEDLE}-*.svg") as new:
-        (new / report.NAME).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        (new / report.NAME).write_text(
+            json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
         for name, picture in pictures(made).items() if drawn else ():
             (new / f"{name}.svg").write_text(picture, "utf-8")
     return folder / report.NAME
@@ -124,7 +144,8 @@ def shown(made: dict[str, Any]) -> str:
         if prompt:
             bar = "-" * 20
             parts.append(
-                f"the first question of {task}, as the model reads it:\n{bar}\n{prompt['prompt']}\n{bar}\n"
-                f"(scored: {prompt['first_continuation']!r}; right: {prompt['target']})"
+                f"the first question of {task}, as the model reads"
+                f" it:\n{bar}\n{prompt['prompt']}\n{bar}\n(scored:"
+                f" {prompt['first_continuation']!r}; right: {prompt['target']})"
             )
     return "\n".join([*parts, report.table(made), *grids(made), *report.sentences(made)])

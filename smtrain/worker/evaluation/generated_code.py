@@ -1,4 +1,6 @@
-"""Score code that a model wrote by running it with its tests, each program in a confined process of its own."""
+"""Score code that a model wrote by running it with its tests, each program in a confined process of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,42 @@ from smtrain.worker.evaluation import confined
 WALL_SECONDS = 30.0
 """For a program that sleeps or waits; one that computes ends after `confined.CPU_SECONDS`."""
 METRIC = "code_eval"
-_UTILS = tuple(f"lm_eval.tasks.{name}.utils" for name in ("humaneval", "humaneval_infilling", "mbpp"))
+_UTILS = tuple(
+    f"lm_eval.tasks.{name}.utils" for name in ("humaneval", "humaneval_infilling", "mbpp")
+)
 
 
 def passes(program: str) -> bool:
-    """Whether a program runs to its end without an exception. Raises `SmtrainError` if it cannot be confined here."""
+    """Whether a program runs to its end without an exception.
+
+    Raises `SmtrainError` if it cannot be confined here.
+    """
     word = secrets.token_hex(16)
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryDirectory(prefix="smtrain-generated-") as folder:
             command = [sys.executable, "-I", confined.__file__, folder, str(writer)]
             started = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=(writer,), start_new_session=True,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={
+                    "PATH": os.defpath,
+                    "LANG": "C.UTF-8",
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
             os.close(writer)
             writer = -1
             try:
-                started.communicate(f"{word}\n{program}".encode(errors="replace"), timeout=WALL_SECONDS)
+                started.communicate(
+                    f"{word}\n{program}".encode(errors="replace"), timeout=WALL_SECONDS
+                )
             except subprocess.TimeoutExpired:
                 pass
             finally:
@@ -50,8 +69,9 @@ def passes(program: str) -> bool:
                 answer = os.read(reader, 1 << 12).decode(errors="replace")
                 if answer.startswith("refused "):
                     raise SmtrainError(
-                        f"generated code cannot be confined on this machine ({answer.removeprefix('refused ')}); "
-                        "evaluate on Linux with x86-64 or arm64, or leave out the tasks that run code."
+                        "generated code cannot be confined on this machine"
+                        f" ({answer.removeprefix('refused ')}); evaluate on Linux with x86-64 or"
+                        " arm64, or leave out the tasks that run code."
                     )
                 return answer == word
             return False
@@ -68,7 +88,11 @@ class ConfinedCodeEval:
     """
 
     def compute(
-        self, references: list[str], predictions: list[list[str]], k: list[int] | None = None, **_: Any
+        self,
+        references: list[str],
+        predictions: list[list[str]],
+        k: list[int] | None = None,
+        **_: Any,
     ) -> tuple[dict[str, float], dict[int, list[bool]]]:
         """pass@k over the candidates of each problem, and whether each candidate passed."""
         programs = [
@@ -78,10 +102,14 @@ class ConfinedCodeEval:
         ]
         with ThreadPoolExecutor(max_workers=cores_here()) as pool:
             verdicts = iter(list(pool.map(passes, programs)))
-        passed = {at: [next(verdicts) for _ in candidates] for at, candidates in enumerate(predictions)}
+        passed = {
+            at: [next(verdicts) for _ in candidates] for at, candidates in enumerate(predictions)
+        }
         counts = [(len(one), sum(one)) for one in passed.values()]
         scores = {
-            f"pass@{size}": sum(pass_at(size, total, right) for total, right in counts) / len(counts)
+            f"pass@{size}": (
+                sum(pass_at(size, total, right) for total, right in counts) / len(counts)
+            )
             for size in k or [1, 10, 100]
             if all(total >= size for total, _ in counts)
         }
@@ -89,13 +117,17 @@ class ConfinedCodeEval:
 
 
 def pass_at(size: int, total: int, right: int) -> float:
-    """The chance that one of `size` of the candidates is right (unbiased; arXiv:2107.03374, equation 1)."""
+    """The chance that one of `size` of the candidates is right (unbiased; arXiv:2107.03374,
+    equation 1).
+    """
     return 1.0 - comb(total - right, size) / comb(total, size)
 
 
 @contextlib.contextmanager
 def confined_metric() -> Iterator[None]:
-    """Give the harness's tasks `ConfinedCodeEval` when they load the metric, which else comes from the hub."""
+    """Give the harness's tasks `ConfinedCodeEval` when they load the metric, which else comes from
+    the hub.
+    """
     evaluate: Any = import_module("evaluate")
     before = evaluate.load
 

@@ -1,4 +1,6 @@
-"""Run lm-evaluation-harness on one model: its numbers, the score of each question, and the prompts."""
+"""Run lm-evaluation-harness on one model: its numbers, the score of each question, and the
+prompts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, forms_of, runs_code, shots_fault, tasks_of
+from smtrain.core.benchmarks import (
+    benchmark_of,
+    benchmarks_in,
+    code_fault,
+    forms_of,
+    runs_code,
+    shots_fault,
+    tasks_of,
+)
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
@@ -32,7 +42,9 @@ from smtrain.worker.evaluation.offline import tasks_folder, write_confined, writ
 if TYPE_CHECKING:
     from smtrain.worker.generation.load import Loaded
 
-_NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
+_NAMED = re.compile(
+    r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE
+)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
 
 
@@ -67,10 +79,11 @@ class Measured:
 
 
 def reachable(request: EvaluationRequest) -> bool:
-    """Whether the data of tasks that are not all in `request.data` can come from the hub; else take the local cache.
+    """Whether the data of tasks that are not all in `request.data` can come from the hub; else take
+    the local cache.
 
-    Takes seconds and loads nothing, so call it before models are fetched. Raises `ConfigError` if the harness is not
-    installed, `DataError` if the hub does not answer and no data set is cached.
+    Takes seconds and loads nothing, so call it before models are fetched. Raises `ConfigError` if
+    the harness is not installed, `DataError` if the hub does not answer and no data set is cached.
     """
     if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
         raise ConfigError([missing(lacking)])
@@ -82,9 +95,9 @@ def reachable(request: EvaluationRequest) -> bool:
     known = {name for folder in folders for name in _named_in(folder)}
     if set(request.tasks) <= known:  # else the harness reports the unknown task
         raise DataError(
-            f"tasks: the data of {', '.join(request.tasks)} cannot be read (it is not on this machine, and "
-            f"{endpoint()} does not answer); give a folder that has it (evaluate.data{_form_of(request.tasks)}), or "
-            "let the machine reach the hub."
+            f"tasks: the data of {', '.join(request.tasks)} cannot be read (it is not on this"
+            f" machine, and {endpoint()} does not answer); give a folder that has it"
+            f" (evaluate.data{_form_of(request.tasks)}), or let the machine reach the hub."
         )
     return False
 
@@ -96,8 +109,8 @@ _NO_TASKS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".pyc")
 def refuse_unheard(request: EvaluationRequest) -> None:
     """Raise `ConfigError` for a task whose name occurs nowhere in the harness's own files.
 
-    Takes one second; importing the harness, which reads them all, takes ten. The harness itself refuses a name that
-    occurs but is not a task's.
+    Takes one second; importing the harness, which reads them all, takes ten. The harness itself
+    refuses a name that occurs but is not a task's.
     """
     names = [name for name in request.tasks if _TOKEN.fullmatch(name.encode())]
     if request.data is not None or not names or not present("lm_eval"):
@@ -121,14 +134,20 @@ def _no_task(name: str, known: Iterable[str]) -> ConfigError:
 
 
 def refuse_unreachable(request: EvaluationRequest) -> None:
-    """Raise as `reachable` does unless the folder of data has all tasks; faults of the folder are reported later."""
+    """Raise as `reachable` does unless the folder of data has all tasks; faults of the folder are
+    reported later.
+    """
     folder = request.data
-    if folder is None or (folder.is_dir() and not _held_in(folder) >= set(map(_group_of, request.tasks))):
+    if folder is None or (
+        folder.is_dir() and not _held_in(folder) >= set(map(_group_of, request.tasks))
+    ):
         reachable(request)
 
 
 def refuse_tasks(request: EvaluationRequest) -> None:
-    """Raise `ConfigError` for a task that cannot be put as the request says: with examples, or by running code."""
+    """Raise `ConfigError` for a task that cannot be put as the request says: with examples, or by
+    running code.
+    """
     if fault := code_fault(request.tasks, request.run_generated_code):
         raise ConfigError(f"tasks: {fault}", code="config.combination")
     if fault := shots_fault(request.tasks, request.num_fewshot):
@@ -146,7 +165,9 @@ def _group_of(task: str) -> str:
 
 
 def _form_of(tasks: Iterable[str]) -> str:
-    """The files of these tasks' benchmarks, in brackets' continuation; "" if they are of no known one."""
+    """The files of these tasks' benchmarks, in brackets' continuation; "" if they are of no known
+    one.
+    """
     known = [task for task in tasks if benchmark_of(task)]
     return f": {forms_of(known)}" if known else ""
 
@@ -158,7 +179,8 @@ def _named_in(folder: Path) -> set[str]:
 class Tasks:
     """The requested tasks with their data; `close` deletes the temporary folder.
 
-    Raises `ConfigError` if the harness is not installed or a task is unknown, `DataError` if a task's data is missing.
+    Raises `ConfigError` if the harness is not installed or a task is unknown, `DataError` if a
+    task's data is missing.
     """
 
     def __init__(self, request: EvaluationRequest) -> None:
@@ -184,21 +206,27 @@ class Tasks:
         if request.data is not None:
             if not request.data.is_dir():
                 raise DataError(
-                    f"{request.data} is not a folder; give one of task YAMLs, or of a benchmark's files.",
+                    f"{request.data} is not a folder; give one of task YAMLs, or of a benchmark's"
+                    " files.",
                     code="data.not_found",
                 )
             unread = UnreadText()
             yamls = list(request.data.rglob("*.yaml"))
             own = set(_names(yamls))
-            made = write_tasks(request.data, tuple(name for name in request.tasks if name not in own), work, unread)
+            made = write_tasks(
+                request.data, tuple(name for name in request.tasks if name not in own), work, unread
+            )
             self.not_read = unread_sentence(unread)
             if not made and not yamls:
                 raise DataError(
-                    f"{request.data} holds no task's .yaml and no {forms_of(request.tasks)}; give the folder that "
-                    "does.",
+                    f"{request.data} holds no task's .yaml and no {forms_of(request.tasks)}; give"
+                    " the folder that does.",
                     code="data.not_found",
                 )
-            folders = [*([str(work)] if made else []), *([str(request.data.resolve())] if yamls else [])]
+            folders = [
+                *([str(work)] if made else []),
+                *([str(request.data.resolve())] if yamls else []),
+            ]
             local = set(request.tasks) <= {*made, *own}
         code = any(map(runs_code, request.tasks))
         if code:
@@ -216,7 +244,9 @@ class Tasks:
             if unknown:
                 raise _no_task(unknown[0], self.manager.all_tasks)
 
-    def measure(self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None) -> Measured:
+    def measure(
+        self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None
+    ) -> Measured:
         """Score the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
         Raises `DataError` if the data cannot be read, and `CheckpointError` as `load` does.
@@ -236,7 +266,8 @@ class Tasks:
             model = _reader(load(folder, adapter=adapter), request)
             if request.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
-                    f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there",
+                    f"chat_template: the tokenizer of {folder} has none; put the model's"
+                    " chat_template.jinja there",
                     code="config.wrong_value",
                 )
             if progress is not None:
@@ -244,22 +275,29 @@ class Tasks:
             try:
                 with no_repository():
                     results: Any = simple_evaluate(
-                        model=model, tasks=list(request.tasks), num_fewshot=request.num_fewshot, limit=request.limit,
-                        task_manager=self.manager, apply_chat_template=request.chat_template, log_samples=True,
+                        model=model,
+                        tasks=list(request.tasks),
+                        num_fewshot=request.num_fewshot,
+                        limit=request.limit,
+                        task_manager=self.manager,
+                        apply_chat_template=request.chat_template,
+                        log_samples=True,
                         batch_size=request.batch_size,
-                    )  # fmt: skip
+                    )
             except (OSError, ConnectionError, ValueError) as error:
                 if isinstance(error, SmtrainError):
                     raise
                 if "unsafe" in str(error):
                     raise ConfigError(
-                        f"tasks: {', '.join(request.tasks)} run code that the model writes, and not by the metric that "
-                        "smtrain runs confined; leave such tasks out, or run them by lm-eval itself",
+                        f"tasks: {', '.join(request.tasks)} run code that the model writes, and not"
+                        " by the metric that smtrain runs confined; leave such tasks out, or run"
+                        " them by lm-eval itself",
                         code="config.wrong_value",
                     ) from error
                 raise DataError(
-                    f"tasks: the data of {', '.join(request.tasks)} cannot be read ({first_line(error)}); give a "
-                    "folder that has it (evaluate.data), or let the machine reach the hub."
+                    f"tasks: the data of {', '.join(request.tasks)} cannot be read"
+                    f" ({first_line(error)}); give a folder that has it (evaluate.data), or let the"
+                    " machine reach the hub."
                 ) from error
             return _measured(results, model)
 
@@ -302,9 +340,11 @@ def _reader(loaded: Loaded, request: EvaluationRequest) -> Any:
     _pad(loaded)
     made: Any = Reader
     return made(
-        pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=request.batch_size,
+        pretrained=loaded.model,
+        tokenizer=loaded.tokenizer,
+        batch_size=request.batch_size,
         chat_template_args=request.chat_template_kwargs,
-    )  # fmt: skip
+    )
 
 
 def _measured(results: dict[str, Any], model: Any) -> Measured:
@@ -313,7 +353,9 @@ def _measured(results: dict[str, Any], model: Any) -> Measured:
     prompts: dict[str, dict[str, str]] = {}
     for task, samples in results["samples"].items():
         ordered = sorted(samples, key=lambda one: one["doc_id"])
-        questions[task] = [one["doc_hash"] for one in ordered if one.get("filter") == ordered[0].get("filter")]
+        questions[task] = [
+            one["doc_hash"] for one in ordered if one.get("filter") == ordered[0].get("filter")
+        ]
         prompts[task] = _prompt(ordered[0]) if ordered else {}
     for group in results.get("group_subtasks", {}):
         if group not in questions:
@@ -327,9 +369,15 @@ def _measured(results: dict[str, Any], model: Any) -> Measured:
             each = _each(results, task, metric, filtered)
             better = results.get("higher_is_better", {}).get(task, {}).get(metric)
             scores[task, metric, filtered] = Score(
-                task, metric, filtered, float(value), float(error) if isinstance(error, (int, float)) else None,
-                len(questions.get(task, ())), better is not False, each,
-            )  # fmt: skip
+                task,
+                metric,
+                filtered,
+                float(value),
+                float(error) if isinstance(error, (int, float)) else None,
+                len(questions.get(task, ())),
+                better is not False,
+                each,
+            )
     listed = {
         task: str(config["metric_list"][0]["metric"])
         for task, config in results.get("configs", {}).items()
@@ -342,7 +390,13 @@ def _leaves(results: dict[str, Any], task: str) -> list[str]:
     """The tasks with questions in a group, also through nested groups; a task's leaf is itself."""
     if task in results["samples"]:
         return [task]
-    return sorted({leaf for one in results.get("group_subtasks", {}).get(task, ()) for leaf in _leaves(results, one)})
+    return sorted(
+        {
+            leaf
+            for one in results.get("group_subtasks", {}).get(task, ())
+            for leaf in _leaves(results, one)
+        }
+    )
 
 
 def _each(results: dict[str, Any], task: str, metric: str, filtered: str) -> tuple[float, ...]:
@@ -359,31 +413,57 @@ def _each(results: dict[str, Any], task: str, metric: str, filtered: str) -> tup
 
 
 def _arguments(sample: dict[str, Any]) -> list[tuple[str, str]]:
-    """(context, continuation) of each request of a question; empty if the continuation is to be generated."""
+    """(context, continuation) of each request of a question; empty if the continuation is to be
+    generated.
+    """
     requests = sample["arguments"]
-    requests = [one.values() for one in requests.values()] if isinstance(requests, dict) else requests
+    requests = (
+        [one.values() for one in requests.values()] if isinstance(requests, dict) else requests
+    )
     pairs = [tuple(one) for one in requests]
-    return [(str(pair[0]), pair[1] if len(pair) > 1 and isinstance(pair[1], str) else "") for pair in pairs]
+    return [
+        (str(pair[0]), pair[1] if len(pair) > 1 and isinstance(pair[1], str) else "")
+        for pair in pairs
+    ]
 
 
 def _prompt(sample: dict[str, Any]) -> dict[str, str]:
     context, continuation = _arguments(sample)[0]
-    return {"prompt": context, "first_continuation": continuation, "target": str(sample.get("target"))}
+    return {
+        "prompt": context,
+        "first_continuation": continuation,
+        "target": str(sample.get("target")),
+    }
 
 
 def _cut(results: dict[str, Any], model: Any) -> int:
-    """Count the requests that are longer than the model's positions; fewer bytes than that are never too long."""
+    """Count the requests that are longer than the model's positions; fewer bytes than that are
+    never too long.
+    """
     longest = model.max_length
-    pairs = [pair for samples in results["samples"].values() for one in samples for pair in _arguments(one)]
+    pairs = [
+        pair
+        for samples in results["samples"].values()
+        for one in samples
+        for pair in _arguments(one)
+    ]
     # the last token of a continuation is only predicted, so it needs no position
     rooms = [(f"{context}{after}", longest + bool(after)) for context, after in pairs]
-    return sum(len(model.tok_encode(text)) > room for text, room in rooms if len(text.encode(errors="replace")) > room)
+    return sum(
+        len(model.tok_encode(text)) > room
+        for text, room in rooms
+        if len(text.encode(errors="replace")) > room
+    )
 
 
 def _names(yamls: Iterable[Path]) -> Iterator[str]:
-    """Names of tasks, groups and tags in the harness's YAML files, whose own tags a plain YAML reader does not know."""
+    """Names of tasks, groups and tags in the harness's YAML files, whose own tags a plain YAML
+    reader does not know.
+    """
     for path in yamls:
-        yield from (match[1] for match in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
+        yield from (
+            match[1] for match in _NAMED.finditer(path.read_text("utf-8", errors="replace"))
+        )
 
 
 @dataclass(frozen=True)
@@ -392,7 +472,9 @@ class EvaluationRequest:
 
     tasks: tuple[str, ...]
     data: Path | None = None
-    """A folder of task YAMLs with their data, or of the files of benchmarks (`smtrain.core.benchmarks`)."""
+    """A folder of task YAMLs with their data, or of the files of benchmarks
+    (`smtrain.core.benchmarks`).
+    """
     num_fewshot: int | None = None
     """Worked examples before each question; None: the task's own number."""
     limit: int | None = None
@@ -405,5 +487,13 @@ class EvaluationRequest:
     """Options of the chat template."""
 
     def as_json(self) -> dict[str, Any]:
-        values = {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}
-        return values if self.chat_template_kwargs else {k: v for k, v in values.items() if k != "chat_template_kwargs"}
+        values = {
+            **asdict(self),
+            "tasks": list(self.tasks),
+            "data": str(self.data) if self.data else None,
+        }
+        return (
+            values
+            if self.chat_template_kwargs
+            else {k: v for k, v in values.items() if k != "chat_template_kwargs"}
+        )

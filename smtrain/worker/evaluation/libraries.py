@@ -1,7 +1,7 @@
 """Settings and progress of the harness and its libraries, restored after each evaluation.
 
-The libraries read their settings from the environment when they are imported, once for the process: in a notebook, the
-settings of one evaluation would otherwise hold for everything that follows.
+The libraries read their settings from the environment when they are imported, once for the process:
+in a notebook, the settings of one evaluation would otherwise hold for everything that follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ EVERY = 30.0
 
 
 def hub_answers(seconds: float = 3.0) -> bool:
-    """Whether the hub answers within some seconds. The libraries themselves retry for 40 seconds."""
+    """Whether the hub answers within some seconds.
+
+    The libraries themselves retry for 40 seconds.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     answered = threading.Event()
@@ -57,16 +60,20 @@ def endpoint() -> str:
 def holds_data_sets() -> bool:
     """Whether the hub's libraries have cached any data sets."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface").expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
+    hub = Path(
+        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
+    )
     made = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
     return any(hub.glob("datasets--*")) or any(path.is_dir() for path in made.glob("*"))
 
 
 @contextlib.contextmanager
 def settled(cache: Path, offline: bool, run_code: bool = False) -> Iterator[None]:
-    """Cache data in `cache` unless the user names another folder; with `offline`, do not ask the hub.
+    """Cache data in `cache` unless the user names another folder; with `offline`, do not ask the
+    hub.
 
-    With `run_code` the metric that runs generated code is ours. Progress bars are drawn only on a terminal.
+    With `run_code` the metric that runs generated code is ours. Progress bars are drawn only on a
+    terminal.
     """
     from datasets import config
     from huggingface_hub import constants
@@ -107,7 +114,9 @@ def quiet() -> Iterator[None]:
     import logging
     import warnings
 
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")]
+    loggers = [
+        logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")
+    ]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -122,7 +131,9 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_repository() -> Iterator[None]:
-    """Keep the harness from asking git for the commit of this folder; git complains if it is not a repository."""
+    """Keep the harness from asking git for the commit of this folder; git complains if it is not a
+    repository.
+    """
     from lm_eval import evaluator
 
     with _patched([(evaluator, "get_git_commit_hash", lambda: None)]):
@@ -155,7 +166,9 @@ class HarnessProgress:
         self._last = time.monotonic()
 
     def watch(self, model: Any) -> None:
-        """Count the requests to a model of the harness from now on; its own bars are drawn only on a terminal."""
+        """Count the requests to a model of the harness from now on; its own bars are drawn only on
+        a terminal.
+        """
         for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(model, kind, self._counted(getattr(model, kind)))
         model.set_cache_hook(self)

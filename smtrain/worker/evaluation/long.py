@@ -1,4 +1,7 @@
-"""Tasks of our own for long texts: a needle in a haystack, and the loss by position. They need no network."""
+"""Tasks of our own for long texts: a needle in a haystack, and the loss by position.
+
+They need no network.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,61 @@ from smtrain.worker.evaluation.harness import Measured, Score
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Places of the needle, as shares of the text before the question."""
 QUESTIONS, DOCUMENTS = 4, 8
-"""Questions of each length and depth, and documents whose loss is measured, if no limit is given."""
+"""Questions of each length and depth, and documents whose loss is measured, if no limit is given.
+"""
 _CHUNK = 1024  # positions whose logits are in memory at a time
 _CITIES = (
-    "Lisbon", "Oslo", "Cairo", "Lima", "Hanoi", "Quito", "Dublin", "Accra", "Vienna", "Tunis", "Riga", "Havana",
-    "Sofia", "Perth", "Kyoto", "Turin",
-)  # fmt: skip
-_WHO = ("The old baker", "A young teacher", "The tall sailor", "My neighbour", "The quiet farmer", "A tired doctor")
-_DID = ("walked past", "painted", "looked for", "forgot", "wrote about", "waited near", "drew", "photographed")
-_WHAT = ("the red bridge", "a small garden", "the empty market", "an open window", "the last train", "a wooden boat")
-_WHEN = ("in the morning", "before lunch", "after the rain", "on a cold day", "during the summer", "late at night")
+    "Lisbon",
+    "Oslo",
+    "Cairo",
+    "Lima",
+    "Hanoi",
+    "Quito",
+    "Dublin",
+    "Accra",
+    "Vienna",
+    "Tunis",
+    "Riga",
+    "Havana",
+    "Sofia",
+    "Perth",
+    "Kyoto",
+    "Turin",
+)
+_WHO = (
+    "The old baker",
+    "A young teacher",
+    "The tall sailor",
+    "My neighbour",
+    "The quiet farmer",
+    "A tired doctor",
+)
+_DID = (
+    "walked past",
+    "painted",
+    "looked for",
+    "forgot",
+    "wrote about",
+    "waited near",
+    "drew",
+    "photographed",
+)
+_WHAT = (
+    "the red bridge",
+    "a small garden",
+    "the empty market",
+    "an open window",
+    "the last train",
+    "a wooden boat",
+)
+_WHEN = (
+    "in the morning",
+    "before lunch",
+    "after the rain",
+    "on a cold day",
+    "during the summer",
+    "late at night",
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +89,13 @@ class LongRequest:
 
     tasks: tuple[str, ...]
     lengths: tuple[int, ...] = ()
-    """Tokens of the texts, rising; empty: an eighth, a quarter, a half and all of the model's positions."""
+    """Tokens of the texts, rising; empty: an eighth, a quarter, a half and all of the model's
+    positions.
+    """
     text: Path | str | None = None
-    """Long documents: the haystack, and what the loss is measured on; None: sentences of our own, for needle only."""
+    """Long documents: the haystack, and what the loss is measured on; None: sentences of our own,
+    for needle only.
+    """
     limit: int | None = None
     """Questions of each cell, and documents; None: `QUESTIONS` and `DOCUMENTS`."""
 
@@ -61,16 +113,20 @@ class LongMeasured:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "lengths": list(self.lengths), "depths": list(DEPTHS),
+            "lengths": list(self.lengths),
+            "depths": list(DEPTHS),
             "needle": [[length, *cells] for length, cells in self.needle.items()],
             "loss_by_position": [list(row) for row in self.losses],
-        }  # fmt: skip
+        }
 
 
-def measure(folder: Path, adapter: Path | None, request: LongRequest, say: Callable[[str], None]) -> LongMeasured:
+def measure(
+    folder: Path, adapter: Path | None, request: LongRequest, say: Callable[[str], None]
+) -> LongMeasured:
     """Measure the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
-    Raises `DataError` if there is no document as long as the lengths, or the model has no such positions.
+    Raises `DataError` if there is no document as long as the lengths, or the model has no such
+    positions.
     """
     from smtrain.worker.generation.load import load
 
@@ -78,8 +134,8 @@ def measure(folder: Path, adapter: Path | None, request: LongRequest, say: Calla
     lengths = request.lengths or lengths_for(reader.positions)
     if reader.learned and reader.positions is not None and lengths[-1] > reader.positions:
         raise DataError(
-            f"lengths: {lengths[-1]} is beyond the {reader.positions} positions that the model in {folder} has "
-            "learned; give shorter ones."
+            f"lengths: {lengths[-1]} is beyond the {reader.positions} positions that the model in"
+            f" {folder} has learned; give shorter ones."
         )
     made = LongMeasured(Measured({}, {}), lengths=tuple(lengths))
     for task in request.tasks:
@@ -89,18 +145,32 @@ def measure(folder: Path, adapter: Path | None, request: LongRequest, say: Calla
 
 
 def grids(report: Mapping[str, Any]) -> list[str]:
-    """The numbers of long texts as tables of text: needles by length and depth, and the loss by position."""
+    """The numbers of long texts as tables of text: needles by length and depth, and the loss by
+    position.
+    """
     out: list[str] = []
     for which, made in _models(report):
         if made["needle"]:
             head = ["needles found", which, *(f"{depth:.0%} deep" for depth in made["depths"])]
-            rows = [["", f"{length:,} tokens", *(f"{cell:.2f}" for cell in cells)] for length, *cells in made["needle"]]
+            rows = [
+                ["", f"{length:,} tokens", *(f"{cell:.2f}" for cell in cells)]
+                for length, *cells in made["needle"]
+            ]
             out += aligned([head, *rows])
-    losses = [(which, made["loss_by_position"]) for which, made in _models(report) if made["loss_by_position"]]
+    losses = [
+        (which, made["loss_by_position"])
+        for which, made in _models(report)
+        if made["loss_by_position"]
+    ]
     if losses:
         ranges = zip(*(rows for _, rows in losses), strict=True)
         head = ["loss of positions", *(which for which, _ in losses)]
-        out += aligned([head, *([f"{r[0][0]:,} to {r[0][1]:,}", *(f"{one[2]:.4f}" for one in r)] for r in ranges)])
+        out += aligned(
+            [
+                head,
+                *([f"{r[0][0]:,} to {r[0][1]:,}", *(f"{one[2]:.4f}" for one in r)] for r in ranges),
+            ]
+        )
     return out
 
 
@@ -154,8 +224,12 @@ class _LoadedModel:
         self._loaded.refuse_unknown_token([*self.begin, *ids])
         return ids
 
-    def log_probabilities(self, ids: Sequence[int], first: int = 0) -> tuple[list[float], list[bool]]:
-        """For each token after position `first`: its log-probability, and whether the model finds it likeliest."""
+    def log_probabilities(
+        self, ids: Sequence[int], first: int = 0
+    ) -> tuple[list[float], list[bool]]:
+        """For each token after position `first`: its log-probability, and whether the model finds
+        it likeliest.
+        """
         import torch
 
         row = torch.tensor([list(ids)], device=self._model.device)
@@ -163,7 +237,9 @@ class _LoadedModel:
         hits: list[bool] = []
         with torch.no_grad():
             model = self._model if self._base is None else self._base
-            answer = model(input_ids=row[:, :-1], use_cache=False)[0][0]  # logits, or the last layer's output
+            answer = model(input_ids=row[:, :-1], use_cache=False)[0][
+                0
+            ]  # logits, or the last layer's output
             for start in range(first, len(ids) - 1, _CHUNK):
                 rows = slice(start, min(start + _CHUNK, len(ids) - 1))
                 logits = answer[rows].float() if self._base is None else self._logits(answer[rows])
@@ -181,34 +257,53 @@ class _LoadedModel:
         return (logits / scales["cap"]).tanh() * scales["cap"] if "cap" in scales else logits
 
 
-def _find_needles(reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
+def _find_needles(
+    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured
+) -> None:
     each = request.limit or QUESTIONS
     haystack = haystack_of(reader.tokens, request.text, lengths[-1])
     found: dict[int, list[float]] = {}
     for length in lengths:
-        cells = [[_is_found(reader, haystack, (length, depth, n)) for n in range(each)] for depth in DEPTHS]
+        cells = [
+            [_is_found(reader, haystack, (length, depth, n)) for n in range(each)]
+            for depth in DEPTHS
+        ]
         made.needle[length] = [sum(cell) / each for cell in cells]
         found[length] = [one for cell in cells for one in cell]
     # The whole comes first: it is the task's main number.
     _add(made, NEEDLE, "acc", "none", [one for row in found.values() for one in row])
     for length, row in found.items():
         _add(made, NEEDLE, "acc", f"{length:,} tokens", row)
-    _note(made, NEEDLE, [f"{length} {depth} {n}" for length in lengths for depth in DEPTHS for n in range(each)])
+    _note(
+        made,
+        NEEDLE,
+        [f"{length} {depth} {n}" for length in lengths for depth in DEPTHS for n in range(each)],
+    )
 
 
-def _is_found(reader: _LoadedModel, haystack: Sequence[int], question: tuple[int, float, int]) -> float:
-    """1 if each token of the answer is the likeliest after those before it, as if the model wrote it; else 0."""
+def _is_found(
+    reader: _LoadedModel, haystack: Sequence[int], question: tuple[int, float, int]
+) -> float:
+    """1 if each token of the answer is the likeliest after those before it, as if the model wrote
+    it; else 0.
+    """
     ids, answer = needle_text(reader.tokens, reader.begin, haystack, *question)
     return float(all(reader.log_probabilities(ids, len(ids) - 1 - answer)[1]))
 
 
 def needle_text(
-    tokens: Tokens, begin: Sequence[int], haystack: Sequence[int], length: int, depth: float, number: int
+    tokens: Tokens,
+    begin: Sequence[int],
+    haystack: Sequence[int],
+    length: int,
+    depth: float,
+    number: int,
 ) -> tuple[list[int], int]:
     """The ids of a question, and how many of its last ones are the answer.
 
-    It has `length` ids: text with the needle after a share `depth` of it, the question, and the answer. Needle and
-    question are tokenized alike, so that a model need not know another spelling of the number.
+    It has `length` ids: text with the needle after a share `depth` of it, the question, and the
+    answer. Needle and question are tokenized alike, so that a model need not know another spelling
+    of the number.
     """
     chance = random.Random(f"{length} {depth} {number}")
     claim = tokens(f" The secret number of {chance.choice(_CITIES)} is")
@@ -216,7 +311,10 @@ def needle_text(
     needle = [*claim, *answer, *tokens(".")]
     room = length - len(begin) - len(needle) - len(claim) - len(answer)
     if room < 1:
-        raise DataError(f"lengths: {length} tokens hold no needle with its question; give {length - room + 1} or more.")
+        raise DataError(
+            f"lengths: {length} tokens hold no needle with its question; give {length - room + 1}"
+            " or more."
+        )
     start = chance.randint(0, len(haystack) - room)
     hay, at = haystack[start : start + room], round(depth * room)
     return [*begin, *hay[:at], *needle, *hay[at:], *claim, *answer], len(answer)
@@ -236,9 +334,13 @@ def haystack_of(tokens: Tokens, text: Path | str | None, length: int) -> list[in
     return out
 
 
-def _loss_by_position(reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured) -> None:
+def _loss_by_position(
+    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured
+) -> None:
     if request.text is None:
-        raise DataError(f"evaluate.text: is missing, and {POSITIONS} needs long documents; name some.")
+        raise DataError(
+            f"evaluate.text: is missing, and {POSITIONS} needs long documents; name some."
+        )
     wanted, longest = lengths[-1] + 1 - len(reader.begin), ""
     rows: list[list[float]] = []
     digests = []
@@ -247,7 +349,9 @@ def _loss_by_position(reader: _LoadedModel, request: LongRequest, lengths: Seque
         # A token has at least one byte, so short documents need not be tokenized.
         ids = reader.tokens(document) if len(document.encode()) >= wanted else []
         if len(ids) >= wanted:
-            rows.append([-logp for logp in reader.log_probabilities([*reader.begin, *ids[:wanted]])[0]])
+            rows.append(
+                [-logp for logp in reader.log_probabilities([*reader.begin, *ids[:wanted]])[0]]
+            )
             digests.append(hashlib.sha256(document.encode()).hexdigest()[:16])
         if len(rows) == (request.limit or DOCUMENTS):
             break
@@ -255,8 +359,8 @@ def _loss_by_position(reader: _LoadedModel, request: LongRequest, lengths: Seque
         most = len(reader.tokens(longest)) - 1 + len(reader.begin)
         or_shorter = f", or evaluate.lengths up to {most}" if most >= 64 else ""
         raise DataError(
-            f"evaluate.text: no document of {request.text} has the {wanted} tokens that {POSITIONS} needs; give longer "
-            f"documents{or_shorter}."
+            f"evaluate.text: no document of {request.text} has the {wanted} tokens that {POSITIONS}"
+            f" needs; give longer documents{or_shorter}."
         )
     _add(made, POSITIONS, "loss", "none", [math.fsum(row) / len(row) for row in rows], higher=False)
     for first, last in pairwise((0, *lengths)):
@@ -272,11 +376,21 @@ def _documents(text: Path | str) -> Iterator[str]:
             yield from read_block(block).texts.to_pylist()
 
 
-def _add(made: LongMeasured, task: str, metric: str, part: str, each: Sequence[float], *, higher: bool = True) -> None:
+def _add(
+    made: LongMeasured,
+    task: str,
+    metric: str,
+    part: str,
+    each: Sequence[float],
+    *,
+    higher: bool = True,
+) -> None:
     n = len(each)
     mean = math.fsum(each) / n
     error = math.sqrt(math.fsum((one - mean) ** 2 for one in each) / (n - 1) / n) if n > 1 else None
-    made.measured.scores[task, metric, part] = Score(task, metric, part, mean, error, n, higher, tuple(each))
+    made.measured.scores[task, metric, part] = Score(
+        task, metric, part, mean, error, n, higher, tuple(each)
+    )
 
 
 def _note(made: LongMeasured, task: str, questions: list[str]) -> None:

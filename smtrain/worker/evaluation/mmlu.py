@@ -1,4 +1,5 @@
-"""Make tasks for lm-evaluation-harness from MMLU's files: the hub's Parquet or the original CSV folders.
+"""Make tasks for lm-evaluation-harness from MMLU's files: the hub's Parquet or the original CSV
+folders.
 
 Tasks, prompts and groups are the harness's own `mmlu`; only the source of the questions differs.
 """
@@ -28,7 +29,8 @@ Question = dict[str, Any]
 def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
     """Write the questions and one task a subject into `out`; returns the tasks and groups.
 
-    `unread` counts columns and files that no task uses. Raises `DataError` for a file without MMLU's layout.
+    `unread` counts columns and files that no task uses. Raises `DataError` for a file without
+    MMLU's layout.
     """
     questions = {split: _by_subject(subjects, split, unread) for split in _SPLITS}
     count_others(subjects, _SPLITS, unread)
@@ -40,12 +42,19 @@ def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
         for split in _SPLITS:
             if rows := questions[split].get(subject, []):
                 files[split] = str(out / f"{subject}_{split}.jsonl")
-                Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+                Path(files[split]).write_text(
+                    "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
+                )
         own = {
-            "task": name, "task_alias": subject, "dataset_path": "json", "dataset_kwargs": {"data_files": files},
-            "description": "The following are multiple choice questions (with answers) about "
-            f"{subject.replace('_', ' ')}.\n\n",
-        }  # fmt: skip
+            "task": name,
+            "task_alias": subject,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": files},
+            "description": (
+                "The following are multiple choice questions (with answers) about "
+                f"{subject.replace('_', ' ')}.\n\n"
+            ),
+        }
         task = {**template, **own}
         if "dev" not in files:
             task.pop("fewshot_split")
@@ -82,7 +91,11 @@ def _by_subject(subjects: Parts, split: str, unread: UnreadText) -> dict[str, li
     for subject, splits in subjects.items():
         refuse_two_copies("mmlu", subject, splits.get(split, []))
         for path in splits.get(split, []):
-            for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject, unread):
+            for row in (
+                _csv_rows(path, subject)
+                if path.suffix == ".csv"
+                else _parquet_rows(path, subject, unread)
+            ):
                 questions.setdefault(row["subject"], []).append(row)
     return questions
 
@@ -95,22 +108,35 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
                 continue
             if len(row) != 6 or row[5].strip().upper() not in tuple(_LETTERS):
                 raise DataError(
-                    f"{path}: row {number} is not a question, four choices and a letter from A to D, as MMLU's are; "
-                    "correct it or remove the file."
+                    f"{path}: row {number} is not a question, four choices and a letter from A to"
+                    " D, as MMLU's are; correct it or remove the file."
                 )
             answer = _LETTERS.index(row[5].strip().upper())
             yield {"question": row[0], "subject": subject, "choices": row[1:5], "answer": answer}
 
 
 def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
-    """Read question, subject, choices and the answer's number (or letter); the choices may be columns A to D."""
+    """Read question, subject, choices and the answer's number (or letter); the choices may be
+    columns A to D.
+    """
     table = parquet_table(path)
     names = set(table.column_names)
     apart = set(_LETTERS) <= names
-    lacking = [name for name in ("question", "answer", *([] if apart else ["choices"])) if name not in names]
+    lacking = [
+        name
+        for name in ("question", "answer", *([] if apart else ["choices"]))
+        if name not in names
+    ]
     if lacking:
-        raise DataError(f"{path} has no column {lacking[0]}, only {', '.join(table.column_names)}; give MMLU's own.")
-    unread.count(unread_columns(table, ("question", "answer", "subject", *(_LETTERS if apart else ("choices",)))))
+        raise DataError(
+            f"{path} has no column {lacking[0]}, only {', '.join(table.column_names)}; give MMLU's"
+            " own."
+        )
+    unread.count(
+        unread_columns(
+            table, ("question", "answer", "subject", *(_LETTERS if apart else ("choices",)))
+        )
+    )
     for row in table.to_pylist():
         choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
         answer = row["answer"]

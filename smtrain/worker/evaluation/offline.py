@@ -1,7 +1,7 @@
 """Make the harness's own tasks read a benchmark's files on this machine.
 
-Each task made here includes the harness's YAML: prompt, examples, filter and metric are its own, and only the source of
-the questions differs.
+Each task made here includes the harness's YAML: prompt, examples, filter and metric are its own,
+and only the source of the questions differs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from smtrain.worker.evaluation import mmlu
 from smtrain.worker.evaluation.questions import count_others, questions_in
 
 _FOLDERS = {
-    "boolq": "super_glue/boolq", "bbh": "bbh", "agieval": "agieval", "ceval": "ceval", "humaneval": "humaneval",
-}  # fmt: skip
+    "boolq": "super_glue/boolq",
+    "bbh": "bbh",
+    "agieval": "agieval",
+    "ceval": "ceval",
+    "humaneval": "humaneval",
+}
 _CODE_FOLDERS = ("humaneval", "humaneval_infilling", "mbpp")
 _YAMLS = {"bbh": "*/PART.yaml", "agieval": "PART.yaml", "ceval": "ceval-valid_PART.yaml"}
 """The harness's tasks over a part, in its folder; of others all."""
@@ -33,8 +37,8 @@ _EXAMPLES = {"boolq": ("train", "training_split"), "ceval": ("dev", "fewshot_spl
 def write_tasks(folder: Path, names: tuple[str, ...], work: Path, unread: UnreadText) -> list[str]:
     """Write the questions and tasks of the benchmarks that these names belong to below `work`.
 
-    Returns the names of the tasks and groups, [] without any in the folder. `unread` counts fields and files that no
-    task uses. Raises `DataError` for a file that is not as the benchmark's own.
+    Returns the names of the tasks and groups, [] without any in the folder. `unread` counts fields
+    and files that no task uses. Raises `DataError` for a file that is not as the benchmark's own.
     """
     found = benchmarks_in(folder)
     made: list[str] = []
@@ -51,7 +55,9 @@ def _write(name: str, parts: Parts, out: Path, unread: UnreadText) -> list[str]:
     out.mkdir(parents=True)
     for part, splits in parts.items():
         files = _write_questions(name, part, splits, out, unread)
-        for path in sorted((tasks_folder() / _FOLDERS[name]).glob(_YAMLS.get(name, "*.yaml").replace("PART", part))):
+        for path in sorted(
+            (tasks_folder() / _FOLDERS[name]).glob(_YAMLS.get(name, "*.yaml").replace("PART", part))
+        ):
             own = _TASK.search(path.read_text("utf-8"))
             if own and own[1] in known:
                 task = {"include": str(path), **_source(name, files)}
@@ -92,7 +98,11 @@ def _write_questions(
 
 def _source(name: str, files: dict[str, str]) -> dict[str, Any]:
     """The keys of a task that name its data."""
-    made: dict[str, Any] = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    made: dict[str, Any] = {
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": files},
+    }
     split, key = _EXAMPLES.get(name, ("", ""))
     if split and split not in files:
         made |= {key: None, "fewshot_config": None}
@@ -105,7 +115,8 @@ def _splits(name: str) -> tuple[str, ...]:
 
 
 def write_confined(work: Path) -> None:
-    """Allow the harness's tasks that run generated code, which it refuses as unsafe, those made by `write_tasks` too.
+    """Allow the harness's tasks that run generated code, which it refuses as unsafe, those made by
+    `write_tasks` too.
 
     Only tasks that run code by the metric `code_eval`, whose programs are confined.
     """
@@ -114,8 +125,14 @@ def write_confined(work: Path) -> None:
         for path in sorted((tasks_folder() / folder).glob("*.yaml")):
             if own := _TASK.search(path.read_text("utf-8")):
                 written = made.get(own[1])
-                task = yaml.safe_load(written.read_text("utf-8")) if written else {"include": str(path)}
-                text = yaml.safe_dump({**task, "task": own[1], "unsafe_code": False}, sort_keys=False)
+                task = (
+                    yaml.safe_load(written.read_text("utf-8"))
+                    if written
+                    else {"include": str(path)}
+                )
+                text = yaml.safe_dump(
+                    {**task, "task": own[1], "unsafe_code": False}, sort_keys=False
+                )
                 (written or work / f"{own[1]}.yaml").write_text(text, "utf-8")
 
 

@@ -1,4 +1,6 @@
-"""Read a benchmark's files as records for the harness's tasks, each checked against the benchmark's own layout."""
+"""Read a benchmark's files as records for the harness's tasks, each checked against the benchmark's
+own layout.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class _UnfitError(Exception):
 def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) -> list[Record]:
     """The records of one split of a part, as the harness's tasks name the fields.
 
-    `unread` counts the fields that no task uses. Raises `DataError` for a file that is not as the benchmark's own.
+    `unread` counts the fields that no task uses. Raises `DataError` for a file that is not as the
+    benchmark's own.
     """
     refuse_two_copies(name, part, paths)
     records: list[Record] = []
@@ -37,28 +40,37 @@ def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) ->
                 record, read = _READERS[name](row, part)
             except _UnfitError as error:
                 raise DataError(
-                    f"{path}: record {number} {error}, so it is not one of {BENCHMARKS[name].title}; correct it or "
-                    "remove the file."
+                    f"{path}: record {number} {error}, so it is not one of"
+                    f" {BENCHMARKS[name].title}; correct it or remove the file."
                 ) from None
             unread.count(unread_fields(row, read))
             records.append(record)
     if not records:
-        raise DataError(f"{paths[0]} holds no question; put the file of {BENCHMARKS[name].title} there.")
+        raise DataError(
+            f"{paths[0]} holds no question; put the file of {BENCHMARKS[name].title} there."
+        )
     return records
 
 
 def count_others(parts: Parts, read: tuple[str, ...], unread: UnreadText) -> None:
     """Count the files of a benchmark's splits that no task uses."""
-    others = sum(len(paths) for splits in parts.values() for split, paths in splits.items() if split not in read)
+    others = sum(
+        len(paths)
+        for splits in parts.values()
+        for split, paths in splits.items()
+        if split not in read
+    )
     unread.count({"files of other splits": others} if others else {})
 
 
 def refuse_two_copies(name: str, part: str, paths: list[Path]) -> None:
     """Raise `DataError` if the files of a split are not the shards of one copy."""
-    if len(paths) > 1 and not (len({path.parent for path in paths}) == 1 and paths[0].suffix == ".parquet"):
+    if len(paths) > 1 and not (
+        len({path.parent for path in paths}) == 1 and paths[0].suffix == ".parquet"
+    ):
         raise DataError(
-            f"{paths[0]} and {paths[1]} are two copies of {BENCHMARKS[name].title}'s {part}; give a folder that has "
-            "one of them."
+            f"{paths[0]} and {paths[1]} are two copies of {BENCHMARKS[name].title}'s {part}; give a"
+            " folder that has one of them."
         )
 
 
@@ -80,13 +92,22 @@ def _rows(path: Path) -> Iterator[tuple[int, Record]]:
         raise DataError(f"{path} cannot be read ({error}); replace it by a whole copy.") from error
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}: record {number} is not an object with fields; replace the file by a whole copy.")
+            raise DataError(
+                f"{path}: record {number} is not an object with fields; replace the file by a whole"
+                " copy."
+            )
         yield number, row
 
 
 def _content(path: Path) -> str:
-    """The text of a regular file, unpacked. Raises OSError, EOFError, ValueError and zlib.error for anything else."""
-    with opened(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as raw:
+    """The text of a regular file, unpacked.
+
+    Raises OSError, EOFError, ValueError and zlib.error for anything else.
+    """
+    with (
+        opened(path) as file,
+        gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as raw,
+    ):
         content = raw.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise ValueError(f"it has more than {MOST_JSON:,} bytes")
@@ -130,7 +151,11 @@ def _boolq(row: Record, _: str) -> tuple[Record, tuple[str, ...]]:
     key = "label" if "label" in row else "answer"
     if row.get(key) not in (True, False):  # 1 and 0 too; the hub's test split has -1
         raise _UnfitError(f"has no true or false in {key}")
-    record = {"passage": _text(row, "passage"), "question": _text(row, "question"), "label": int(row[key])}
+    record = {
+        "passage": _text(row, "passage"),
+        "question": _text(row, "question"),
+        "label": int(row[key]),
+    }
     return record, ("passage", "question", key)
 
 
@@ -139,15 +164,24 @@ def _bbh(row: Record, _: str) -> tuple[Record, tuple[str, ...]]:
 
 
 def _agieval(row: Record, part: str) -> tuple[Record, tuple[str, ...]]:
-    """A record of the authors' JSON lines, or of the hub's copies, which have the prompt already."""
+    """A record of the authors' JSON lines, or of the hub's copies, which have the prompt
+    already.
+    """
     cloze = part in AGIEVAL_CLOZE
     if "query" in row:
         if cloze:
-            return {"query": _text(row, "query"), "answer": _text(row, "answer")}, ("query", "answer")
+            return {"query": _text(row, "query"), "answer": _text(row, "answer")}, (
+                "query",
+                "answer",
+            )
         choices, gold = row.get("choices"), row.get("gold")
         if not isinstance(choices, list) or not isinstance(gold, list):
             raise _UnfitError("has no lists choices and gold")
-        return {"query": _text(row, "query"), "choices": choices, "gold": gold}, ("query", "choices", "gold")
+        return {"query": _text(row, "query"), "choices": choices, "gold": gold}, (
+            "query",
+            "choices",
+            "gold",
+        )
     read = ("passage", "question", "options", "label", "answer")
     text = (row.get("passage") or "") + _agieval_prompt(row, part)
     if cloze:
@@ -156,24 +190,37 @@ def _agieval(row: Record, part: str) -> tuple[Record, tuple[str, ...]]:
 
 
 def _agieval_prompt(row: Record, part: str) -> str:
-    """The authors' prompt without examples (convert_zero_shot of AGIEval 5c77d07), which the hub's copies have."""
+    """The authors' prompt without examples (convert_zero_shot of AGIEval 5c77d07), which the hub's
+    copies have.
+    """
     question, chinese = _text(row, "question"), part in AGIEVAL_CHINESE
     if part in AGIEVAL_CLOZE:
         return f"问题：{question}\n答案：" if chinese else f"Q: {question}\nA: The answer is"
     options = row.get("options")
-    if not isinstance(options, list) or not 1 < len(options) <= len(_LETTERS) or not all(map(holds_text, options)):
+    if (
+        not isinstance(options, list)
+        or not 1 < len(options) <= len(_LETTERS)
+        or not all(map(holds_text, options))
+    ):
         raise _UnfitError("has no list of two to seven options")
     last = _LETTERS[len(options) - 1]
     if chinese:
         return f"问题：{question} 选项：{' '.join(options)}\n答案：从A到{last}, 我们应选择"
-    return f"Q: {question} Answer Choices: {' '.join(options)}\nA: Among A through {last}, the answer is"
+    return (
+        f"Q: {question} Answer Choices: {' '.join(options)}\nA: Among A through {last}, the"
+        " answer is"
+    )
 
 
 def _gold(row: Record) -> list[int]:
-    """The numbers of the right options: a label may be `A C` or a list, and JEC-QA has `。` in one and an empty one."""
+    """The numbers of the right options: a label may be `A C` or a list, and JEC-QA has `。` in one
+    and an empty one.
+    """
     label = row.get("label")
     known = _LETTERS[: len(row["options"])]
-    letters = [one for one in label if isinstance(one, str)] if isinstance(label, (str, list)) else []
+    letters = (
+        [one for one in label if isinstance(one, str)] if isinstance(label, (str, list)) else []
+    )
     gold = [known.index(one) for one in letters if len(one) == 1 and one in known]
     if not gold and label != []:
         raise _UnfitError(f"has the label {label!r}, which is no letter from A to {known[-1]}")
@@ -185,7 +232,11 @@ def _ceval(row: Record, _: str) -> tuple[Record, tuple[str, ...]]:
     answer = _text(row, "answer").strip()
     if answer not in tuple("ABCD"):
         raise _UnfitError(f"has the answer {answer!r}, which is no letter from A to D")
-    return {**{name: _text(row, name) for name in names}, "answer": answer}, (*names, "answer", "explanation")
+    return {**{name: _text(row, name) for name in names}, "answer": answer}, (
+        *names,
+        "answer",
+        "explanation",
+    )
 
 
 def _humaneval(row: Record, _: str) -> tuple[Record, tuple[str, ...]]:
@@ -194,5 +245,9 @@ def _humaneval(row: Record, _: str) -> tuple[Record, tuple[str, ...]]:
 
 
 _READERS: dict[str, Callable[[Record, str], tuple[Record, tuple[str, ...]]]] = {
-    "boolq": _boolq, "bbh": _bbh, "agieval": _agieval, "ceval": _ceval, "humaneval": _humaneval,
-}  # fmt: skip
+    "boolq": _boolq,
+    "bbh": _bbh,
+    "agieval": _agieval,
+    "ceval": _ceval,
+    "humaneval": _humaneval,
+}

@@ -1,4 +1,6 @@
-"""The report of an evaluation: rows of numbers before and after, as JSON, as a table and as sentences."""
+"""The report of an evaluation: rows of numbers before and after, as JSON, as a table and as
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ Row = dict[str, Any]
 
 
 def rows(before: Measured | None, after: Measured) -> list[Row]:
-    """One row for every metric of every task: value, standard error, number of questions, and the difference."""
-    made = [_row(score, before.scores.get(key) if before else None, before, after)
-             for key, score in after.scores.items()]  # fmt: skip
+    """One row for every metric of every task: value, standard error, number of questions, and the
+    difference.
+    """
+    made = [
+        _row(score, before.scores.get(key) if before else None, before, after)
+        for key, score in after.scores.items()
+    ]
     for row in made:
         if after.listed.get(row["task"]) == row["metric"]:
             row["listed_first"] = True
@@ -27,9 +33,13 @@ def rows(before: Measured | None, after: Measured) -> list[Row]:
 
 def _row(score: Score, other: Score | None, before: Measured | None, after: Measured) -> Row:
     row: Row = {
-        "task": score.task, "metric": score.metric, "filter": score.filter, "n": score.n,
-        "higher_is_better": score.higher_is_better, "after": {"value": score.value, "stderr": score.stderr},
-    }  # fmt: skip
+        "task": score.task,
+        "metric": score.metric,
+        "filter": score.filter,
+        "n": score.n,
+        "higher_is_better": score.higher_is_better,
+        "after": {"value": score.value, "stderr": score.stderr},
+    }
     if other is None or before is None:
         return row
     row["before"] = {"value": other.value, "stderr": other.stderr}
@@ -39,10 +49,16 @@ def _row(score: Score, other: Score | None, before: Measured | None, after: Meas
         row["verdict"] = "not tested: its value is no mean over the questions"
         return row
     paired = significance.compare(other.each, score.each)
-    won, lost = (paired.gained, paired.lost) if score.higher_is_better else (paired.lost, paired.gained)
+    won, lost = (
+        (paired.gained, paired.lost) if score.higher_is_better else (paired.lost, paired.gained)
+    )
     row["difference"] |= {
-        "stderr": paired.stderr, "test": paired.test, "p": paired.p, "gained": won, "lost": lost,
-    }  # fmt: skip
+        "stderr": paired.stderr,
+        "test": paired.test,
+        "p": paired.p,
+        "gained": won,
+        "lost": lost,
+    }
     good = (paired.value > 0) == score.higher_is_better
     row["verdict"] = "within the noise" if paired.noise else "better" if good else "worse"
     return row
@@ -67,7 +83,12 @@ def _place(row: Row) -> int:
 def table(report: dict[str, Any]) -> str:
     """Lay the rows out as text, one a line under a heading."""
     both = any("before" in row for row in report["results"])
-    head = ["task", "metric", "n", *(["before", "after", "difference", "won:lost", "p", ""] if both else ["value"])]
+    head = [
+        "task",
+        "metric",
+        "n",
+        *(["before", "after", "difference", "won:lost", "p", ""] if both else ["value"]),
+    ]
     lines = [head]
     for row in report["results"]:
         cells = [row["task"], metric_of(row), f"{row['n']:,}"]
@@ -75,9 +96,15 @@ def table(report: dict[str, Any]) -> str:
             lines.append([*cells, _with_error(row["after"])])
             continue
         between = row.get("difference", {})
-        cells += [_with_error(row.get("before")), _with_error(row["after"]), _with_error(between, sign=True)]
+        cells += [
+            _with_error(row.get("before")),
+            _with_error(row["after"]),
+            _with_error(between, sign=True),
+        ]
         tested = "p" in between
-        cells += [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
+        cells += (
+            [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
+        )
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
     return "\n".join(aligned(lines))
 
@@ -105,11 +132,16 @@ def _sentence(task: str, row: Row) -> str:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """Lines for a job's log, from which CloudWatch reads: `evaluation mmlu=0.2534 mmlu_base=0.2511`."""
+    """Lines for a job's log, from which CloudWatch reads: `evaluation mmlu=0.2534
+    mmlu_base=0.2511`.
+    """
     out = []
     for task, row in main_rows(report).items():
         base = f" {task}_base={row['before']['value']:.6f}" if "before" in row else ""
-        out.append(f"evaluation {task}={row['after']['value']:.6f}{base} metric={row['metric']} n={row['n']}")
+        out.append(
+            f"evaluation {task}={row['after']['value']:.6f}{base} metric={row['metric']}"
+            f" n={row['n']}"
+        )
     return out
 
 

@@ -34,8 +34,8 @@ class Difference:
 def compare(before: Sequence[float], after: Sequence[float]) -> Difference:
     """Compare two lists with one score a question, in the same order.
 
-    Scores of 0 and 1 take McNemar's exact test, others a paired z test. Raises ValueError if the lists are empty or of
-    different length.
+    Scores of 0 and 1 take McNemar's exact test, others a paired z test. Raises ValueError if the
+    lists are empty or of different length.
     """
     if len(before) != len(after) or not before:
         raise ValueError(f"{len(before)} scores cannot be paired with {len(after)}")
@@ -58,4 +58,8 @@ def mcnemar(gained: int, lost: int) -> float:
     for k in range(min(gained, lost) + 1):
         tail += term
         term = term * (n - k) // (k + 1)
-    return min(1.0, 2 * tail / 2**n) if n < 1000 else min(1.0, math.exp(math.log(2 * tail) - n * math.log(2)))
+    return (
+        min(1.0, 2 * tail / 2**n)
+        if n < 1000
+        else min(1.0, math.exp(math.log(2 * tail) - n * math.log(2)))
+    )

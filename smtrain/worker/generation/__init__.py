@@ -1,1 +1,3 @@
-"""Text from a Hugging Face model: sampling, conversations, streams and batches, over transformers' generation."""
+"""Text from a Hugging Face model: sampling, conversations, streams and batches, over transformers'
+generation.
+"""

@@ -19,7 +19,9 @@ Options = Mapping[str, tuple[str, Any]]
 """Values for the template by name, each with its field of the record."""
 
 
-def set_template(loaded: Loaded, file: Path | None, options: Mapping[str, Any] | None = None) -> None:
+def set_template(
+    loaded: Loaded, file: Path | None, options: Mapping[str, Any] | None = None
+) -> None:
     """Use the chat template of a file, and options for it in all conversations.
 
     Raises `CheckpointError` if the file cannot be read, or if no template is known.
@@ -30,33 +32,41 @@ def set_template(loaded: Loaded, file: Path | None, options: Mapping[str, Any] |
             loaded.tokenizer.chat_template = read_whole(file)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise CheckpointError(f"{file} cannot be read as a chat template ({why}); name a file with one") from None
+            raise CheckpointError(
+                f"{file} cannot be read as a chat template ({why}); name a file with one"
+            ) from None
     if not loaded.tokenizer.chat_template:
         raise CheckpointError(
-            f"{loaded.folder} has no chat template to ask in; name one with --template FILE (template=), put it there "
-            "as chat_template.jinja, or let the model continue text: `smtrain generate`"
+            f"{loaded.folder} has no chat template to ask in; name one with --template FILE"
+            " (template=), put it there as chat_template.jinja, or let the model continue text:"
+            " `smtrain generate`"
         )
 
 
 def ignored_in(loaded: Loaded) -> str:
-    """A clause about options of `set_template` that the template does not read; "" if it reads all."""
+    """A clause about options of `set_template` that the template does not read; "" if it reads
+    all.
+    """
     if not loaded.template_options:
         return ""
     from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables
 
-    return ignored_options(loaded.template_options, template_variables(loaded.tokenizer.get_chat_template()))
+    return ignored_options(
+        loaded.template_options, template_variables(loaded.tokenizer.get_chat_template())
+    )
 
 
 def spelled(
     loaded: Loaded, messages: list[Message], room: int, options: Options | None = None
 ) -> tuple[torch.Tensor, int]:
-    """Ids [1, length] of the conversation up to the answer, and the number of messages that were left out.
+    """Ids [1, length] of the conversation up to the answer, and the number of messages that were
+    left out.
 
     `options` are those of `record_options`.
 
-    Leaves out the oldest question with its answer until `room` tokens, or half of the model's positions if that is
-    less, are free for the new answer; the system prompt stays. Raises `CheckpointError` if the last question alone is
-    too long, or if the template refuses it.
+    Leaves out the oldest question with its answer until `room` tokens, or half of the model's
+    positions if that is less, are free for the new answer; the system prompt stays. Raises
+    `CheckpointError` if the last question alone is too long, or if the template refuses it.
     """
     left_out = 0
     room = room if loaded.positions is None else min(room, loaded.positions // 2)
@@ -68,9 +78,9 @@ def spelled(
         first = 1 if kept[0]["role"] == "system" else 0
         if len(kept) - first < 3:
             raise CheckpointError(
-                f"the question is {ids.shape[1]:,} tokens long, and with {room:,} for the answer that is more than "
-                f"the model's {loaded.positions:,} positions; ask a shorter one, or lower --max-new-tokens "
-                "(max_new_tokens=)"
+                f"the question is {ids.shape[1]:,} tokens long, and with {room:,} for the answer"
+                f" that is more than the model's {loaded.positions:,} positions; ask a shorter one,"
+                " or lower --max-new-tokens (max_new_tokens=)"
             )
         del kept[first : first + 2]
         left_out += 2
@@ -111,16 +121,20 @@ def unwritten(loaded: Loaded, messages: list[Message], options: Options) -> list
 
 
 def text_of(loaded: Loaded, messages: list[Message], options: Options | None = None) -> str:
-    """The conversation as the template writes it, up to the answer; `options` win over those of `set_template`."""
+    """The conversation as the template writes it, up to the answer; `options` win over those of
+    `set_template`.
+    """
     from jinja2 import TemplateError
 
     own = {name: value for name, (_, value) in (options or {}).items()}
     values: dict[str, Any] = {**loaded.template_options, **own}
     try:
-        text: str = loaded.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **values)
+        text: str = loaded.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **values
+        )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
-            f"the chat template refuses this conversation ({first_line(error)}); change its turns, or name another "
-            "template with --template FILE (template=)"
+            f"the chat template refuses this conversation ({first_line(error)}); change its turns,"
+            " or name another template with --template FILE (template=)"
         ) from None
     return text

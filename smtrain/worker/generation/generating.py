@@ -23,12 +23,18 @@ _BEFORE = 6  # tokens that are decoded together with the next ones
 
 
 def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
-    """The settings as transformers' class; the model's own generation_config.json does not count."""
+    """The settings as transformers' class; the model's own generation_config.json does not
+    count.
+    """
     ends = loaded.ends
     made: Any = GenerationConfig
     options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
     if sampling.sampled:
-        options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        options |= {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
     if sampling.beams > 1:
         options["length_penalty"] = sampling.length_penalty
     if sampling.stop:
@@ -50,7 +56,7 @@ def encoded(loaded: Loaded, text: str, *, special: bool) -> torch.Tensor:
     """
     ids = loaded.tokenizer(
         text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=special
-    )["input_ids"]  # fmt: skip
+    )["input_ids"]
     if not text or ids.shape[1] == 0:
         raise CheckpointError("a prompt is empty; give at least one character.")
     loaded.refuse_unknown_token(ids[0].tolist())
@@ -62,16 +68,20 @@ def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> No
     length, room = ids.shape[1], loaded.positions
     if room is not None and length + sampling.max_new_tokens > room:
         raise CheckpointError(
-            f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones that is more than "
-            f"the model's {room:,} positions; shorten it, or lower --max-new-tokens (max_new_tokens=)"
+            f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones"
+            f" that is more than the model's {room:,} positions; shorten it, or lower"
+            " --max-new-tokens (max_new_tokens=)"
         )
 
 
-def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False) -> Iterator[str]:
-    """Yield pieces of the text that follows `ids` [1, length], as soon as they are whole characters.
+def stream(
+    loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False
+) -> Iterator[str]:
+    """Yield pieces of the text that follows `ids` [1, length], as soon as they are whole
+    characters.
 
-    With beams there is one piece. Closing the iterator stops the model after the current token. `plain` switches an
-    adapter off.
+    With beams there is one piece. Closing the iterator stops the model after the current token.
+    `plain` switches an adapter off.
     """
     pieces = _Pieces(loaded, ids[0], sampling.stop)
 
@@ -102,11 +112,13 @@ def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool
         worker.join()
 
 
-def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False) -> list[str]:
+def complete(
+    loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False
+) -> list[str]:
     """Complete the prompts (ids [1, length]) in one batch, padded on the left.
 
-    If positions are learned, a text ends at the last of them. Raises `CheckpointError` for a prompt that leaves no room
-    for a token.
+    If positions are learned, a text ends at the last of them. Raises `CheckpointError` for a prompt
+    that leaves no room for a token.
     """
     longest = max(ids.shape[1] for ids in prompts)
     if loaded.learned and loaded.positions is not None:
@@ -115,7 +127,9 @@ def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *,
         refuse_overlong(loaded, max(prompts, key=lambda ids: ids.shape[1]), sampling)
     config = generation_config(loaded, sampling)
     device = loaded.model.device
-    batch = torch.full((len(prompts), longest), int(config.pad_token_id or 0), dtype=torch.long, device=device)
+    batch = torch.full(
+        (len(prompts), longest), int(config.pad_token_id or 0), dtype=torch.long, device=device
+    )
     mask = torch.zeros_like(batch)
     for row, ids in enumerate(prompts):
         batch[row, longest - ids.shape[1] :] = ids[0]
@@ -123,7 +137,10 @@ def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *,
     torch.manual_seed(sampling.seed)
     with torch.inference_mode(), loaded.plain(plain):
         out = loaded.model.generate(
-            input_ids=batch, attention_mask=mask, generation_config=config, **_stops(loaded, sampling)
+            input_ids=batch,
+            attention_mask=mask,
+            generation_config=config,
+            **_stops(loaded, sampling),
         )
     return [
         cut_at(after(loaded.tokenizer, ids[0], row[longest:]), sampling.stop)[0]
@@ -145,7 +162,9 @@ def _stops(loaded: Loaded, sampling: Sampling) -> dict[str, Any]:
 
 
 class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transformers has no types here
-    """Takes tokens in the model's thread and yields text in the reader's, which can stop the model."""
+    """Takes tokens in the model's thread and yields text in the reader's, which can stop the
+    model.
+    """
 
     def __init__(self, loaded: Loaded, prompt: torch.Tensor, stop: tuple[str, ...]) -> None:
         self._tokenizer, self._prompt, self._stops = loaded.tokenizer, prompt.cpu(), stop
@@ -161,7 +180,9 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         """Whether to stop; transformers calls this after each token."""
-        return torch.full((input_ids.shape[0],), self._stopped, dtype=torch.bool, device=input_ids.device)
+        return torch.full(
+            (input_ids.shape[0],), self._stopped, dtype=torch.bool, device=input_ids.device
+        )
 
     def put(self, value: Any) -> None:
         """Take the prompt, then each new token."""
@@ -197,7 +218,9 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
             yield piece
 
     def _read(self, last: bool = False) -> None:
-        """Decode new ids with a few ids before them, so that a long text costs no more per token."""
+        """Decode new ids with a few ids before them, so that a long text costs no more per
+        token.
+        """
         before = self._decode(self._ids[self._from : self._shown])
         text = self._decode(self._ids[self._from :])
         if text.endswith(_UNFINISHED) and not last and len(self._ids) - self._shown < _CHARACTER:

@@ -78,9 +78,16 @@ class Loaded:
     def refuse_unknown_token(self, ids: list[int]) -> None:
         """Raise `CheckpointError` if a text has a token with an id that the model lacks."""
         if (largest := max(ids, default=0)) >= self.vocabulary:
-            token, added = self.tokenizer.convert_ids_to_tokens(largest), self.tokenizer.added_tokens_decoder
-            fault = hf_tokenizer.unknown_token(token, largest, self.vocabulary, added=largest in added)
-            raise CheckpointError(f"a text for the model is bad: {fault}; take the token out of it.")
+            token, added = (
+                self.tokenizer.convert_ids_to_tokens(largest),
+                self.tokenizer.added_tokens_decoder,
+            )
+            fault = hf_tokenizer.unknown_token(
+                token, largest, self.vocabulary, added=largest in added
+            )
+            raise CheckpointError(
+                f"a text for the model is bad: {fault}; take the token out of it."
+            )
 
     @contextmanager
     def plain(self, on: bool = True) -> Iterator[None]:
@@ -95,17 +102,19 @@ class Loaded:
 def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
-    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, if
-    exported weights are damaged, or if the adapter is for another model.
+    Raises `CheckpointError` if transformers does not load it, or builds another model than
+    config.json describes, if exported weights are damaged, or if the adapter is for another model.
     """
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder} is not a folder; give the Hugging Face folder that export wrote.", code="checkpoint.missing"
+            f"{folder} is not a folder; give the Hugging Face folder that export wrote.",
+            code="checkpoint.missing",
         )
     if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add and training does "
-            "not; move the adapter's files to a folder of their own, and name it as the adapter."
+            f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add"
+            " and training does not; move the adapter's files to a folder of their own, and name"
+            " it as the adapter."
         )
     for one in (folder, *([adapter] if adapter else [])):
         refuse_damaged(one)
@@ -118,12 +127,16 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         tokenizer = hf_tokenizer.load(folder)
         options: dict[str, Any] = {"config": transformers_config(described)} if known else {}
         named = named_ends(folder)
-        if named is not None:  # or transformers reads the file, and refuses settings that do not count here
+        if (
+            named is not None
+        ):  # or transformers reads the file, and refuses settings that do not count here
             options["generation_config"] = named
         if source is not None and (source.renamed or is_multimodal(described)):
             model: Any = _by_our_names(source, options["config"])
         else:
-            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, dtype="auto", **options
+            )
     except (*NO_MODEL, AttributeError) as error:
         raise CheckpointError(not_loaded(folder, error)) from error
     if normal is not None:
@@ -139,16 +152,21 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
 
 
 def named_ends(folder: Path) -> GenerationConfig | None:
-    """The ids in a folder's generation_config.json; None without the file. Raises ValueError if it is no object.
+    """The ids in a folder's generation_config.json; None without the file.
 
-    Its other settings do not count: transformers would use each that `Sampling` leaves open, also for greedy text.
+    Raises ValueError if it is no object.
+
+    Its other settings do not count: transformers would use each that `Sampling` leaves open, also
+    for greedy text.
     """
     file = folder / GENERATION
     if not file.is_file():
         return None
     settings = read_value(file)
     if not isinstance(settings, dict):
-        raise ValueError(f"{GENERATION} holds {with_article(type(settings).__name__)}, no JSON object")
+        raise ValueError(
+            f"{GENERATION} holds {with_article(type(settings).__name__)}, no JSON object"
+        )
     return only_ids(settings)
 
 
@@ -160,14 +178,20 @@ def only_ids(settings: Mapping[str, Any]) -> GenerationConfig:
 
 
 def refuse_no_tokenizer(folder: Path) -> None:
-    """Raise `CheckpointError` for a model's folder without a tokenizer, or with a file that is not one."""
+    """Raise `CheckpointError` for a model's folder without a tokenizer, or with a file that is not
+    one.
+    """
     files = tokenizer_in(path.name for path in folder.iterdir())
-    if fault := next(filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))), None):
+    if fault := next(
+        filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))),
+        None,
+    ):
         raise CheckpointError(f"{fault}.")
     if not files and not any((folder / name).is_file() for name in OTHER_TOKENIZERS):
         raise CheckpointError(
-            f"{folder} has no tokenizer; copy the tokenizer's files (tokenizer.json and tokenizer_config.json, or "
-            "tokenizer.model) from the model that training started from into it."
+            f"{folder} has no tokenizer; copy the tokenizer's files (tokenizer.json and"
+            " tokenizer_config.json, or tokenizer.model) from the model that training started from"
+            " into it."
         )
 
 
@@ -177,18 +201,26 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
     modules = {file: module for module, file in family.module_names.items()}
     dtypes = {source.dtype(name) for name in source.names()}
     dtype = source.read(next(iter(source.names()))).dtype if len(dtypes) == 1 else torch.float32
-    # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay in fp32.
+    # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay
+    # in fp32.
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     known = set(model.state_dict())
     names = {name: name if name in known else modules.get(name, name) for name in source.names()}
-    model.load_state_dict({module: source.read(name) for name, module in names.items()}, strict=False)
+    model.load_state_dict(
+        {module: source.read(name) for name, module in names.items()}, strict=False
+    )
     model.tie_weights()
     return model
 
 
 def not_loaded(folder: Path, error: BaseException) -> str:
     """Explain why transformers does not load a folder; names the damaged file if there is one."""
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ):
         file = folder / name
         if fault := file_misfit(file):
             return f"{fault}."
@@ -196,17 +228,23 @@ def not_loaded(folder: Path, error: BaseException) -> str:
             if file.exists():
                 read_value(file)
         except OSError as broken:
-            return f"{file} cannot be read ({first_line(broken)}); {read_remedy(broken, 'check the disk')}."
+            return (
+                f"{file} cannot be read ({first_line(broken)});"
+                f" {read_remedy(broken, 'check the disk')}."
+            )
         except ValueError as broken:
-            return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file again."
+            return (
+                f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file"
+                " again."
+            )
     if not (folder / "config.json").is_file():
         return (
-            f"{folder} is not a model that transformers loads (it has no config.json); copy the model's into it, or "
-            "name the folder that export or `smtrain convert --to hf` wrote."
+            f"{folder} is not a model that transformers loads (it has no config.json); copy the"
+            " model's into it, or name the folder that export or `smtrain convert --to hf` wrote."
         )
     return (
-        f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it names, or write the "
-        f"folder again with `smtrain convert {folder} NEW --to hf`."
+        f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it"
+        f" names, or write the folder again with `smtrain convert {folder} NEW --to hf`."
     )
 
 
@@ -217,12 +255,15 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
         raise SmtrainError(missing("peft")) from None
     if not (adapter / ADAPTER).is_file():
         raise CheckpointError(
-            f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it", code="checkpoint.missing"
+            f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it",
+            code="checkpoint.missing",
         )
     refuse_other_base(adapter, folder)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers 5
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # peft uses an old name of transformers 5
             return PeftModel.from_pretrained(model, str(adapter))
     except MISFITS as error:
         raise CheckpointError(not_an_adapter_for(folder, adapter, error)) from error
@@ -232,4 +273,7 @@ def not_an_adapter_for(folder: Path, adapter: Path, error: BaseException) -> str
     """Explain one of `MISFITS`."""
     shapes = "size mismatch" in str(error)
     why = "its factors have the shapes of another model's" if shapes else first_line(error)
-    return f"{adapter} is not an adapter for the model in {folder} ({why}); name the model that it was trained on"
+    return (
+        f"{adapter} is not an adapter for the model in {folder} ({why}); name the model that it was"
+        " trained on"
+    )

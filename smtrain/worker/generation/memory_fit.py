@@ -30,8 +30,8 @@ class Need:
 
     def __str__(self) -> str:
         return (
-            f"{self.name} {self.weights / GIB:.1f} GiB of weights and {self.cache / GIB:.1f} GiB for {CONTEXT:,} "
-            "tokens of context"
+            f"{self.name} {self.weights / GIB:.1f} GiB of weights and {self.cache / GIB:.1f} GiB"
+            f" for {CONTEXT:,} tokens of context"
         )
 
 
@@ -60,7 +60,8 @@ def described_in(folder: Path) -> dict[str, Any]:
 def refuse_too_large(
     needs: Sequence[Need], free: float | None = None, stage: str = "generate", processes: int = 1
 ) -> None:
-    """Raise `CheckpointError` with the sum if the free memory does not hold all these models at once.
+    """Raise `CheckpointError` with the sum if the free memory does not hold all these models at
+    once.
 
     `stage` does the same on AWS. Each of the `processes` holds Python and torch.
     """
@@ -70,7 +71,7 @@ def refuse_too_large(
     if free is None or total <= free:
         return
     raise CheckpointError(
-        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {own / GIB:.1f} GiB for Python "
-        f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage {stage} of a run "
-        "on AWS answer"
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {own / GIB:.1f}"
+        f" GiB for Python and torch), and {free / GIB:.1f} GiB are free here; take a machine with"
+        f" more, or let stage {stage} of a run on AWS answer"
     )

@@ -1,8 +1,10 @@
-"""Generate with a model that is divided over the processes of this machine, from any weights that smtrain reads.
+"""Generate with a model that is divided over the processes of this machine, from any weights that
+smtrain reads.
 
-This process is rank 0. It runs transformers' generation, whose model asks all ranks for the logits after new tokens;
-the other ranks, processes of `python -m smtrain.worker.generation.ranks`, wait for its orders. Each rank reads only its
-part of the weights, and keeps the keys and values of its own heads and layers.
+This process is rank 0. It runs transformers' generation, whose model asks all ranks for the logits
+after new tokens; the other ranks, processes of `python -m smtrain.worker.generation.ranks`, wait
+for its orders. Each rank reads only its part of the weights, and keeps the keys and values of its
+own heads and layers.
 """
 
 from __future__ import annotations
@@ -51,13 +53,17 @@ from smtrain.worker.generation.load import (
     refuse_no_tokenizer,
 )
 
-CACHE = next(f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values"))
+CACHE = next(
+    f.name for f in fields(CausalLMOutputWithPast) if f.name in ("cache", "past_key_values")
+)
 """transformers' name of the cache, which release 5.24 changed."""
 _STOP, _STEP, _PICK = range(3)
 _WAIT = timedelta(days=365)
 """RankProcesses wait for the next question as long as a conversation lasts."""
 _ROOM = 0.8
-"""Share of a device's memory to fill with weights, keys and values; the rest is for a pass over a long prompt."""
+"""Share of a device's memory to fill with weights, keys and values; the rest is for a pass over a
+long prompt.
+"""
 _LESS = "take fewer processes, or a machine with more memory"
 _LAST_WORD = 5.0
 """Seconds for a rank to end by itself."""
@@ -82,14 +88,17 @@ class Division:
 
 
 def divided(shape: ModelShape, processes: int) -> tuple[int, int]:
-    """(tp, pp) for a number of processes, with as much tp as the model's heads allow. Raises `ConfigError`."""
+    """(tp, pp) for a number of processes, with as much tp as the model's heads allow.
+
+    Raises `ConfigError`.
+    """
     for tp in (n for n in range(processes, 0, -1) if processes % n == 0):
         if not shape.mesh_faults(tp, processes // tp):
             return tp, processes // tp
     fitting = [n for n in range(1, processes) if any(_fits(shape, tp, n) for tp in range(1, n + 1))]
     raise ConfigError(
-        f"processes: {processes} cannot share this model ({shape.heads} attention heads, {shape.kv_heads} of keys and "
-        f"values, {shape.layers} layers); {fitting[-1]} can",
+        f"processes: {processes} cannot share this model ({shape.heads} attention heads,"
+        f" {shape.kv_heads} of keys and values, {shape.layers} layers); {fitting[-1]} can",
         code="config.combination",
     )
 
@@ -113,7 +122,9 @@ class _Remote(Memory):
 class Orders:
     """Rank 0's words to the others."""
 
-    def __init__(self, control: dist.ProcessGroup | None, fault: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self, control: dist.ProcessGroup | None, fault: Callable[[], str | None] = lambda: None
+    ) -> None:
         """`fault` is the reason that a rank has ended, None if all run."""
         self.control, self.fault = control, fault
         self.broken = False
@@ -154,29 +165,45 @@ class DividedModel:
     def generate(self, **options: Any) -> Any:
         """transformers' `generate`. Raises `CheckpointError` if a rank has ended."""
         if self._orders.broken:
-            raise CheckpointError("the model's processes were interrupted in the middle of a text; load it again")
+            raise CheckpointError(
+                "the model's processes were interrupted in the middle of a text; load it again"
+            )
         try:
             return self._model.generate(**{CACHE: _Remote(self._pick)}, **options)
         except BaseException as error:
             self._orders.broken = True
             fault = self._orders.fault() if isinstance(error, RuntimeError) else None
             if fault:
-                raise CheckpointError(f"{fault}; load the model again, with fewer processes or more memory") from error
+                raise CheckpointError(
+                    f"{fault}; load the model again, with fewer processes or more memory"
+                ) from error
             raise
 
     def _forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, cache: Memory | None = None,
-        past_key_values: Memory | None = None, position_ids: torch.Tensor | None = None,
-        use_cache: bool = True, logits_to_keep: int = 1, **_: Any,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
-        """transformers calls this for the logits after `input_ids`, the new tokens, which follow the cache's."""
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cache: Memory | None = None,
+        past_key_values: Memory | None = None,
+        position_ids: torch.Tensor | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int = 1,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """transformers calls this for the logits after `input_ids`, the new tokens, which follow
+        the cache's.
+        """
         memory = cache if cache is not None else past_key_values
         if memory is None:  # Phi-3 drops it when a text grows beyond its short factors
             memory = _Remote(self._pick)
         if attention_mask is None:
-            attention_mask = torch.ones(len(input_ids), memory.seen + input_ids.shape[1], dtype=torch.long)
+            attention_mask = torch.ones(
+                len(input_ids), memory.seen + input_ids.shape[1], dtype=torch.long
+            )
         both = torch.cat([input_ids.cpu(), attention_mask.cpu().long()], 1)
-        self._orders.say(_STEP, len(both), input_ids.shape[1], attention_mask.shape[1], int(memory.seen == 0))
+        self._orders.say(
+            _STEP, len(both), input_ids.shape[1], attention_mask.shape[1], int(memory.seen == 0)
+        )
         dist.broadcast(both, 0, group=self._orders.control)
         ids, mask = (part.to(self.device) for part in (input_ids, attention_mask))
         logits = self._remembering.logits(ids, mask, memory)
@@ -213,12 +240,19 @@ def serve(remembering: Remembering, control: dist.ProcessGroup | None) -> None:
 
 
 def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> Remembering:
-    """This rank's part of a model, with its weights. Raises `CheckpointError` on every rank if they do not fit."""
+    """This rank's part of a model, with its weights.
+
+    Raises `CheckpointError` on every rank if they do not fit.
+    """
     dtypes = {source.dtype(name) for name in source.names()}
-    precision: Precision = next((name for name, dtype in BY_PRECISION.items() if dtypes == {dtype}), "fp32")
+    precision: Precision = next(
+        (name for name, dtype in BY_PRECISION.items() if dtypes == {dtype}), "fp32"
+    )
     options = ParallelOptions(tp, pp, precision=precision)
     mesh = ProcessMesh(options, device)
-    stage = Stage(source.config, Layout(ModelShape.from_config(source.config), tp, pp), mesh, options)
+    stage = Stage(
+        source.config, Layout(ModelShape.from_config(source.config), tp, pp), mesh, options
+    )
     stage.requires_grad_(False)
     fault = None
     try:
@@ -230,19 +264,26 @@ def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> Remem
 
 
 def _join(rank: int, division: Division) -> tuple[torch.device, dist.ProcessGroup | None]:
-    """Meet the other ranks, of which all run; returns this one's device, and the group for orders (None: the job's)."""
+    """Meet the other ranks, of which all run; returns this one's device, and the group for orders
+    (None: the job's).
+    """
     kind = accelerator() or "cpu"
     dist.init_process_group(
-        comm.BACKENDS[kind], init_method=f"file://{division.meeting}", rank=rank, world_size=division.ranks,
+        comm.BACKENDS[kind],
+        init_method=f"file://{division.meeting}",
+        rank=rank,
+        world_size=division.ranks,
         timeout=_WAIT,
-    )  # fmt: skip
+    )
     torch.set_num_threads(max(1, cores_here() // division.ranks))
     device = comm.init_distributed(kind)
     return device, None if kind == "cpu" else dist.new_group(backend="gloo", timeout=_WAIT)
 
 
 def accelerator() -> str | None:
-    """The kind of this machine's devices that have a backend for collectives; None: ranks run on the CPU."""
+    """The kind of this machine's devices that have a backend for collectives; None: ranks run on
+    the CPU.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None and found.type in comm.BACKENDS else None
 
@@ -259,29 +300,43 @@ class RankProcesses:
             with said.open("wb") as errors:
                 self._processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", __name__, words], env=_environment(rank, division.ranks),
-                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                        [sys.executable, "-m", __name__, words],
+                        env=_environment(rank, division.ranks),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
                     )
-                )  # fmt: skip
+                )
 
     def fault(self) -> str | None:
         """The reason that a rank has ended; None if all run."""
         for rank, process in enumerate(self._processes, start=1):
             if (status := process.poll()) is not None:
-                how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+                how = (
+                    f"was ended by signal {-status}"
+                    if status < 0
+                    else f"ended with status {status}"
+                )
                 words = self._said[rank - 1].read_text("utf-8", "replace").strip().splitlines()
-                return f"process {rank} of the model {how}{f' ({words[-1][:200]})' if words else ''}"
+                return (
+                    f"process {rank} of the model {how}{f' ({words[-1][:200]})' if words else ''}"
+                )
         return None
 
     def reason(self) -> str | None:
-        """`fault` after an error of a collective, which is raised a moment before the process has ended."""
+        """`fault` after an error of a collective, which is raised a moment before the process has
+        ended.
+        """
         until = time.monotonic() + _LAST_WORD
         while (fault := self.fault()) is None and time.monotonic() < until:
             time.sleep(0.05)
         return fault
 
     def wait(self, division: Division) -> None:
-        """Wait until all processes are about to meet. Raises `CheckpointError` if one ends before."""
+        """Wait until all processes are about to meet.
+
+        Raises `CheckpointError` if one ends before.
+        """
         while len([*Path(division.meeting).parent.glob("rank*")]) < len(self._processes):
             if fault := self.fault():
                 raise CheckpointError(f"{fault}; {_LESS}")
@@ -317,14 +372,15 @@ class Started(NamedTuple):
 def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
     """Start a model over `processes` ranks, of which this process is one.
 
-    Raises `CheckpointError` if the weights do not fit the model, or if a rank ends, and `ConfigError` if so many
-    processes cannot share it.
+    Raises `CheckpointError` if the weights do not fit the model, or if a rank ends, and
+    `ConfigError` if so many processes cannot share it.
     """
     source = open_weights(path, config)
     tp, pp = divided(ModelShape.from_config(source.config), processes)
     if dist.is_initialized():
         raise ConfigError(
-            "processes: this process holds a part of another model; let that one go first (`close()`)",
+            "processes: this process holds a part of another model; let that one go first"
+            " (`close()`)",
             code="config.combination",
         )
     folder = tempfile.TemporaryDirectory(prefix="smtrain-meeting-")
@@ -354,8 +410,11 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
     return Started(driver, division, weakref.finalize(driver, close))
 
 
-def load_divided(path: Path, described: dict[str, Any], about: Path, processes: int) -> tuple[Loaded, str]:
-    """Load the weights of a folder over `processes`, and the tokenizer of `about`; returns also the mesh in words.
+def load_divided(
+    path: Path, described: dict[str, Any], about: Path, processes: int
+) -> tuple[Loaded, str]:
+    """Load the weights of a folder over `processes`, and the tokenizer of `about`; returns also the
+    mesh in words.
 
     Raises `CheckpointError` as `start` does, and if the tokenizer is missing.
     """
@@ -367,15 +426,21 @@ def load_divided(path: Path, described: dict[str, Any], about: Path, processes: 
         raise CheckpointError(not_loaded(about, error)) from error
     gc.collect()  # ranks of a model that nothing refers to any more
     started = start(str(path), described, processes)
-    started.driver.generation_config = generation or only_ids(started.driver.generation_config.to_dict())
+    started.driver.generation_config = generation or only_ids(
+        started.driver.generation_config.to_dict()
+    )
     mesh = started.division
-    words = f"{mesh.ranks} processes, tp {mesh.tp} x pp {mesh.pp}" if mesh.ranks > 1 else "one process"
+    words = (
+        f"{mesh.ranks} processes, tp {mesh.tp} x pp {mesh.pp}" if mesh.ranks > 1 else "one process"
+    )
     learned = normalise(described).rope is None
     return Loaded(path, started.driver, tokenizer, learned=learned, close=started.close), words
 
 
 def usual_processes(described: dict[str, Any], need: float) -> int:
-    """The least number of accelerators that hold `need` bytes together; 1 on CPUs, whose processes share memory."""
+    """The least number of accelerators that hold `need` bytes together; 1 on CPUs, whose processes
+    share memory.
+    """
     if accelerator() is None:
         return 1
     shape, most = ModelShape.from_config(described), torch.accelerator.device_count()
@@ -394,7 +459,10 @@ def _main(words: str) -> None:
     Path(division.meeting).with_name(f"rank{rank}").touch()
     try:
         device, control = _join(rank, division)
-        serve(built(open_weights(division.path, division.config), division.tp, division.pp, device), control)
+        serve(
+            built(open_weights(division.path, division.config), division.tp, division.pp, device),
+            control,
+        )
         dist.destroy_process_group()
     except SmtrainError as error:  # rank 0 says it too
         sys.exit(str(error))

@@ -11,7 +11,10 @@ from smtrain.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of one generation, named as transformers names them. Raises `ConfigError` for values without meaning."""
+    """Settings of one generation, named as transformers names them.
+
+    Raises `ConfigError` for values without meaning.
+    """
 
     max_new_tokens: int = 64
     """Longest text, in tokens."""
@@ -53,7 +56,10 @@ class Sampling:
             yield f"seed: got {self.seed}; it is a whole number from 0 to 2^63 - 1"
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             name = "top_k" if self.top_k else "top_p"
-            yield f"{name}: has no effect at temperature 0, which always takes the likeliest token; set a temperature"
+            yield (
+                f"{name}: has no effect at temperature 0, which always takes the likeliest token;"
+                " set a temperature"
+            )
         if self.beams == 1 and self.length_penalty != 1:
             yield "length_penalty: has an effect only with beams above 1"
 

@@ -25,16 +25,18 @@ def generate(
     sampling: Sampling | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return one completion per prompt, without the prompt; temperature 0 takes the likeliest token each time.
+    """Return one completion per prompt, without the prompt; temperature 0 takes the likeliest token
+    each time.
 
-    With `chat` a prompt is a user's message, written with the chat template, and the completion is the answer; None:
-    if there is a template. `template_options` are values for it. A completion depends on its prompt and the seed, not
-    on the other prompts. `sampling` has further settings. Raises `CheckpointError` if transformers does not load the
-    folder, if it has no chat template, or if a prompt is empty.
+    With `chat` a prompt is a user's message, written with the chat template, and the completion is
+    the answer; None: if there is a template. `template_options` are values for it. A completion
+    depends on its prompt and the seed, not on the other prompts. `sampling` has further settings.
+    Raises `CheckpointError` if transformers does not load the folder, if it has no chat template,
+    or if a prompt is empty.
     """
     settings = replace(
         sampling or Sampling(), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
-    )  # fmt: skip
+    )
     refuse_too_large([need_of("the model", weights_in(folder), described_in(folder))])
     loaded = load(folder)
     if chat is None:

@@ -1,8 +1,8 @@
 """Verify the weights that a run starts from while they are read.
 
-smtrain's own files have checksums. For other models the run keeps a crc32 of every tensor next to its checkpoints when
-it first reads them all. A later attempt compares: one that starts before the first checkpoint, or that trains an
-adapter, whose base is read at every start.
+smtrain's own files have checksums. For other models the run keeps a crc32 of every tensor next to
+its checkpoints when it first reads them all. A later attempt compares: one that starts before the
+first checkpoint, or that trains an adapter, whose base is read at every start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ KEPT = "model-checksums"
 class BaseWeights:
     """Checks what this process reads, on threads, from now on. Collective."""
 
-    def __init__(self, source: WeightSource | None, config: JobConfig, gather: Gather, checkpoints: Path) -> None:
+    def __init__(
+        self, source: WeightSource | None, config: JobConfig, gather: Gather, checkpoints: Path
+    ) -> None:
         """`source` is None if the run resumes from a checkpoint or starts from random weights."""
         self._gather, self._watch, self._path = gather, None, checkpoints / KEPT
         self._here = host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
@@ -45,9 +47,13 @@ class BaseWeights:
             source.watch(self._watch)
 
     def refuse_damaged(self) -> None:
-        """Raise `CheckpointError` on every rank if any has read bytes that differ from those written. Collective."""
+        """Raise `CheckpointError` on every rank if any has read bytes that differ from those
+        written. Collective.
+        """
         self._share_what_is_left()
-        everyone = self._gather((self._watch.fault(), self._watch.crcs) if self._watch else (None, {}))
+        everyone = self._gather(
+            (self._watch.fault(), self._watch.crcs) if self._watch else (None, {})
+        )
         first: dict[str, tuple[int, int]] = {}
         for rank, (fault, checksums) in enumerate(everyone):
             if fault is not None:
@@ -59,8 +65,9 @@ class BaseWeights:
                 before, one = first.setdefault(name, (crc, rank))
                 if before != crc:
                     raise CheckpointError(
-                        f"the weights that the run begins from are not the same everywhere: ranks {one} and {rank} "
-                        f"read different bytes of {name}; start the job again to read them again"
+                        "the weights that the run begins from are not the same everywhere: ranks"
+                        f" {one} and {rank} read different bytes of {name}; start the job again to"
+                        " read them again"
                     )
         crcs = {name: crc for name, (crc, _) in first.items()}
         if dist.get_rank() == 0 and not set(crcs) <= set(self._known):
@@ -74,15 +81,23 @@ class BaseWeights:
         begun = set().union(*(names for _, names in here))
         left = [names - begun for names, _ in here]
         if watch:
-            watch.add(deal(left, dict.fromkeys(set().union(*left), 1))[dist.get_rank() - self._here.start])
+            watch.add(
+                deal(left, dict.fromkeys(set().union(*left), 1))[dist.get_rank() - self._here.start]
+            )
 
 
 def _share(config: JobConfig, source: WeightSource, here: range) -> tuple[int, int]:
-    """The part that this rank checks of what it reads, as (i, n): a guess at which ranks read the same."""
+    """The part that this rank checks of what it reads, as (i, n): a guess at which ranks read the
+    same.
+    """
     tp, stage, rank = config.parallel.tp, config.parallel.tp * config.shards, dist.get_rank()
     if config.train.engine != "native":  # the nxd engine lays its ranks out by itself
         return (here.index(rank), len(here)) if source.read_alike else (0, 1)
-    alike = [r for r in here if r // stage == rank // stage and (source.read_alike or r % tp == rank % tp)]
+    alike = [
+        r
+        for r in here
+        if r // stage == rank // stage and (source.read_alike or r % tp == rank % tp)
+    ]
     return alike.index(rank), len(alike)
 
 
@@ -112,7 +127,9 @@ def _write(path: Path, crcs: dict[str, int]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"sum": _sum(kept), "crc32": kept}, indent=1))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written ({error.strerror}); check the disk.") from error
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror}); check the disk."
+        ) from error
 
 
 def _sum(kept: dict[str, str]) -> str:

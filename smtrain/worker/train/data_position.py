@@ -1,4 +1,6 @@
-"""The training loop's part of a checkpoint: position in the data, settings, and the identity of the model."""
+"""The training loop's part of a checkpoint: position in the data, settings, and the identity of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,24 @@ from smtrain.worker.data.manifest import DatasetManifest
 Spans = list[list[float]]
 """[steps, samples of each], one for every stretch of a run with one batch size."""
 SETTINGS = (
-    "lr", "min_lr", "schedule", "warmup_steps", "steps", "global_batch_size", "betas", "eps", "weight_decay",
-    "grad_clip", "precision", "stochastic_rounding",
-)  # fmt: skip
+    "lr",
+    "min_lr",
+    "schedule",
+    "warmup_steps",
+    "steps",
+    "global_batch_size",
+    "betas",
+    "eps",
+    "weight_decay",
+    "grad_clip",
+    "precision",
+    "stochastic_rounding",
+)
 DECAY = "steps before"
-"""Written into checkpoints: `learning_rate` decays by the steps before a step. Without it the last step had min_lr."""
+"""Written into checkpoints: `learning_rate` decays by the steps before a step.
+
+Without it the last step had min_lr.
+"""
 _FIXED = {
     "seq_len": "train.seq_len",
     "seed": "train.seed",
@@ -35,16 +50,35 @@ _FIXED = {
 }
 # Keys that change no step, or that each version of transformers writes in its own way.
 _FREE = {
-    "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "architectures", "use_cache",
-    "_attn_implementation", "return_dict", "output_attentions", "output_hidden_states", "model_type",
-    "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "chunk_size_feed_forward",
-    "is_encoder_decoder", "pretraining_tp", "initializer_range",
-}  # fmt: skip
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "_name_or_path",
+    "name_or_path",
+    "architectures",
+    "use_cache",
+    "_attn_implementation",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "model_type",
+    "bos_token_id",
+    "eos_token_id",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+    "pretraining_tp",
+    "initializer_range",
+}
 
 
 @dataclass(frozen=True)
 class Position:
-    """Makes the state that checkpoints of this attempt keep; `before` is that of the checkpoint it resumed from."""
+    """Makes the state that checkpoints of this attempt keep; `before` is that of the checkpoint it
+    resumed from.
+    """
 
     config: JobConfig
     data: DatasetManifest
@@ -55,8 +89,12 @@ class Position:
     reference: str | None = None
     """Objective dpo: a digest of the reference's weights."""
 
-    def at(self, step: int, samples: int, losses: Sequence[float], proven: bool = True) -> dict[str, Any]:
-        """The state after `step` steps and `samples` samples; `proven` if a step has been done from these weights."""
+    def at(
+        self, step: int, samples: int, losses: Sequence[float], proven: bool = True
+    ) -> dict[str, Any]:
+        """The state after `step` steps and `samples` samples; `proven` if a step has been done from
+        these weights.
+        """
         return {
             "samples": samples,
             **self.fixed(),
@@ -65,7 +103,11 @@ class Position:
             "spans": self._spans(step),
             "settings": settings(self.config),
             "decay": DECAY,
-            **({} if self.config.train.deterministic is None else {"deterministic": self.config.train.deterministic}),
+            **(
+                {}
+                if self.config.train.deterministic is None
+                else {"deterministic": self.config.train.deterministic}
+            ),
             "losses": list(losses),
             "proven": proven,
             "chosen": self.config.checkpoint.step,
@@ -86,38 +128,48 @@ class Position:
         }
 
     def refuse_another(self, name: str, state: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` if the checkpoint `name` is of other data, order, objective or model."""
+        """Raise `CheckpointError` if the checkpoint `name` is of other data, order, objective or
+        model.
+        """
         for key, expected in self.fixed().items():
             if json.dumps(state.get(key)) != json.dumps(expected):
-                shown = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected)} here)"
+                shown = (
+                    ""
+                    if key == "data"
+                    else f" ({json.dumps(state.get(key))} there, {json.dumps(expected)} here)"
+                )
                 raise CheckpointError(
-                    f"{name}: was written with another value of {_FIXED[key]}{shown}, so its position in the data does "
-                    "not hold here; restore that value, or give the run another name"
+                    f"{name}: was written with another value of {_FIXED[key]}{shown}, so its"
+                    " position in the data does not hold here; restore that value, or give the run"
+                    " another name"
                 )
         was, now = ((side or {}).get("rope") for side in (state.get("model"), self.model))
         if was != now:
             raise CheckpointError(
-                f"model.rope: {name} of this run was trained with {_rope_words(was)}, and the config asks for "
-                f"{_rope_words(now)}, for which its weights are not made; restore the former value, or give the run "
-                "another name to start over",
+                f"model.rope: {name} of this run was trained with {_rope_words(was)}, and the"
+                f" config asks for {_rope_words(now)}, for which its weights are not made; restore"
+                " the former value, or give the run another name to start over",
                 code="checkpoint.other_model",
             )
         if other := difference(state.get("model") or {}, self.model):
             raise CheckpointError(
-                f"model.path: {name} of this run was trained from another model ({other}); name that model, or give "
-                "the run another name to train this one",
+                f"model.path: {name} of this run was trained from another model ({other}); name"
+                " that model, or give the run another name to train this one",
                 code="checkpoint.other_model",
             )
         if state.get("reference") != self.reference:
             raise CheckpointError(
-                f"train.dpo.reference: {name} of this run was trained against another reference; name that one with "
-                "the weights that it had, or give the run another name to train against this one",
+                f"train.dpo.reference: {name} of this run was trained against another reference;"
+                " name that one with the weights that it had, or give the run another name to"
+                " train against this one",
                 code="checkpoint.other_model",
             )
 
     def _spans(self, step: int) -> Spans:
         out: Spans = [list(span) for span in self.before.get("spans", [])]
-        for done, each in self.config.train.batches(step - self.step, self.before.get("samples", 0)):
+        for done, each in self.config.train.batches(
+            step - self.step, self.before.get("samples", 0)
+        ):
             if out and out[-1][1] == each:
                 out[-1][0] += done
             else:
@@ -126,7 +178,9 @@ class Position:
 
 
 def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
-    """Explain how a checkpoint's samples and steps disagree; None if they agree, or if it has no record of them."""
+    """Explain how a checkpoint's samples and steps disagree; None if they agree, or if it has no
+    record of them.
+    """
     spans = state.get("spans")
     if spans is None:
         return None
@@ -134,8 +188,8 @@ def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
     if (steps, samples) == (step, state.get("samples")):
         return None
     return (
-        f"its record says {state.get('samples')} samples after {step} steps, and by its own record they are "
-        f"{samples} after {steps}"
+        f"its record says {state.get('samples')} samples after {step} steps, and by its own record"
+        f" they are {samples} after {steps}"
     )
 
 
@@ -155,7 +209,11 @@ def settings(config: JobConfig) -> dict[str, Any]:
 def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]:
     """Describe each setting that has changed since the checkpoint of `step` was written."""
     was, now = state.get("settings") or {}, settings(config)
-    changed = [f"{key} {_short(was[key])} -> {_short(now[key])}" for key in now if key in was and was[key] != now[key]]
+    changed = [
+        f"{key} {_short(was[key])} -> {_short(now[key])}"
+        for key in now
+        if key in was and was[key] != now[key]
+    ]
     ramps = [one.get("batch_ramp") for one in (was, now)]
     if was and None in ramps and ramps[0] != ramps[1]:
         changed.append(f"batch_ramp {' -> '.join(map(_short, ramps))}")
@@ -163,16 +221,20 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
     earlier = _has_another_decay(state, config)
     if earlier and step < config.train.steps:
         lines.append(
-            "the checkpoint was written by a release in which the last step had train.min_lr; the learning rate now "
-            "reaches it after the last step, so each remaining step has the rate of the step before it"
+            "the checkpoint was written by a release in which the last step had train.min_lr; the"
+            " learning rate now reaches it after the last step, so each remaining step has the rate"
+            " of the step before it"
         )
-    former = Train.model_validate({**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}})
+    former = Train.model_validate(
+        {**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}}
+    )
     if was and former.schedule != "constant" and former.steps <= step < config.train.steps:
         following = learning_rate(config.train, step + 1)
         last = learning_rate(former, step + 1 if earlier else step)
         lines.append(
-            f"the learning rate had decayed to {_short(float(f'{last:.3g}'))} at step {former.steps}, the "
-            f"end of the former train.steps; it continues at {_short(float(f'{following:.3g}'))}"
+            f"the learning rate had decayed to {_short(float(f'{last:.3g}'))} at step"
+            f" {former.steps}, the end of the former train.steps; it continues at"
+            f" {_short(float(f'{following:.3g}'))}"
         )
     return lines
 
@@ -180,20 +242,30 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
 def promise(state: Mapping[str, Any], config: JobConfig) -> str:
     """Say whether the losses after a resume are those of an unbroken run, bit for bit.
 
-    Checkpoints written on CPUs, and those of releases that always had the same default, do not record it.
+    Checkpoints written on CPUs, and those of releases that always had the same default, do not
+    record it.
     """
     if _has_another_decay(state, config):
-        return "the learning rate decays otherwise than before: losses differ slightly from those of an unbroken run"
+        return (
+            "the learning rate decays otherwise than before: losses differ slightly from those of"
+            " an unbroken run"
+        )
     now, before = config.train.deterministic is not False, state.get("deterministic")
     if before not in (None, now):
         now_word, before_word = (str(value).lower() for value in (now, before))
         return (
-            f"the checkpoint was written with train.deterministic: {before_word}, and this job has {now_word}: losses "
-            "differ from those of an unbroken run in the last digits"
+            f"the checkpoint was written with train.deterministic: {before_word}, and this job has"
+            f" {now_word}: losses differ from those of an unbroken run in the last digits"
         )
     if now:
-        return "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"
-    return "train.deterministic is false: losses differ from those of an unbroken run in the last digits"
+        return (
+            "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit"
+            " for bit"
+        )
+    return (
+        "train.deterministic is false: losses differ from those of an unbroken run in the last"
+        " digits"
+    )
 
 
 def _has_another_decay(state: Mapping[str, Any], config: JobConfig) -> bool:
@@ -210,32 +282,50 @@ def _short(value: Any) -> str:
 
 
 def _rope_words(rope: Mapping[str, Any] | None) -> str:
-    return "the rotary embeddings of config.json" if rope is None else ", ".join(f"{k} {v}" for k, v in rope.items())
+    return (
+        "the rotary embeddings of config.json"
+        if rope is None
+        else ", ".join(f"{k} {v}" for k, v in rope.items())
+    )
 
 
 def identity(
-    described: Mapping[str, Any], weights: WeightSource | None, init: str, rope: Mapping[str, Any] | None = None
+    described: Mapping[str, Any],
+    weights: WeightSource | None,
+    init: str,
+    rope: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of the base weights.
+    """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of
+    the base weights.
 
     `rope` are the rotary embeddings if model.rope replaced those of the base model.
     """
-    digest = "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
-    kept = {key: value for key, value in described.items() if key not in _FREE and value is not None}
+    digest = (
+        "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
+    )
+    kept = {
+        key: value for key, value in described.items() if key not in _FREE and value is not None
+    }
     known = {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
     return known if rope is None else {**known, "rope": dict(rope)}
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Explain how two identities differ; None if they are one model, or if one of them is not known."""
+    """Explain how two identities differ; None if they are one model, or if one of them is not
+    known.
+    """
     was, now = (_flat(side["config"]) if side.get("config") else {} for side in (there, here))
-    keys = [key for key in sorted(was) if key in now and was[key] != now[key]]  # defaults are written by some only
+    keys = [
+        key for key in sorted(was) if key in now and was[key] != now[key]
+    ]  # defaults are written by some only
     if keys:
         shown = ", ".join(f"{key} {was[key]!r} there and {now[key]!r} here" for key in keys[:3])
         return f"config.json differs: {shown}"
     if there.get("weights") and here.get("weights") and there["weights"] != here["weights"]:
         if "scratch" in (there["weights"], here["weights"]):
-            return f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
+            return (
+                f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
+            )
         return "the base weights are others"
     return None
 
@@ -249,16 +339,20 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     if "rope_theta" in out:
         rope.setdefault("rope_theta", out.pop("rope_theta"))
     out.pop("rope_theta", None)
-    return {**out, **{f"{key} of rope" if key != "rope_theta" else key: value for key, value in rope.items()}}
+    return {
+        **out,
+        **{f"{key} of rope" if key != "rope_theta" else key: value for key, value in rope.items()},
+    }
 
 
 def learning_rate(train: Train, step: int) -> float:
     """Learning rate of optimizer step `step` (the first is 1).
 
-    Linear warm-up reaches `lr` in step `warmup_steps`. The step after it still has `lr`; then a cosine or a line falls,
-    and reaches `min_lr` after step `steps`. The decay is that of transformers' `get_cosine_schedule_with_warmup` and
-    `get_linear_schedule_with_warmup` and of Megatron-core's `OptimizerParamScheduler`: all compute a step's rate from
-    the steps before it, so that the last step still trains with `min_lr: 0`. Their warm-up is one step later than this
+    Linear warm-up reaches `lr` in step `warmup_steps`. The step after it still has `lr`; then a
+    cosine or a line falls, and reaches `min_lr` after step `steps`. The decay is that of
+    transformers' `get_cosine_schedule_with_warmup` and `get_linear_schedule_with_warmup` and of
+    Megatron-core's `OptimizerParamScheduler`: all compute a step's rate from the steps before it,
+    so that the last step still trains with `min_lr: 0`. Their warm-up is one step later than this
     one: its first step has rate 0 and trains nothing.
     """
     if step <= train.warmup:

@@ -1,8 +1,9 @@
-"""A job's checkpoint prefix in S3, as rank 0 sees it: which job owns it, and what has arrived there.
+"""A job's checkpoint prefix in S3, as rank 0 sees it: which job owns it, and what has arrived
+there.
 
-SageMaker syncs /opt/ml/checkpoints to S3 in any order, deletions too. A container that cannot reach S3 (network
-isolation, a VPC without an endpoint) trains all the same: the name of its folder keeps its files apart, and it keeps
-one more checkpoint because it cannot look.
+SageMaker syncs /opt/ml/checkpoints to S3 in any order, deletions too. A container that cannot reach
+S3 (network isolation, a VPC without an endpoint) trains all the same: the name of its folder keeps
+its files apart, and it keeps one more checkpoint because it cannot look.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Destination:
     """A job's checkpoint prefix; a run in a shell has none, so what its disk holds has arrived."""
 
     def __init__(self, container: Container, line: Lineage, say: Say) -> None:
-        """Take ownership of the checkpoints. Raises `OwnerError`, which names the owner, if another job has them."""
+        """Take ownership of the checkpoints.
+
+        Raises `OwnerError`, which names the owner, if another job has them.
+        """
         self.line, self._say, self._in_job = line, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""
         self._there: set[str] = set()
@@ -51,10 +55,12 @@ class Destination:
             self._s3, self._fence = s3, fence
         except OwnerError:
             raise
-        except Exception as error:  # boto3, network or permissions: train on, the folder's own name is enough
+        except (
+            Exception
+        ) as error:  # boto3, network or permissions: train on, the folder's own name is enough
             self._say(
-                f"the owner of the checkpoints in {self._uri} cannot be asked for from here ({_short(error)}); this "
-                "job's lie in a folder of its own name"
+                f"the owner of the checkpoints in {self._uri} cannot be asked for from here"
+                f" ({_short(error)}); this job's lie in a folder of its own name"
             )
             return
         threading.Thread(target=self._renew, name="owner of the checkpoints", daemon=True).start()
@@ -68,7 +74,10 @@ class Destination:
         except SmtrainError:
             raise
         except Exception as error:
-            self._say(f"the owner of the checkpoints could not be asked for ({_short(error)}); training continues")
+            self._say(
+                f"the owner of the checkpoints could not be asked for ({_short(error)}); training"
+                " continues"
+            )
 
     def arrived(self, checkpoint: Path) -> bool:
         """Whether a checkpoint that is whole on the hosts' disks is whole in S3 too.
@@ -84,7 +93,9 @@ class Destination:
         try:
             there = self._is_there(checkpoint, name)
         except Exception as error:
-            self._say(f"whether {name} has arrived in {self._uri} could not be asked ({_short(error)})")
+            self._say(
+                f"whether {name} has arrived in {self._uri} could not be asked ({_short(error)})"
+            )
             return older
         if there:
             self._there.add(name)
@@ -92,9 +103,11 @@ class Destination:
 
     @property
     def unfinished(self) -> set[str]:
-        """Checkpoints of other jobs without a record, if there is no owner to ask: a job may still be writing them.
+        """Checkpoints of other jobs without a record, if there is no owner to ask: a job may still
+        be writing them.
 
-        Pruning them here would delete them in S3 too, although their job may have completed them by then.
+        Pruning them here would delete them in S3 too, although their job may have completed them by
+        then.
         """
         if not self._in_job or self._shared or self._fence:
             return set()
@@ -108,7 +121,11 @@ class Destination:
     def wait(self, seconds: float) -> None:
         """Wait until the newest checkpoint has arrived; not at all without access to S3."""
         if self._s3 is not None:
-            poll(lambda: all(self.arrived(folder) for _, folder in self.line.checkpoints()[-1:]), 0.5, seconds)
+            poll(
+                lambda: all(self.arrived(folder) for _, folder in self.line.checkpoints()[-1:]),
+                0.5,
+                seconds,
+            )
 
     def close(self) -> None:
         self._closed.set()
@@ -116,7 +133,10 @@ class Destination:
     def _is_there(self, checkpoint: Path, name: str) -> bool:
         uri = f"{self._uri.rstrip('/')}/{name}/"
         bucket, prefix = split_uri(uri)
-        sizes = {item["Key"][len(prefix) :]: item["Size"] for item in objects_at(self._s3.list_objects_v2, uri)}
+        sizes = {
+            item["Key"][len(prefix) :]: item["Size"]
+            for item in objects_at(self._s3.list_objects_v2, uri)
+        }
         record = next(file for file in RECORDS.values() if (checkpoint / file).exists())
         if record not in sizes:
             return False
@@ -135,7 +155,8 @@ class Destination:
                 return  # `allowed` raises it before the next manifest
             except Exception as error:
                 self._say(
-                    f"the ownership of the checkpoints could not be renewed ({_short(error)}); training continues"
+                    f"the ownership of the checkpoints could not be renewed ({_short(error)});"
+                    " training continues"
                 )
 
 

@@ -1,7 +1,7 @@
 """Utilisation of a host's accelerators, from nvidia-smi (NVML) or neuron-monitor.
 
-The tool runs as long as the training and prints a reading every few seconds. neuron-monitor's format: its user guide,
-"The JSON output format", Neuron 2.29.
+The tool runs as long as the training and prints a reading every few seconds. neuron-monitor's
+format: its user guide, "The JSON output format", Neuron 2.29.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from typing import Any
 
 _STALE = 3.5
 """Periods after which the last reading is too old to show."""
-_GPU = ["--query-gpu=index,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
+_GPU = [
+    "--query-gpu=index,utilization.gpu,memory.used,memory.total",
+    "--format=csv,noheader,nounits",
+]
 Reading = Callable[[str], dict[str, float] | None]
 
 
@@ -58,12 +61,18 @@ class DeviceUse:
     def _run(self, command: Sequence[str], reading: Reading) -> None:
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                encoding="utf-8", errors="replace",
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+            )
         except OSError:  # the tool is installed but does not run: no reason to stop a training
             return
-        self._listener = threading.Thread(target=self._listen, args=(self._process, reading), daemon=True)
+        self._listener = threading.Thread(
+            target=self._listen, args=(self._process, reading), daemon=True
+        )
         self._listener.start()
 
     def _listen(self, process: subprocess.Popen[str], reading: Reading) -> None:
@@ -75,7 +84,9 @@ class DeviceUse:
 
 
 class Gpus:
-    """Reads nvidia-smi, one line a GPU: `0, 97, 61234, 81559` (%, MiB, MiB); an unknown field is `[N/A]`."""
+    """Reads nvidia-smi, one line a GPU: `0, 97, 61234, 81559` (%, MiB, MiB); an unknown field is
+    `[N/A]`.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float | None]] = {}
@@ -92,9 +103,15 @@ class Gpus:
 
 
 def neuron_settings(period: int) -> dict[str, Any]:
-    """neuron-monitor's settings: only the metrics read here, for every process on the Neuron cores."""
+    """neuron-monitor's settings: only the metrics read here, for every process on the Neuron
+    cores.
+    """
     metrics = [{"type": "neuroncore_counters"}, {"type": "memory_used"}]
-    return {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}], "system_metrics": []}
+    return {
+        "period": f"{period}s",
+        "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}],
+        "system_metrics": [],
+    }
 
 
 def neuron(line: str) -> dict[str, float] | None:
@@ -108,12 +125,20 @@ def neuron(line: str) -> dict[str, float] | None:
         busy = [
             core["neuroncore_utilization"]
             for report in reports
-            for core in (report.get("neuroncore_counters", {}).get("neuroncores_in_use") or {}).values()
+            for core in (
+                report.get("neuroncore_counters", {}).get("neuroncores_in_use") or {}
+            ).values()
         ]
         shares = {"device": min(1.0, sum(busy) / cores / 100)} if cores else {}
         memory = hardware["neuron_device_count"] * hardware.get("neuron_device_memory_size", 0)
-        used = [r["memory_used"]["neuron_runtime_used_bytes"]["neuron_device"] for r in reports if "memory_used" in r]
-        return shares | ({"device_memory": sum(used) / memory} if memory and (used or not reports) else {})
+        used = [
+            r["memory_used"]["neuron_runtime_used_bytes"]["neuron_device"]
+            for r in reports
+            if "memory_used" in r
+        ]
+        return shares | (
+            {"device_memory": sum(used) / memory} if memory and (used or not reports) else {}
+        )
     except (ValueError, KeyError, TypeError, AttributeError):  # another version's format
         return None
 

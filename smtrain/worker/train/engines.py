@@ -1,4 +1,6 @@
-"""The engine that a config names: join its process group, read its checkpoints' records, build it."""
+"""The engine that a config names: join its process group, read its checkpoints' records, build
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def tracing() -> bool:
 
 
 def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
-    """Join the process group; returns a function that gathers a value of every rank, and the records' readers.
+    """Join the process group; returns a function that gathers a value of every rank, and the
+    records' readers.
 
     Raises `ConfigError` if the container cannot run the engine.
     """
@@ -54,12 +57,18 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         library.require()
         if config.train.stochastic_rounding:
             os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"  # read when the runtime starts
-        if tracing():  # the processes of all hosts are on this one, but the library lays groups out by host
+        if (
+            tracing()
+        ):  # the processes of all hosts are on this one, but the library lays groups out by host
             os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
         if config.train.adapter is None:
             records = EngineRecords(
-                completeness.NAME, completeness.fault, completeness.state, completeness.files, completeness.read_by
+                completeness.NAME,
+                completeness.fault,
+                completeness.state,
+                completeness.files,
+                completeness.read_by,
             )
         else:
             records = _own_records(native_engine=False)
@@ -69,21 +78,28 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
     device = comm.init_distributed()
     if device.type == "cpu" and config.train.precision == "fp16":
         raise ConfigError(
-            "train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32",
+            "train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16"
+            " or fp32",
             code="config.combination",
         )
-    return comm.gather, _own_records(native_engine=True, cuts=config.parallel.cuts, ep=config.parallel.ep)
+    return comm.gather, _own_records(
+        native_engine=True, cuts=config.parallel.cuts, ep=config.parallel.ep
+    )
 
 
 def _own_records(native_engine: bool, cuts: tuple[int, ...] = (), ep: int = 1) -> EngineRecords:
-    """Readers for our own format: every checkpoint of engine native, and adapters of both engines."""
+    """Readers for our own format: every checkpoint of engine native, and adapters of both
+    engines.
+    """
     from smtrain.worker.checkpoint import manifest
     from smtrain.worker.checkpoint.native import files as native_files
 
     read = manifest.Manifest.read
 
     return EngineRecords(
-        manifest.NAME, manifest.fault, manifest.state,
+        manifest.NAME,
+        manifest.fault,
+        manifest.state,
         files=lambda path: read(path).files,
         read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank, cuts, ep),
         # The nxd engine's `load` returns no checksums.
@@ -91,22 +107,33 @@ def _own_records(native_engine: bool, cuts: tuple[int, ...] = (), ep: int = 1) -
             native_files.read_whole(read(path), mesh, rank, cuts, ep) if native_engine else set()
         ),
         unread=lambda path: native_files.unread(read(path)),
-    )  # fmt: skip
+    )
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
-    """The adapter that the config asks for. Raises `ConfigError` if the model has no such layers."""
+    """The adapter that the config asks for.
+
+    Raises `ConfigError` if the model has no such layers.
+    """
     adapter = config.train.adapter
     if adapter is None:
         return None
     targets = targets_of(ModelShape.from_config(described), adapter.targets)
-    return Lora(adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora, adapter.quantize)
+    return Lora(
+        adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora, adapter.quantize
+    )
 
 
-def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:
+def build(
+    config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None
+) -> Engine:
     """Build the engine with its weights; `described` is the model's config.json."""
     options = ParallelOptions.of(config)
-    optimizer, seed, lora = OptimizerOptions.of(config.train), config.train.seed, lora_of(config, described)
+    optimizer, seed, lora = (
+        OptimizerOptions.of(config.train),
+        config.train.seed,
+        lora_of(config, described),
+    )
     if config.train.engine == "nxd":
         from smtrain.worker.engine.nxd.engine import NxdEngine
         from smtrain.worker.engine.nxd.persist import SaveOptions

@@ -28,18 +28,25 @@ RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather 
 PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
 DUMP_SECONDS = 10.0  # for the other ranks to print their stacks before the first one ends the job
-# How much later faulthandler ends a process that the watch could not: it writes twice to the log and once to disk.
+# How much later faulthandler ends a process that the watch could not: it writes twice to the log
+# and once to disk.
 AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
 
 
 class LossWatch:
-    """Raises if the loss or the gradient is not a number, explodes, or is that of an untrained model.
+    """Raises if the loss or the gradient is not a number, explodes, or is that of an untrained
+    model.
 
-    A loss explodes if it stays above twice the usual loss plus one; checkpoints keep the usual loss.
+    A loss explodes if it stays above twice the usual loss plus one; checkpoints keep the usual
+    loss.
     """
 
-    def __init__(self, vocabulary: int = 0, losses: Iterable[float] = (), resumed_from: str | None = None) -> None:
-        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it resumes from."""
+    def __init__(
+        self, vocabulary: int = 0, losses: Iterable[float] = (), resumed_from: str | None = None
+    ) -> None:
+        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it
+        resumes from.
+        """
         self._usual: deque[float] = deque(losses, maxlen=HISTORY)
         self._above: list[tuple[int, int]] = []
         self._uniform = math.log(vocabulary) if vocabulary > 1 else math.inf
@@ -51,14 +58,18 @@ class LossWatch:
         return list(self._usual)
 
     def check(self, step: int, result: StepResult, samples: range) -> None:
-        """Raise `SmtrainError` that names steps and samples if the step of these samples went wrong."""
+        """Raise `SmtrainError` that names steps and samples if the step of these samples went
+        wrong.
+        """
         self._checked += 1
         place = f"samples {samples.start} to {samples.stop - 1}"
         self._check_scale(step, result, place)
-        if not math.isfinite(result.loss) or not (result.skipped or math.isfinite(result.grad_norm)):
+        if not math.isfinite(result.loss) or not (
+            result.skipped or math.isfinite(result.grad_norm)
+        ):
             raise SmtrainError(
-                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {place}; "
-                f"{self._advice()}"
+                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step},"
+                f" {place}; {self._advice()}"
             )
         # A batch without labels has loss 0; pairs of equal answers have no gradient.
         if result.grad_norm == 0 and result.loss > 0 and result.pairs is None:
@@ -66,7 +77,9 @@ class LossWatch:
                 f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), so "
                 f"nothing can be learned: the weights are damaged; {self._remedy()}"
             )
-        usual = sum(self._usual) / len(self._usual) if len(self._usual) >= HISTORY // 2 else math.inf
+        usual = (
+            sum(self._usual) / len(self._usual) if len(self._usual) >= HISTORY // 2 else math.inf
+        )
         self._check_uniform(step, result.loss, usual)
         if result.loss <= 2 * usual + 1:
             if not self._ignorant:
@@ -77,8 +90,8 @@ class LossWatch:
         if len(self._above) == PATIENCE:
             first, begin = self._above[0]
             raise SmtrainError(
-                f"train.lr: the loss exploded to {result.loss:.4g} (usually {usual:.4g}) at steps {first} to {step}, "
-                f"samples {begin} to {samples.stop - 1}; {self._advice()}"
+                f"train.lr: the loss exploded to {result.loss:.4g} (usually {usual:.4g}) at steps"
+                f" {first} to {step}, samples {begin} to {samples.stop - 1}; {self._advice()}"
             )
 
     def _check_scale(self, step: int, result: StepResult, place: str) -> None:
@@ -88,46 +101,59 @@ class LossWatch:
             return
         if not math.isfinite(result.loss):  # the loss itself is not scaled, so no scale helps
             raise SmtrainError(
-                f"train.precision: the loss is {result.loss} at step {step}, {place}: activations beyond what fp16 "
-                f"holds (65504), or values that are wrong; set bf16 or fp32, or {self._advice()}"
+                f"train.precision: the loss is {result.loss} at step {step}, {place}: activations"
+                " beyond what fp16 holds (65504), or values that are wrong; set bf16 or fp32, or"
+                f" {self._advice()}"
             )
         stuck = scaling.skipped and scaling.following == scaling.scale
         self._unscaled = self._unscaled + 1 if stuck else 0
         if self._unscaled == PATIENCE:
             raise SmtrainError(
-                f"train.precision: gradients still overflow fp16 at step {step}, {place}, with a loss scale of "
-                f"{scaling.scale:g}, the lowest, so that {PATIENCE} steps in a row were skipped; set bf16 or fp32, or "
-                f"{self._advice()}"
+                f"train.precision: gradients still overflow fp16 at step {step}, {place}, with a"
+                f" loss scale of {scaling.scale:g}, the lowest, so that {PATIENCE} steps in a row"
+                f" were skipped; set bf16 or fp32, or {self._advice()}"
             )
 
     def _check_uniform(self, step: int, loss: float, usual: float) -> None:
-        """Notice a trained model that guesses: at once after a resume, else after some steps in a row."""
+        """Notice a trained model that guesses: at once after a resume, else after some steps in a
+        row.
+        """
         guesses = abs(loss - self._uniform) < 0.01 * self._uniform and usual < 0.8 * self._uniform
         self._ignorant = self._ignorant + 1 if guesses else 0
         if self._ignorant == PATIENCE or (guesses and self._resumed_from and self._checked == 1):
             raise SmtrainError(
-                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}): that is ln(vocabulary), the loss of a "
-                f"model that knows nothing, so the weights look untrained or damaged; {self._remedy()}"
+                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}): that is"
+                " ln(vocabulary), the loss of a model that knows nothing, so the weights look"
+                f" untrained or damaged; {self._remedy()}"
             )
 
     def _advice(self) -> str:
         if self._resumed_from and self._checked <= RECENT:
             return (
-                f"the run has only just resumed from {self._resumed_from}, whose values may be wrong: {self._remedy()}"
+                f"the run has only just resumed from {self._resumed_from}, whose values may be"
+                f" wrong: {self._remedy()}"
             )
-        return "lower the learning rate or look at these samples, the run resumes from its last checkpoint"
+        return (
+            "lower the learning rate or look at these samples, the run resumes from its last"
+            " checkpoint"
+        )
 
     def _remedy(self) -> str:
         if self._resumed_from:
             return (
-                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or resume from an "
-                "earlier checkpoint (`--from-step N`, checkpoint.step)"
+                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or"
+                " resume from an earlier checkpoint (`--from-step N`, checkpoint.step)"
             )
-        return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
+        return (
+            "compare the weights that the run began from with their hashes (`smtrain checkpoint"
+            " verify`)"
+        )
 
 
 class RoutingWatch:
-    """Notices a router that has collapsed: nearly all tokens of a layer choose the same experts, step after step."""
+    """Notices a router that has collapsed: nearly all tokens of a layer choose the same experts,
+    step after step.
+    """
 
     def __init__(self, *, frozen: bool = False) -> None:
         """Routers are `frozen` if only adapters are trained: no auxiliary loss moves them."""
@@ -145,43 +171,58 @@ class RoutingWatch:
         if self._told or not fallen:
             return []
         self._told = True
-        which = f"layer {fallen[0]} and {len(fallen) - 1} more" if len(fallen) > 1 else f"layer {fallen[0]}"
+        which = (
+            f"layer {fallen[0]} and {len(fallen) - 1} more"
+            if len(fallen) > 1
+            else f"layer {fallen[0]}"
+        )
         return [
-            f"{WARNING}{step} the router of {which} (of the layers with experts) has sent {COLLAPSED:.0%} of "
-            f"its choices to {routing.chosen} of {len(routing.loads[0])} experts for {HISTORY} steps: the others learn "
-            f"nothing; {self._remedy}"
+            f"{WARNING}{step} the router of {which} (of the layers with experts) has sent"
+            f" {COLLAPSED:.0%} of its choices to {routing.chosen} of {len(routing.loads[0])}"
+            f" experts for {HISTORY} steps: the others learn nothing; {self._remedy}"
         ]
 
 
 class PairWatch:
-    """Notices a training on pairs (objective dpo) that learns nothing, or something else than it should.
+    """Notices a training on pairs (objective dpo) that learns nothing, or something else than it
+    should.
 
-    A run whose model does not change at all is ended; anything else is a sentence for the log, each kind once.
+    A run whose model does not change at all is ended; anything else is a sentence for the log, each
+    kind once.
     """
 
     def __init__(self, precision: str, *, referred: bool = True, fresh: bool = True) -> None:
-        """Without a reference (`referred`) rewards do not begin at 0, so only their difference says anything; a run
-        that resumes is not `fresh`."""
+        """Without a reference (`referred`) rewards do not begin at 0, so only their difference says
+        anything; a run that resumes is not `fresh`.
+        """
         self._precision, self._referred, self._at_once = precision, referred, fresh
         self._steps: deque[PairMetrics] = deque(maxlen=HISTORY)
         self._checked = self._still = self._right = 0
         self._told: set[str] = set()
 
     def check(self, step: int, pairs: PairMetrics) -> list[str]:
-        """Sentences about the steps so far, most often none. Raises `SmtrainError` if the model does not change."""
+        """Sentences about the steps so far, most often none.
+
+        Raises `SmtrainError` if the model does not change.
+        """
         self._checked += 1
         self._steps.append(pairs)
         self._still = self._still + 1 if pairs.chosen_reward == pairs.rejected_reward == 0 else 0
         if self._referred and self._still == STILL:
             raise SmtrainError(
-                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL} steps, at step {step}, so the "
-                f"loss stays at its first value (ln 2 = 0.6931 for sigmoid): steps of this size change nothing in "
-                f"{self._precision}; raise the learning rate, or look whether chosen and rejected are the same text"
+                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL} steps, at"
+                f" step {step}, so the loss stays at its first value (ln 2 = 0.6931 for sigmoid):"
+                f" steps of this size change nothing in {self._precision}; raise the learning rate,"
+                " or look whether chosen and rejected are the same text"
             )
         if self._checked > 1:  # the first step's model is the reference
             self._right += pairs.accuracy == 1
             self._at_once = self._at_once and pairs.accuracy == 1
-        found = {kind: f"{WARNING}{step} {text}" for kind, text in self._kinds() if kind not in self._told}
+        found = {
+            kind: f"{WARNING}{step} {text}"
+            for kind, text in self._kinds()
+            if kind not in self._told
+        }
         self._told |= found.keys()
         return list(found.values())
 
@@ -189,9 +230,12 @@ class PairWatch:
         if self._at_once and self._right == AT_ONCE:
             yield (
                 "leak",
-                f"every pair has been ranked rightly in the {AT_ONCE} steps from the second on: the answers may differ "
-                "by something simple, such as their length, language or a mark, that the model learns in place of what "
-                "is meant; compare some pairs, and the accuracy on held-out ones (train.validation)",
+                (
+                    f"every pair has been ranked rightly in the {AT_ONCE} steps from the second on:"
+                    " the answers may differ by something simple, such as their length, language"
+                    " or a mark, that the model learns in place of what is meant; compare some"
+                    " pairs, and the accuracy on held-out ones (train.validation)"
+                ),
             )
         if len(self._steps) < HISTORY:
             return
@@ -201,30 +245,39 @@ class PairWatch:
         if mean < -2 * error:
             yield (
                 "swapped",
-                f"the rejected answers have gained on the chosen ones for {HISTORY} steps (margin {mean:.4g}); look "
-                "whether the two columns are swapped (data.columns), or lower train.lr",
+                (
+                    f"the rejected answers have gained on the chosen ones for {HISTORY} steps"
+                    f" (margin {mean:.4g}); look whether the two columns are swapped"
+                    " (data.columns), or lower train.lr"
+                ),
             )
         if not self._referred:
             return
         if self._checked >= 2 * HISTORY and all(abs(margin) < NOTHING for margin in margins):
             yield (
                 "stuck",
-                f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stays at its first value (ln "
-                "2 for sigmoid): nothing is learned; raise train.lr",
+                (
+                    f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stays"
+                    " at its first value (ln 2 for sigmoid): nothing is learned; raise train.lr"
+                ),
             )
         chosen = sum(one.chosen_reward for one in self._steps) / HISTORY
         rejected = sum(one.rejected_reward for one in self._steps) / HISTORY
         if chosen < -FALLEN and rejected < -FALLEN:
             yield (
                 "falling",
-                f"both answers have become less likely than the reference finds them (rewards {chosen:.3g} and "
-                f"{rejected:.3g}), so the model moves to texts that are in no pair; lower train.lr, raise "
-                "train.dpo.beta, or set train.dpo.sft_weight: 1",
+                (
+                    "both answers have become less likely than the reference finds them (rewards"
+                    f" {chosen:.3g} and {rejected:.3g}), so the model moves to texts that are in no"
+                    " pair; lower train.lr, raise train.dpo.beta, or set train.dpo.sft_weight: 1"
+                ),
             )
 
 
 def _standing(heading: str) -> str:
-    """The stack of every thread, each line marked with the rank as torch does: all ranks write to one log."""
+    """The stack of every thread, each line marked with the rank as torch does: all ranks write to
+    one log.
+    """
     mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [heading]
@@ -238,10 +291,11 @@ def _standing(heading: str) -> str:
 
 
 class StallWatch:
-    """Ends the process when nothing was done for `minutes`, with the stack of every thread in the log.
+    """Ends the process when nothing was done for `minutes`, with the stack of every thread in the
+    log.
 
-    Collectives hold up all ranks together, so each rank's own watch prints its stack. If the interpreter itself is
-    stuck, faulthandler's timer, which needs no Python, does the same.
+    Collectives hold up all ranks together, so each rank's own watch prints its stack. If the
+    interpreter itself is stuck, faulthandler's timer, which needs no Python, does the same.
     """
 
     def __init__(self, minutes: float, fail: Callable[[str], None]) -> None:
@@ -275,7 +329,8 @@ class StallWatch:
                 say(_standing(f"no step after {self._after}; where this rank stands:"))
                 if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
                     self._fail(
-                        f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes after "
-                        f"{self._after}; the log says where each rank stands, the run resumes from its last checkpoint"
+                        f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes"
+                        f" after {self._after}; the log says where each rank stands, the run"
+                        " resumes from its last checkpoint"
                     )
                 return

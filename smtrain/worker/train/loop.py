@@ -1,4 +1,6 @@
-"""The training loop: batches in, steps out, checkpoints on the way, and an orderly end when told to stop."""
+"""The training loop: batches in, steps out, checkpoints on the way, and an orderly end when told to
+stop.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from smtrain.worker.train.stop import FirstStep, StopRequest
 from smtrain.worker.train.validation import ValidationResult, Validator
 
 ARRIVAL = 30.0
-"""Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may go."""
+"""Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may
+go.
+"""
 Batch = tuple[torch.Tensor, ...]
 """(input_ids, labels), or (input_ids, labels, segments) if attention must stay within segments.
 
@@ -52,8 +56,9 @@ class Loader(Protocol):
 class Trainer:
     """Trains up to `train.steps`, saving on the way. All ranks make one and call `run`.
 
-    A checkpoint is written while training continues, and becomes whole only when a step from its weights gave a finite
-    loss and gradient: an update can spoil weights that gave both. A step that fp16 skips proves nothing.
+    A checkpoint is written while training continues, and becomes whole only when a step from its
+    weights gave a finite loss and gradient: an update can spoil weights that gave both. A step that
+    fp16 skips proves nothing.
     """
 
     config: JobConfig
@@ -83,7 +88,10 @@ class Trainer:
     def __post_init__(self) -> None:
         self.step = self.resumed or 0
         self._options = self.config.train
-        referred, fresh = self._options.dpo is None or self._options.dpo.reference != "none", self.resumed is None
+        referred, fresh = (
+            self._options.dpo is None or self._options.dpo.reference != "none",
+            self.resumed is None,
+        )
         self._pairs = PairWatch(self._options.precision, referred=referred, fresh=fresh)
         self._routing = RoutingWatch(frozen=self._options.adapter is not None)
         self._pending: deque[PendingStep] = deque()
@@ -101,13 +109,15 @@ class Trainer:
     def run(self) -> int:
         """Train and return the last step done; if told to stop, save first.
 
-        Raises `SmtrainError` that names step and samples if the loss is not a number or explodes, or if fp16 cannot
-        continue.
+        Raises `SmtrainError` that names step and samples if the loss is not a number or explodes,
+        or if fp16 cannot continue.
         """
         if self.resumed is None and self._options.steps == 0:
             self._save()
         if self.stop.agreed(self.engine):
-            self._say("asked to stop before the first step: nothing to save, the same command resumes")
+            self._say(
+                "asked to stop before the first step: nothing to save, the same command resumes"
+            )
             return self.step
         if (before := self._validate()) and self.log:
             self.log.log_validation(self.step, before)
@@ -128,7 +138,9 @@ class Trainer:
         last = self.step == self._options.steps or self._stopping
         saving = last or self.step % self._options.save_interval == 0
         self._settle_due(saving)
-        if self.step > (self.resumed or 0) + 1:  # the first step compiles: it does not tell how long another one takes
+        if (
+            self.step > (self.resumed or 0) + 1
+        ):  # the first step compiles: it does not tell how long another one takes
             self._longest = max(self._longest, time.monotonic() - began)
         self._can_prove = self._has_time()
         if saving:
@@ -137,8 +149,14 @@ class Trainer:
             self._prove(batch, seen)
             self._end_save(wait=True)
         if self._stopping:
-            later = "; no time was left to show that it can, the next step does" if self._unproven else ""
-            self._say(f"asked to stop: saved step {self.step}, the same command resumes from here{later}")
+            later = (
+                "; no time was left to show that it can, the next step does"
+                if self._unproven
+                else ""
+            )
+            self._say(
+                f"asked to stop: saved step {self.step}, the same command resumes from here{later}"
+            )
 
     def _begin_next(self) -> tuple[Batch, range]:
         """Give the device the next batch, and agree with all ranks on whether to stop after it.
@@ -170,34 +188,51 @@ class Trainer:
         return pending
 
     def _settle_due(self, saving: bool) -> None:
-        """Read the numbers of all steps but the last `engine.steps_ahead`, so that the device never waits for the host.
+        """Read the numbers of all steps but the last `engine.steps_ahead`, so that the device never
+        waits for the host.
 
-        Before a save or a validation all are read: both are about the weights after exactly this step.
+        Before a save or a validation all are read: both are about the weights after exactly this
+        step.
         """
         every = saving or (self.validator is not None and self.validator.due(self.step))
         while self._pending and (every or len(self._pending) > self.engine.steps_ahead):
             self._settle(self._pending.popleft())
 
     def _settle(self, pending: PendingStep) -> None:
-        """Read a step's numbers, then log it, validate after it and complete the save before it, as is due."""
+        """Read a step's numbers, then log it, validate after it and complete the save before it, as
+        is due.
+        """
         result = self._judge(pending, self.watch)
         self._unproven = self._unproven and result.skipped
         if (scaling := result.scaling) and scaling.skipped:
             scales = f"{scaling.scale:g} -> {scaling.following:g}"
-            self._say(f"step {pending.step} skipped: gradients overflowed fp16; loss scale {scales}")
+            self._say(
+                f"step {pending.step} skipped: gradients overflowed fp16; loss scale {scales}"
+            )
         for text in self._pairs.check(pending.step, result.pairs) if result.pairs else ():
             self._say(text)
         for text in self._routing.check(pending.step, result.routing) if result.routing else ():
             self._say(text)
-        validated = self._validate() if pending.step == self.step else None  # else the weights are a later step's
-        logged = pending.step % self._options.log_interval == 0 or pending.step in (1, self._options.steps)
+        validated = (
+            self._validate() if pending.step == self.step else None
+        )  # else the weights are a later step's
+        logged = pending.step % self._options.log_interval == 0 or pending.step in (
+            1,
+            self._options.steps,
+        )
         if self.log and (validated or logged):
-            self.log.log(pending.step, result, pending.lr, pending.waited, pending.samples, validated)
-        if not self._unproven:  # a save begins only when all steps are settled, so this step followed the save
+            self.log.log(
+                pending.step, result, pending.lr, pending.waited, pending.samples, validated
+            )
+        if (
+            not self._unproven
+        ):  # a save begins only when all steps are settled, so this step followed the save
             self._end_save(wait=False)
 
     def _judge(self, pending: PendingStep, watch: LossWatch) -> StepResult:
-        """Wait for a step's numbers; if they are bad, so is the save that the step began from: give it up."""
+        """Wait for a step's numbers; if they are bad, so is the save that the step began from: give
+        it up.
+        """
         result = pending.read(self._ready)
         assert result.ready is not None
         self._ready = result.ready
@@ -213,11 +248,15 @@ class Trainer:
         """Validate if it is due. Not while stopping: the time left is for the save."""
         if self.validator is None or self._stopping or not self.validator.due(self.step):
             return None
-        return self.validator.judge(self.step, self.stall.beat, lambda: self.stop.agreed(self.engine))
+        return self.validator.judge(
+            self.step, self.stall.beat, lambda: self.stop.agreed(self.engine)
+        )
 
     def _save(self) -> None:
         """Begin to save the weights after `step`, once the save before is complete."""
-        if self._unproven:  # all steps since the last save were skipped: these are the same weights, saved again
+        if (
+            self._unproven
+        ):  # all steps since the last save were skipped: these are the same weights, saved again
             self.engine.abandon_save()
         self._end_save(wait=True)
         self._save_began, self._unproven = time.perf_counter(), True
@@ -225,24 +264,34 @@ class Trainer:
         read_back = self.config.checkpoint.verify == "full" and not self._stopping
         state = self.position.at(self.step, self.samples, self.watch.history, self._can_prove)
         if self.validator:
-            state["validation"] = self.validator.kept(self.step, self.line.name(step_folder(self.line.own, self.step)))
+            state["validation"] = self.validator.kept(
+                self.step, self.line.name(step_folder(self.line.own, self.step))
+            )
         self.engine.begin_save(self.line.own, self.step, state, read_back)
 
     def _end_save(self, wait: bool) -> None:
-        """Make the save that was begun whole and prune older ones; without `wait`, only if it is written already."""
+        """Make the save that was begun whole and prune older ones; without `wait`, only if it is
+        written already.
+        """
         whole = self.engine.end_save(wait)
         if whole is None:
             return
         name = self.line.name(step_folder(self.line.own, whole))
-        self.distrusted.discard(name)  # it was damaged or abandoned, and has just been written again
+        self.distrusted.discard(
+            name
+        )  # it was damaged or abandoned, and has just been written again
         if self.validator:
             self.validator.saved(name)
         self._prune()
         self.stall.beat(f"saving step {whole}")
-        self._say(f"checkpoint of step {whole} saved in {time.perf_counter() - self._save_began:.1f} s")
+        self._say(
+            f"checkpoint of step {whole} saved in {time.perf_counter() - self._save_began:.1f} s"
+        )
 
     def _prune(self, wait: bool = False) -> None:
-        """Delete old checkpoints, except the best ones and those that other jobs may still be writing."""
+        """Delete old checkpoints, except the best ones and those that other jobs may still be
+        writing.
+        """
         arrived = self.destination.arrived if self.destination else None
         spared: set[str] = set()
         if self.validator:
@@ -253,15 +302,21 @@ class Trainer:
         self.engine.prune(self.line, self.config.checkpoint.keep, arrived, distrusted, spared)
 
     def _has_time(self) -> bool:
-        """False if we are stopping and a step could take the time that files need. Collective while stopping."""
+        """False if we are stopping and a step could take the time that files need.
+
+        Collective while stopping.
+        """
         return not self._stopping or self.stop.in_time(self.engine, 1.5 * self._longest)
 
     def _prove(self, batch: Batch, samples: range) -> None:
-        """Repeat the last batch from the weights just saved, to show that they can be trained on; its update is lost.
+        """Repeat the last batch from the weights just saved, to show that they can be trained on;
+        its update is lost.
 
         fp16 may skip the step, which proves nothing: then try again with the lower loss scale.
         """
-        watch = LossWatch()  # this step is not part of the run, so its loss stays out of the run's history
+        watch = (
+            LossWatch()
+        )  # this step is not part of the run, so its loss stays out of the run's history
         while self._unproven and self._can_prove:
             pending = self._begin(batch, samples)
             self._unproven = self._judge(pending, watch).skipped

@@ -1,4 +1,6 @@
-"""Machine use while a host trains: a file with all readings, and a line in the log once a minute."""
+"""Machine use while a host trains: a file with all readings, and a line in the log once a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,19 @@ _SECTOR = 512  # bytes, whatever the disk's own are
 
 
 class MachineWatch:
-    """Reads in a thread until it is closed. `machine-<host>.jsonl` has every reading, with its time since 1970."""
+    """Reads in a thread until it is closed.
+
+    `machine-<host>.jsonl` has every reading, with its time since 1970.
+    """
 
     def __init__(
-        self, folder: Path, host: str, counters: MachineCounters, devices: Callable[[int], DeviceUse] = DeviceUse,
+        self,
+        folder: Path,
+        host: str,
+        counters: MachineCounters,
+        devices: Callable[[int], DeviceUse] = DeviceUse,
         say: Say = log_line,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._path, self._say = folder / f"machine-{host}.jsonl", say
         self._counters, self._devices = counters, devices(EVERY)
         self._unsaid: list[dict[str, float]] = []
@@ -71,7 +80,9 @@ class MachineWatch:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({key: round(value, 4) for key, value in record.items()}) + "\n")
+                file.write(
+                    json.dumps({key: round(value, 4) for key, value in record.items()}) + "\n"
+                )
         except OSError as error:
             if not self._refused:
                 self._say(f"{self._path} cannot be written ({error.strerror}); training continues")
@@ -87,7 +98,9 @@ def mean(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass
 class MachineCounters:
-    """Processor time, memory, network and disk use from /proc and /sys; what a system does not tell is left out."""
+    """Processor time, memory, network and disk use from /proc and /sys; what a system does not tell
+    is left out.
+    """
 
     disk: Path
     """A path on the disk whose use is read."""
@@ -99,9 +112,13 @@ class MachineCounters:
         self._before = dict(self._counted())
 
     def read(self) -> dict[str, float]:
-        """Shares of 1 (`cpu`, `memory`, `disk`) and bytes a second (`net_in`, ...) since the reading before."""
+        """Shares of 1 (`cpu`, `memory`, `disk`) and bytes a second (`net_in`, ...) since the
+        reading before.
+        """
         now = dict(self._counted())
-        grown = {name: value - self._before[name] for name, value in now.items() if name in self._before}
+        grown = {
+            name: value - self._before[name] for name, value in now.items() if name in self._before
+        }
         self._before = now
         reading: dict[str, float] = {}
         if (every := grown.get("cpu_all", 0.0)) > 0:
@@ -113,7 +130,11 @@ class MachineCounters:
             reading["disk"] = 1 - use.free / use.total if use.total else 0.0
         if (passed := grown.get("time", 0.0)) > 0:
             # A counter goes back if its device was removed and added again.
-            reading |= {name: max(0.0, grown[name]) / passed for name in grown if name.startswith(("net_", "disk_"))}
+            reading |= {
+                name: max(0.0, grown[name]) / passed
+                for name in grown
+                if name.startswith(("net_", "disk_"))
+            }
         return reading
 
     def _counted(self) -> Iterator[tuple[str, float]]:
@@ -139,11 +160,22 @@ class MachineCounters:
 
     def _network(self) -> tuple[float, float]:
         """Bytes in and out of the machine, without the loopback."""
-        rows = {name.strip(): rest.split() for name, _, rest in self._rows("net/dev", ":") if name.strip() != "lo"}
+        rows = {
+            name.strip(): rest.split()
+            for name, _, rest in self._rows("net/dev", ":")
+            if name.strip() != "lo"
+        }
         # Bridges and tunnels count the bytes of the real cards a second time.
-        real = {name: row for name, row in rows.items() if (self.sys / "class/net" / name / "device").exists()}
+        real = {
+            name: row
+            for name, row in rows.items()
+            if (self.sys / "class/net" / name / "device").exists()
+        }
         counted = (real or rows).values()
-        received, sent = sum(float(row[0]) for row in counted), sum(float(row[8]) for row in counted)
+        received, sent = (
+            sum(float(row[0]) for row in counted),
+            sum(float(row[8]) for row in counted),
+        )
         # The kernel does not see what passes through an EFA device.
         for port in self.sys.glob("class/infiniband/*/ports/*/hw_counters"):
             with suppress(OSError, ValueError):
@@ -154,8 +186,14 @@ class MachineCounters:
     def _disks(self) -> tuple[float, float]:
         """Bytes read from and written to whole disks; partitions and volumes would count twice."""
         rows = [line.split() for line in self._text("diskstats").splitlines()]
-        whole = [row for row in rows if len(row) > 9 and (self.sys / "block" / row[2] / "device").exists()]
-        return _SECTOR * sum(float(row[5]) for row in whole), _SECTOR * sum(float(row[9]) for row in whole)
+        whole = [
+            row
+            for row in rows
+            if len(row) > 9 and (self.sys / "block" / row[2] / "device").exists()
+        ]
+        return _SECTOR * sum(float(row[5]) for row in whole), _SECTOR * sum(
+            float(row[9]) for row in whole
+        )
 
     def _rows(self, name: str, mark: str) -> Iterator[tuple[str, str, str]]:
         return (line.partition(mark) for line in self._text(name).splitlines() if mark in line)

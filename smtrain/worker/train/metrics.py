@@ -1,4 +1,6 @@
-"""Record each step: a line for people and CloudWatch, a JSON line, TensorBoard, trackers, and a progress bar."""
+"""Record each step: a line for people and CloudWatch, a JSON line, TensorBoard, trackers, and a
+progress bar.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,19 @@ FLUSH = 30.0
 def peak_flops(instance_type: str) -> float | None:
     """Dense matrix-multiply peak of one training process, in operations a second; None for a CPU.
 
-    Neuron cores and the instance type's own GPUs are in core/facts/instances.toml. For any other device there is no
-    number to cite, so we measure large products as doctor and `plan --probe` do, and MFU is relative to that.
+    Neuron cores and the instance type's own GPUs are in core/facts/instances.toml. For any other
+    device there is no number to cite, so we measure large products as doctor and `plan --probe` do,
+    and MFU is relative to that.
     """
     row = instance(instance_type)
-    neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
+    neuron = torch.accelerator.is_available() and "neuron" in str(
+        torch.accelerator.current_accelerator()
+    )
     chip = row.get("chip") if row else None
     gpu = bool(chip) and torch.cuda.is_available() and str(chip) in torch.cuda.get_device_name()
-    if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch.accelerator does not know PyTorch/XLA
+    if row and (
+        gpu or neuron or Path("/dev/neuron0").exists()
+    ):  # torch.accelerator does not know PyTorch/XLA
         share = lnc_of(instance_type, os.environ) / float(row.get("logical_cores", 1))
         return float(row["core_tflops"]) * 1e12 * share
     if not torch.accelerator.is_available():
@@ -58,7 +65,9 @@ def peak_flops(instance_type: str) -> float | None:
 
 
 def _opened(path: Path) -> IO[str]:
-    """Open a file of lines to append to; drop the half line that a full disk or a kill left at its end."""
+    """Open a file of lines to append to; drop the half line that a full disk or a kill left at its
+    end.
+    """
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
@@ -69,19 +78,31 @@ class MetricsLog:
     """Writes the records of rank 0; other ranks have none."""
 
     def __init__(
-        self, folder: Path, *, total_steps: int, first_step: int, samples: int, seq_len: int, ramp: bool,
-        flops_per_token: float, peak: float | None, live: Path | None = None, trackers: Sequence[Buffered] = (),
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        total_steps: int,
+        first_step: int,
+        samples: int,
+        seq_len: int,
+        ramp: bool,
+        flops_per_token: float,
+        peak: float | None,
+        live: Path | None = None,
+        trackers: Sequence[Buffered] = (),
+    ) -> None:
         """`peak` is the whole mesh's, in operations a second; with None MFU is not logged.
 
-        `samples` are those before the first step; with a `ramp` each record says how many its step has.
-        `live` is a second folder for TensorBoard's files, written every few seconds.
+        `samples` are those before the first step; with a `ramp` each record says how many its step
+        has. `live` is a second folder for TensorBoard's files, written every few seconds.
         """
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         self._jsonl = _opened(folder / "metrics.jsonl")
-        self._boards: list[Any] = [SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)]
+        self._boards: list[Any] = [
+            SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        ]
         if live is not None:
             self._boards.append(SummaryWriter(str(live), purge_step=first_step, flush_secs=LIVE))
         self._trackers = trackers
@@ -91,22 +112,41 @@ class MetricsLog:
         self._waited = 0.0
         self._bar: Any = None
         if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
 
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, TextColumn("{task.fields[loss]}"))
-            self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, loss="")
+            self._task = self._bar.add_task(
+                "train", total=total_steps, completed=first_step - 1, loss=""
+            )
             self._bar.start()
 
     def log(
-        self, step: int, result: StepResult, lr: float, waited: float, samples: range,
+        self,
+        step: int,
+        result: StepResult,
+        lr: float,
+        waited: float,
+        samples: range,
         validated: ValidationResult | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record one step with its samples, and the validation after it.
 
-        Rates are the mean from the time at which the device had the last record's numbers to the time at which it had
-        these, without the time of the validation. `waited` is the total time that the run had waited for data when the
-        step began, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
+        Rates are the mean from the time at which the device had the last record's numbers to the
+        time at which it had these, without the time of the validation. `waited` is the total time
+        that the run had waited for data when the step began, in seconds. A skipped step has
+        `skipped` instead of its norm, which is not finite.
         """
         judged = validated.seconds if validated else 0.0
         ready = time.perf_counter() - judged if result.ready is None else result.ready
@@ -124,10 +164,15 @@ class MetricsLog:
         numbers |= result.pairs.numbers() if result.pairs else {}
         numbers |= result.routing.numbers() if result.routing else {}
         record = {
-            "step": step, "loss": result.loss, **numbers, "lr": lr,
-            "tokens_per_s": rate, **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
-            "data_wait": data_wait, **(validated.numbers() if validated else {}),
-        }  # fmt: skip
+            "step": step,
+            "loss": result.loss,
+            **numbers,
+            "lr": lr,
+            "tokens_per_s": rate,
+            **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
+            "data_wait": data_wait,
+            **(validated.numbers() if validated else {}),
+        }
         self._write(step, f"loss {result.loss:.4f}", record)
         for name, norm in result.param_norms.parts.items() if result.param_norms else ():
             for board in self._boards:
@@ -150,7 +195,11 @@ class MetricsLog:
         for tracker in self._trackers:
             tracker.log(TrackedStep(step, int(time.time() * 1000), record))
         for name, value in record.items():
-            tag = f"validation/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
+            tag = (
+                f"validation/{name.removeprefix('val_')}"
+                if name.startswith("val_")
+                else f"train/{name}"
+            )
             for board in self._boards if name != "step" else ():
                 board.add_scalar(tag, value, step)
 
@@ -168,10 +217,16 @@ def trackers_of(config: JobConfig, container: Container) -> list[Buffered]:
     track = parse(os.environ.get(VARIABLE))
     if track is None or track.by != "job":
         return []
-    run_uri = os.environ.get("SMTRAIN_CHECKPOINTS", config.name).removesuffix("/").removesuffix("/checkpoints")
+    run_uri = (
+        os.environ.get("SMTRAIN_CHECKPOINTS", config.name)
+        .removesuffix("/")
+        .removesuffix("/checkpoints")
+    )
     settings = parameters(config.model_dump(mode="json", exclude_defaults=True))
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    tracked = Tracked(config.name, container.job, id_of(run_uri), stamp, settings, {"smtrain.job": container.job})
+    tracked = Tracked(
+        config.name, container.job, id_of(run_uri), stamp, settings, {"smtrain.job": container.job}
+    )
     return open_trackers(track, tracked, container.output_data_dir, log_line, _secret())
 
 
@@ -190,6 +245,8 @@ def _secret() -> Callable[[Secret], str]:
     except ModuleNotFoundError:
 
         def read(named: Secret) -> str:
-            raise SmtrainError(f"the secret {named.secret or named.ssm} can only be read inside a job")
+            raise SmtrainError(
+                f"the secret {named.secret or named.ssm} can only be read inside a job"
+            )
 
     return read

@@ -1,7 +1,9 @@
-"""The memory of a step on an accelerator, and on Neuron its operators, and those that were left to the CPU.
+"""The memory of a step on an accelerator, and on Neuron its operators, and those that were left to
+the CPU.
 
-On Neuron an operator without a kernel runs on the CPU, and a copy each way with it. Which ones have a kernel is AWS's
-table (docs/torch_api_compatibility.md of aws-neuron/torch-neuronx); `docs/neuron-operators.md` lists those of a step.
+On Neuron an operator without a kernel runs on the CPU, and a copy each way with it. Which ones have
+a kernel is AWS's table (docs/torch_api_compatibility.md of aws-neuron/torch-neuronx);
+`docs/neuron-operators.md` lists those of a step.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ class Call(NamedTuple):
     operator: str
     """Without its overload: `aten.mm`."""
     tensors: str
-    """The dtype and number of dimensions of each tensor that it is given: `float32[2d] float32[2d]`."""
+    """The dtype and number of dimensions of each tensor that it is given: `float32[2d]
+    float32[2d]`.
+    """
     device: str
     """The kind of device of its tensors; single numbers of the host may be among them."""
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators and collectives while entered, as torch calls them: before it splits those without a kernel."""
+    """Counts operators and collectives while entered, as torch calls them: before it splits those
+    without a kernel.
+    """
 
     def __init__(self, device: str | None = None) -> None:
         """`device`: the kind of device whose operators count; None: all."""
@@ -63,9 +69,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of living tensors of one kind of device, from the operator that made each to its end.
+    """Counts the bytes of living tensors of one kind of device, from the operator that made each to
+    its end.
 
-    That is the peak of a caching allocator without the scratch memory of kernels, also on devices without statistics.
+    That is the peak of a caching allocator without the scratch memory of kernels, also on devices
+    without statistics.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -73,7 +81,9 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.top = 0
         self._device, self._known = device, set[int]()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         for tensor in _tensors(out):
             if tensor.device.type == self._device:
@@ -94,7 +104,9 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def fallbacks() -> list[str] | None:
-    """The operators that TorchNeuron has left to the CPU in this process; None if no library here says so."""
+    """The operators that TorchNeuron has left to the CPU in this process; None if no library here
+    says so.
+    """
     try:
         library = importlib.import_module("torch_neuronx")
         return sorted(map(str, library.get_fallback_ops()))
@@ -103,7 +115,9 @@ def fallbacks() -> list[str] | None:
 
 
 def peak_memory(device: str) -> int | None:
-    """The most bytes that torch has had on this process's device; None if its backend does not count."""
+    """The most bytes that torch has had on this process's device; None if its backend does not
+    count.
+    """
     counter = getattr(getattr(torch, device, None), "max_memory_allocated", None)
     return int(counter()) if counter is not None and device != "cpu" else None
 
@@ -112,8 +126,9 @@ def peak_memory(device: str) -> int | None:
 class StepReport:
     """Counts and reports the operators of the job's second step, the first one after compilation.
 
-    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of log. Operators of
-    GPUs are nothing new, and a compiled step has no operators to count. A full disk ends the report, not the run.
+    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of
+    log. Operators of GPUs are nothing new, and a compiled step has no operators to count. A full
+    disk ends the report, not the run.
     """
 
     device: str
@@ -147,7 +162,9 @@ class StepReport:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         except OSError as error:
-            self.say(f"{self.folder / RECORD} cannot be written ({error.strerror}); training continues")
+            self.say(
+                f"{self.folder / RECORD} cannot be written ({error.strerror}); training continues"
+            )
         for line in lines(record):
             self.say(line)
 
@@ -163,4 +180,6 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     elif record["fallback"] is not None:
         yield "no operator was left to the CPU"
     if record["peak_bytes"] is not None:
-        yield f"device memory: {record['peak_bytes'] / GIB:.2f} GiB at most on rank 0 after two steps"
+        yield (
+            f"device memory: {record['peak_bytes'] / GIB:.2f} GiB at most on rank 0 after two steps"
+        )

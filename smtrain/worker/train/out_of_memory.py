@@ -12,7 +12,8 @@ GIB = 2**30
 _SIZES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40, "PiB": 2**50}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB|PiB)"
 _REQUESTED = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
-# TorchNeuron raises a RuntimeError, often at an operator that needs little itself (beta users, 2026-06).
+# TorchNeuron raises a RuntimeError, often at an operator that needs little itself (beta users,
+# 2026-06).
 _NEURON = re.compile(r"NRT_RESOURCE|Neuron OOM")
 _NEURON_REQUESTED = re.compile(r"requested_size\W+(\d+)")
 _DEVICE = re.compile(rf"(\w+ \d+) has a total capacity of {_SIZE} of which {_SIZE} is free")
@@ -24,7 +25,11 @@ def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
     text = str(error)
     of_neuron = isinstance(error, RuntimeError) and _NEURON.search(text) is not None
     of_device = type(error).__name__ == "OutOfMemoryError" or of_neuron
-    if not (of_device or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _SPELLED.search(text))):
+    if not (
+        of_device
+        or isinstance(error, MemoryError)
+        or (isinstance(error, RuntimeError) and _SPELLED.search(text))
+    ):
         return None
     what = "more was asked for than there is"
     if requested := _REQUESTED.search(text):
@@ -52,7 +57,10 @@ def _advice(config: JobConfig, of_device: bool) -> str:
         return "take a machine with more memory (compute.cpu_instance_type)"
     parallel, ways = config.parallel, []
     if not of_device:
-        return "take a machine with more memory, or fewer processes on one (`smtrain plan` says what a host needs)"
+        return (
+            "take a machine with more memory, or fewer processes on one (`smtrain plan` says what a"
+            " host needs)"
+        )
     if parallel.activation_checkpointing == "none":
         ways.append("set parallel.activation_checkpointing: full")
     if parallel.micro_batch_size > 1:

@@ -1,4 +1,6 @@
-"""Steps that the device has been given and whose numbers the host has not read, and when it had them."""
+"""Steps that the device has been given and whose numbers the host has not read, and when it had
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,27 @@ class PendingStep(NamedTuple):
     """`time.perf_counter()` when the device had all of its work."""
 
     def read(self, before: float) -> StepResult:
-        """Wait for the result, and note when the device had it; it had that of the step before at `before`.
+        """Wait for the result, and note when the device had it; it had that of the step before at
+        `before`.
 
-        The host can read it a step later, or two results at once, so the time of reading says nothing about the step.
+        The host can read it a step later, or two results at once, so the time of reading says
+        nothing about the step.
         """
         asked = time.perf_counter()
         result = self.numbers()
         read = time.perf_counter()
-        ready = ready_time(before, self.launched, asked, read) if result.ready is None else result.ready
+        ready = (
+            ready_time(before, self.launched, asked, read) if result.ready is None else result.ready
+        )
         return replace(result, ready=min(read, max(self.launched, ready)))
 
 
 def ready_time(before: float, launched: float, asked: float, read: float) -> float:
     """Estimate when the device had the numbers of a step from the times of the host.
 
-    A read that had to wait ends at that time. If it had not, the device is faster than the host and works off each
-    launch at once: the last one, unless the device was busy with the step `before` until later.
+    A read that had to wait ends at that time. If it had not, the device is faster than the host and
+    works off each launch at once: the last one, unless the device was busy with the step `before`
+    until later.
     """
     if read - asked > WAITED:
         return read

@@ -1,7 +1,8 @@
 """Measure this machine: matrix multiplication, memory, and all-reduce between its devices.
 
-`smtrain plan --probe` writes the result as an entry of `machines`. There is one process a device: GPUs with NCCL,
-Neuron cores with TorchNeuron's backend (not tried on one), processor cores with gloo.
+`smtrain plan --probe` writes the result as an entry of `machines`. There is one process a device:
+GPUs with NCCL, Neuron cores with TorchNeuron's backend (not tried on one), processor cores with
+gloo.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
     """Measure the fields of a machine's entry.
 
     Args:
-        processes: How many devices take part. Default: every GPU or Neuron core, or as many processes as cores, at most
-            8.
-        number: Format of the numbers that are multiplied. Default: bf16 on accelerators, fp32 on CPUs, as the engine
-            trains.
+        processes: How many devices take part. Default: every GPU or Neuron core, or as many
+            processes as cores, at most 8.
+        number: Format of the numbers that are multiplied. Default: bf16 on accelerators, fp32 on
+            CPUs, as the engine trains.
 
     Returns:
-        `kind`, `devices`, `memory_gib` of a device, `tflops` of the slowest one, `link_gbs` by an all-reduce if there
-        are several devices, and `host_memory_gib`.
+        `kind`, `devices`, `memory_gib` of a device, `tflops` of the slowest one, `link_gbs` by an
+        all-reduce if there are several devices, and `host_memory_gib`.
 
     Raises `ConfigError` if the memory of a device is unknown.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator is not None and accelerator.type in _KINDS else "cpu"
-    count = processes or (min(MOST, cores_here()) if kind == "cpu" else torch.accelerator.device_count())
+    count = processes or (
+        min(MOST, cores_here()) if kind == "cpu" else torch.accelerator.device_count()
+    )
     host = (memory_here() or 0.0) / GIB
     if kind == "neuron":  # a process gets its core from these, in init_process_group
         with socket.socket() as free:
@@ -69,8 +72,8 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
     memory = host / count if kind == "cpu" else min(t[1] for t in ranks) or _memory_by_name()
     if not memory:
         raise ConfigError(
-            f"--probe: torch does not say the memory of {with_article(kind)} device here; describe the machine by hand "
-            "(docs/gpus.md)",
+            f"--probe: torch does not say the memory of {with_article(kind)} device here; describe"
+            " the machine by hand (docs/gpus.md)",
             code="config.combination",
         )
     fields: dict[str, Any] = {
@@ -86,7 +89,9 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
 
 
 def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> None:
-    """Measure one device's rate, memory and share of an all-reduce; write them to a file named after the rank."""
+    """Measure one device's rate, memory and share of an all-reduce; write them to a file named
+    after the rank.
+    """
     if kind == "neuron":
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         os.environ |= {name: str(value) for name, value in places.items()}
@@ -98,29 +103,37 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
         torch.set_num_threads(max(1, cores_here() // count))
     else:
         torch.accelerator.set_device_index(rank)
-    rate, memory, sent = rates(torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number)
+    rate, memory, sent = rates(
+        torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number
+    )
     (Path(folder) / str(rank)).write_text(f"{rate} {memory} {sent}", "utf-8")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
 def rates(device: torch.device, count: int, number: Number) -> tuple[float, float, float]:
-    """Measure a device of the process group: 1e12 operations a second, GiB of memory (0: unknown), 1e9 bytes a second.
+    """Measure a device of the process group: 1e12 operations a second, GiB of memory (0: unknown),
+    1e9 bytes a second.
 
     The last is 0 for a group of one. Every rank calls it at the same time.
     """
-    wait: Callable[[], None] = (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
+    wait: Callable[[], None] = (
+        (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
+    )
     distributed.barrier()  # all together, as in training: they share power, and on CPUs memory
     rate = multiplied(device, number, wait)
     sent = moved(device, count, wait) if count > 1 else 0.0
     return rate / 1e12, _memory(device), sent / 1e9
 
 
-def multiplied(device: torch.device, number: Number, wait: Callable[[], None], seconds: float = _SECONDS) -> float:
+def multiplied(
+    device: torch.device, number: Number, wait: Callable[[], None], seconds: float = _SECONDS
+) -> float:
     """Operations a second of the product of two large matrices; `wait` waits for the device.
 
-    The side is 8192 on a GPU, 256 MiB in bf16, and is halved while the device has no room. On an H200 products of 8192
-    run at 803 TFLOP/s; of 4096, with a sum that the host reads after each, at 555.
+    The side is 8192 on a GPU, 256 MiB in bf16, and is halved while the device has no room. On an
+    H200 products of 8192 run at 803 TFLOP/s; of 4096, with a sum that the host reads after each, at
+    555.
     """
     side = _SIDE.get(device.type, 4096)
     while True:
@@ -132,7 +145,9 @@ def multiplied(device: torch.device, number: Number, wait: Callable[[], None], s
             side //= 2
 
 
-def _of_side(side: int, device: torch.device, number: Number, wait: Callable[[], None], seconds: float) -> float:
+def _of_side(
+    side: int, device: torch.device, number: Number, wait: Callable[[], None], seconds: float
+) -> float:
     made_on = "cpu" if device.type == "neuron" else device  # Neuron may have no generator
     a = torch.randn(side, side, dtype=_TYPES[number], device=made_on).to(device)
     out = torch.empty_like(a)
@@ -140,7 +155,9 @@ def _of_side(side: int, device: torch.device, number: Number, wait: Callable[[],
 
 
 def moved(device: torch.device, count: int, wait: Callable[[], None]) -> float:
-    """Bytes a second of an all-reduce between `count` devices of a host: their link's in one direction."""
+    """Bytes a second of an all-reduce between `count` devices of a host: their link's in one
+    direction.
+    """
     size = _MESSAGE[device.type]
     message = torch.zeros(size // 4, device=device)
     # A fixed number on all ranks: each all-reduce needs every one of them.
@@ -156,7 +173,11 @@ def _memory(device: torch.device) -> float:
         return torch.cuda.get_device_properties(device).total_memory / GIB
     try:
         return torch.accelerator.get_memory_info(device)[1] / GIB
-    except (AttributeError, RuntimeError, NotImplementedError):  # not in torch 2.9, or not of this backend
+    except (
+        AttributeError,
+        RuntimeError,
+        NotImplementedError,
+    ):  # not in torch 2.9, or not of this backend
         return 0.0
 
 
@@ -168,11 +189,16 @@ def _memory_by_name() -> float:
 
 
 def _seconds(
-    work: Callable[[], object], wait: Callable[[], None], seconds: float = _SECONDS, times: int | None = None
+    work: Callable[[], object],
+    wait: Callable[[], None],
+    seconds: float = _SECONDS,
+    times: int | None = None,
 ) -> float:
-    """Seconds of one call after a first one to warm up: the mean of `times` calls, or of the fastest quarter.
+    """Seconds of one call after a first one to warm up: the mean of `times` calls, or of the
+    fastest quarter.
 
-    Without `times`, some calls are queued before each wait, so that a device does not stand still between short ones.
+    Without `times`, some calls are queued before each wait, so that a device does not stand still
+    between short ones.
     """
 
     def call(count: int) -> Callable[[], None]:
@@ -188,7 +214,10 @@ def _seconds(
     if times:
         return _mean(one, lambda done, _: done < times)
     queued = max(1, min(_QUEUED, round(_WAIT / _mean(one, lambda done, _: not done))))
-    means = [_mean(call(queued), lambda done, took: took < seconds / _PARTS or not done) for _ in range(_PARTS)]
+    means = [
+        _mean(call(queued), lambda done, took: took < seconds / _PARTS or not done)
+        for _ in range(_PARTS)
+    ]
     return min(means) / queued
 
 
@@ -211,5 +240,7 @@ def _figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-if __name__ == "__main__":  # client/planner/probing.py calls it in a process of its own: processes, number format
+if (
+    __name__ == "__main__"
+):  # client/planner/probing.py calls it in a process of its own: processes, number format
     print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])), flush=True)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""`train.profile`: a trace of a few steps for a viewer, and the time of each part of a step on every rank."""
+"""`train.profile`: a trace of a few steps for a viewer, and the time of each part of a step on
+every rank.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ RECORD = "parts.json"
 class StepProfiler:
     """Traces `options.steps` steps, then times the parts of as many more without the trace.
 
-    One rank of each pipeline stage writes a trace, `stage0.pt.trace.json.gz`, for Perfetto or chrome://tracing. Rank 0
-    writes parts.json: seconds of a step and of its parts by rank. A full disk ends the profile, not the run.
+    One rank of each pipeline stage writes a trace, `stage0.pt.trace.json.gz`, for Perfetto or
+    chrome://tracing. Rank 0 writes parts.json: seconds of a step and of its parts by rank. A full
+    disk ends the profile, not the run.
     """
 
     options: Profile
@@ -49,7 +52,9 @@ class StepProfiler:
 
     def __post_init__(self) -> None:
         accelerated = torch.accelerator.is_available()
-        self._settle: Callable[[], None] = torch.accelerator.synchronize if accelerated else lambda: None
+        self._settle: Callable[[], None] = (
+            torch.accelerator.synchronize if accelerated else lambda: None
+        )
         self._clock = PartsClock(self._settle)
 
     @contextmanager
@@ -77,14 +82,20 @@ class StepProfiler:
             self._trace.stop()
         wanted = self.options.skip + 2 * self.options.steps
         if self._done < wanted and self.rank == 0:
-            self.say(f"train.profile: the run ended after {self._done} of the {wanted} steps that it takes; no profile")
+            self.say(
+                f"train.profile: the run ended after {self._done} of the {wanted} steps that it"
+                " takes; no profile"
+            )
 
     @contextmanager
     def _traced(self, first: bool, last: bool) -> Iterator[None]:
         if first and self.stage is not None:
             self._trace = profile(activities=_activities())
             self._trace.start()
-        with marked(lambda name: record_function(f"smtrain: {name}")), record_function("smtrain: step"):
+        with (
+            marked(lambda name: record_function(f"smtrain: {name}")),
+            record_function("smtrain: step"),
+        ):
             yield
         if last and self._trace is not None:
             self._trace.stop()
@@ -102,7 +113,9 @@ class StepProfiler:
         except (OSError, RuntimeError) as error:
             if not self._refused:
                 reason = getattr(error, "strerror", None) or error
-                self.say(f"train.profile: {self.folder} cannot be written ({reason}); training continues")
+                self.say(
+                    f"train.profile: {self.folder} cannot be written ({reason}); training continues"
+                )
             self._refused = True
 
     def _tell(self) -> None:
@@ -111,7 +124,9 @@ class StepProfiler:
         ranks: list[dict[str, Any]] = self.gather({"step": self._seconds / n, "parts": parts})
         if self.rank == 0:
             record = {"steps": n, "unit": "seconds of a step", "ranks": ranks}
-            self._write(lambda: (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n"))
+            self._write(
+                lambda: (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+            )
             self.say(summary(ranks))
 
 
@@ -123,7 +138,9 @@ def summary(ranks: list[dict[str, Any]]) -> str:
         shares = [rank["parts"][name] / rank["step"] for rank in ranks]
         mean, low, high = sum(shares) / len(shares), min(shares), max(shares)
         if high >= 0.001:
-            spread = f" ({100 * low:.3g} to {100 * high:.3g} % by rank)" if high - low > 0.05 else ""
+            spread = (
+                f" ({100 * low:.3g} to {100 * high:.3g} % by rank)" if high - low > 0.05 else ""
+            )
             words.append(f"{name} {100 * mean:.3g} %{spread}")
     return f"{PROFILE}a step takes {step:.3g} s: {', '.join(words)}"
 

@@ -1,9 +1,11 @@
-"""The reference's log-probabilities of all pairs of a run, computed once and kept with its checkpoints.
+"""The reference's log-probabilities of all pairs of a run, computed once and kept with its
+checkpoints.
 
-The reference is the model that the run starts from, or another folder, never weights that were trained here. A pass
-over all pairs before the first step, on the engine and mesh of the training, gives two numbers a pair. They are kept in
-a file named after the reference's weights, the data and the row's length; each later attempt verifies and reads it.
-With LoRA the adapters are new in that pass and add exactly 0, so the reference is the base model.
+The reference is the model that the run starts from, or another folder, never weights that were
+trained here. A pass over all pairs before the first step, on the engine and mesh of the training,
+gives two numbers a pair. They are kept in a file named after the reference's weights, the data and
+the row's length; each later attempt verifies and reads it. With LoRA the adapters are new in that
+pass and add exactly 0, so the reference is the base model.
 """
 
 from __future__ import annotations
@@ -43,26 +45,46 @@ Stopped = Callable[[], bool]
 
 
 class References:
-    """The reference of a run, and its log-probabilities if an attempt before has kept them. Collective."""
+    """The reference of a run, and its log-probabilities if an attempt before has kept them.
+
+    Collective.
+    """
 
     def __init__(
-        self, config: JobConfig, manifest: DatasetManifest, source: WeightSource | None, gather: Gather,
-        checkpoints: Path, resumed: str | None,
-    ) -> None:  # fmt: skip
-        """`source` has the reference's weights; None: they are gone, and `resumed` is their digest in a checkpoint.
+        self,
+        config: JobConfig,
+        manifest: DatasetManifest,
+        source: WeightSource | None,
+        gather: Gather,
+        checkpoints: Path,
+        resumed: str | None,
+    ) -> None:
+        """`source` has the reference's weights; None: they are gone, and `resumed` is their digest
+        in a checkpoint.
 
-        Raises `CheckpointError` on every rank if the file with the numbers is damaged, or of another reference.
+        Raises `CheckpointError` on every rank if the file with the numbers is damaged, or of
+        another reference.
         """
         self._config, self._source = config, source
         self._none = config.train.dpo is not None and config.train.dpo.reference == "none"
         found: tuple[str | None, NDArray[np.float32] | None, str | None] = (None, None, None)
         if dist.get_rank() == 0:
-            weights = "none" if self._none else resumed if source is None else weights_digest(source, every_layer=True)
+            weights = (
+                "none"
+                if self._none
+                else resumed
+                if source is None
+                else weights_digest(source, every_layer=True)
+            )
             found = (weights, None, None)
         self.weights = gather(found)[0][0]
         """A digest of the reference's weights, or `none`."""
-        content = {name: about for name, about in manifest.files.items() if name in manifest.content}
-        held_out = {name: about for name, about in manifest.files.items() if name.startswith("validation")}
+        content = {
+            name: about for name, about in manifest.files.items() if name in manifest.content
+        }
+        held_out = {
+            name: about for name, about in manifest.files.items() if name.startswith("validation")
+        }
         parts = [content, held_out if config.train.validation else None]
         self._key = digest([FORMAT, self.weights, *parts, config.train.seq_len])
         self.path = checkpoints / KEPT / f"{self._key[:16]}.f32"
@@ -83,13 +105,19 @@ class References:
         return self._none or self._numbers is not None
 
     def fill(
-        self, engine: NativeEngine, parts: Sequence[PairRows], start: WeightSource | None, beat: Callable[[str], None],
+        self,
+        engine: NativeEngine,
+        parts: Sequence[PairRows],
+        start: WeightSource | None,
+        beat: Callable[[str], None],
         stopped: Stopped,
-    ) -> None:  # fmt: skip
-        """Give the pairs of all `parts` their numbers, by a pass over them unless they are `known`. Collective.
+    ) -> None:
+        """Give the pairs of all `parts` their numbers, by a pass over them unless they are `known`.
 
-        The engine has the weights of the run's start, which `start` can fill in again. If it is `stopped`, the pairs
-        stay without numbers, and no step may follow.
+        Collective.
+
+        The engine has the weights of the run's start, which `start` can fill in again. If it is
+        `stopped`, the pairs stay without numbers, and no step may follow.
         """
         if self._none:
             return
@@ -103,21 +131,29 @@ class References:
             if engine.rank == 0:
                 fault = self._write(numbers)
                 log_line(
-                    f"reference: log-probabilities of {len(numbers)} pairs computed in {time.monotonic() - began:.1f} s"
+                    f"reference: log-probabilities of {len(numbers)} pairs computed in"
+                    f" {time.monotonic() - began:.1f} s"
                 )
             if fault := engine.mesh.gather(fault)[0]:
                 raise CheckpointError(fault, code="disk.unwritable")
         elif engine.rank == 0:
-            log_line(f"reference: log-probabilities of {len(self._numbers)} pairs read from {KEPT}/{self.path.name}")
+            log_line(
+                f"reference: log-probabilities of {len(self._numbers)} pairs read from"
+                f" {KEPT}/{self.path.name}"
+            )
         at = 0
         for part in parts:
             part.references[:] = self._numbers[at : at + len(part.references)]
             at += len(part.references)
 
     def _computed(
-        self, engine: NativeEngine, parts: Sequence[PairRows], start: WeightSource | None, beat: Callable[[str], None],
+        self,
+        engine: NativeEngine,
+        parts: Sequence[PairRows],
+        start: WeightSource | None,
+        beat: Callable[[str], None],
         stopped: Stopped,
-    ) -> NDArray[np.float32] | None:  # fmt: skip
+    ) -> NDArray[np.float32] | None:
         other = self._config.train.dpo is not None and self._config.train.dpo.folder is not None
         if other:
             assert self._source is not None
@@ -132,8 +168,9 @@ class References:
         if not np.isfinite(numbers).all():
             pair = int(np.flatnonzero(~np.isfinite(numbers).all(-1))[0])
             raise CheckpointError(
-                f"the reference gives pair {pair} a log-probability that is not a finite number: its weights are "
-                "damaged, or beyond what train.precision holds; compare them with their hashes, or set bf16 or fp32",
+                f"the reference gives pair {pair} a log-probability that is not a finite number:"
+                " its weights are damaged, or beyond what train.precision holds; compare them with"
+                " their hashes, or set bf16 or fp32",
                 code="checkpoint.damaged",
             )
         return numbers
@@ -141,9 +178,11 @@ class References:
     def _pass(
         self, engine: NativeEngine, part: PairRows, beat: Callable[[str], None], stopped: Stopped
     ) -> NDArray[np.float32] | None:
-        """The numbers of one part, [pairs, 2], from the rows of its first epoch; None if it is stopped.
+        """The numbers of one part, [pairs, 2], from the rows of its first epoch; None if it is
+        stopped.
 
-        The training's first epoch has the same rows, so that on the same mesh its first numbers are the same bits.
+        The training's first epoch has the same rows, so that on the same mesh its first numbers are
+        the same bits.
         """
         batch, rows = self._config.train.global_batch_size, part.packing.rows(0)
         share = batch // engine.dp_size
@@ -175,7 +214,10 @@ class References:
 
 
 def _read(path: Path, key: str) -> NDArray[np.float32]:
-    """The numbers of a file, [pairs, 2]. Raises `CheckpointError` if it is damaged or has another key."""
+    """The numbers of a file, [pairs, 2].
+
+    Raises `CheckpointError` if it is damaged or has another key.
+    """
     remedy = "delete it, and the next attempt computes it again from the reference's weights"
     try:
         line, _, raw = path.read_bytes().partition(b"\n")
@@ -187,9 +229,11 @@ def _read(path: Path, key: str) -> NDArray[np.float32]:
         raise CheckpointError(f"{path} is damaged: it has no header; {remedy}") from None
     if known != key:
         raise CheckpointError(
-            f"{path} holds the log-probabilities of another reference, of other pairs or for another train.seq_len; "
-            f"{remedy}"
+            f"{path} holds the log-probabilities of another reference, of other pairs or for"
+            f" another train.seq_len; {remedy}"
         )
     if len(raw) != 8 * pairs or hashlib.sha256(raw).hexdigest() != checksum:
-        raise CheckpointError(f"{path} is damaged: its bytes are not those that were written; {remedy}")
+        raise CheckpointError(
+            f"{path} is damaged: its bytes are not those that were written; {remedy}"
+        )
     return np.frombuffer(raw, "<f4").reshape(-1, 2).astype(np.float32)

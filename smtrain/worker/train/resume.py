@@ -26,8 +26,8 @@ from smtrain.worker.train.data_position import arithmetic
 from smtrain.worker.train.engines import EngineRecords, Gather
 
 _NONE = (
-    "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run another name to "
-    "start over"
+    "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run"
+    " another name to start over"
 )
 
 
@@ -57,27 +57,34 @@ class ResumeChoice:
 def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | None) -> ResumeChoice:
     """Choose the checkpoints of a line that are whole on every host, the newest first. Collective.
 
-    `step` is `checkpoint.step`: take the checkpoint of that step, or the newest that was trained from it. Raises
-    `CheckpointError` if no checkpoint matches.
+    `step` is `checkpoint.step`: take the checkpoint of that step, or the newest that was trained
+    from it. Raises `CheckpointError` if no checkpoint matches.
     """
     mine, faults, damaged = _on_this_host(line, records)
     everyone = gather((sorted(mine), faults, damaged))
     common = set(mine).intersection(*(keys for keys, _, _ in everyone))
     saved = [mine[key] for key in sorted(common, reverse=True)]
-    reasons = {name: f"{reason} (on rank {rank})" for name, (rank, reason) in _first_faults(everyone).items()}
+    reasons = {
+        name: f"{reason} (on rank {rank})"
+        for name, (rank, reason) in _first_faults(everyone).items()
+    }
     for name, reason in reasons.items() if dist.get_rank() == 0 else ():
         log_line(f"passing over checkpoint {name}: {reason}")
-    if not saved and any(damaged for _, _, damaged in everyone):  # a run that has trained never silently starts over
+    if not saved and any(
+        damaged for _, _, damaged in everyone
+    ):  # a run that has trained never silently starts over
         raise CheckpointError(_NONE.format("; ".join(reasons.values())), code="checkpoint.damaged")
     if step is None:
         left = {digest for s in saved for digest in s.state.get("abandoned", ())}
-        return ResumeChoice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
+        return ResumeChoice(
+            [s for s in saved if s.digest not in left], [s for s in saved if s.digest in left]
+        )
     chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
     if not chosen:
         steps = ", ".join(str(s.step) for s in reversed(saved)) or "none"
         raise CheckpointError(
-            f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps}); name one of them, or "
-            "leave it out to resume from the newest",
+            f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps});"
+            " name one of them, or leave it out to resume from the newest",
             code="checkpoint.missing",
         )
     return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
@@ -86,7 +93,8 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
 def _on_this_host(
     line: Lineage, records: EngineRecords
 ) -> tuple[dict[tuple[int, str], Saved], dict[str, str], list[str]]:
-    """This host's checkpoints: those that are whole, the faults of the others, and which of these are damaged.
+    """This host's checkpoints: those that are whole, the faults of the others, and which of these
+    are damaged.
 
     One that was never completed, or never arrived, is cut short but not damaged.
     """
@@ -124,11 +132,13 @@ def _first_faults(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, 
 class Resume:
     """Loads the newest checkpoint whose bytes are those written.
 
-    Files that the engine reads whole are hashed while they are loaded. Hashing of the others that it reads begins at
-    once; files that it does not read are hashed during the first steps.
+    Files that the engine reads whole are hashed while they are loaded. Hashing of the others that
+    it reads begins at once; files that it does not read are hashed during the first steps.
     """
 
-    def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
+    def __init__(
+        self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig
+    ) -> None:
         self._choice, self._records, self._gather = choice, records, gather
         self._mesh = (config.parallel.tp, config.parallel.pp, config.shards)
         self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
@@ -138,12 +148,17 @@ class Resume:
         self._unread: tuple[Saved, Verification] | None = None
         self._doubtful: set[str] = set()
         self.hashed, self.loading, self.waited = 0, 0.0, 0.0
-        """This rank's bytes, the seconds that loading took, and those spent waiting only for hashes."""
+        """This rank's bytes, the seconds that loading took, and those spent waiting only for
+        hashes.
+        """
 
     def load(self, engine: Engine) -> Saved | None:
-        """Load the engine's state; returns the checkpoint, or None if there is nothing to resume. Collective.
+        """Load the engine's state; returns the checkpoint, or None if there is nothing to resume.
 
-        Raises `CheckpointError` if every checkpoint is damaged: a run that has trained never silently starts over.
+        Collective.
+
+        Raises `CheckpointError` if every checkpoint is damaged: a run that has trained never
+        silently starts over.
         """
         damaged = []
         for at, saved in enumerate(self._choice.saved):
@@ -157,7 +172,9 @@ class Resume:
             faults = self._gather(verification.fault(read) if verification else None)
             fault = _first_fault(faults)
             if fault is None:
-                if failed is not None:  # the bytes are right, so the engine and the checkpoint do not fit
+                if (
+                    failed is not None
+                ):  # the bytes are right, so the engine and the checkpoint do not fit
                     raise failed
                 self.waited = time.perf_counter() - loaded
                 self._say(saved, verification, loaded - began)
@@ -168,9 +185,9 @@ class Resume:
             following = self._choice.saved[at + 1 : at + 2]
             if dist.get_rank() == 0 and following:
                 log_line(
-                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; resuming from "
-                    f"{following[0].name}, {saved.step - following[0].step} steps are trained again "
-                    "(`--from-step N`, checkpoint.step, chooses another)"
+                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; resuming"
+                    f" from {following[0].name}, {saved.step - following[0].step} steps are trained"
+                    " again (`--from-step N`, checkpoint.step, chooses another)"
                 )
         if damaged:
             raise CheckpointError(_NONE.format("; ".join(damaged)), code="checkpoint.damaged")
@@ -179,8 +196,8 @@ class Resume:
     def doubtful(self, wait: bool) -> set[str]:
         """The checkpoint that was loaded, until it is known to be whole. Collective.
 
-        The run can train from it, but a file that it did not load (the bf16 weights next to the master weights) may be
-        damaged. Rank 0 says so once.
+        The run can train from it, but a file that it did not load (the bf16 weights next to the
+        master weights) may be damaged. Rank 0 says so once.
         """
         if self._unread is None:
             return self._doubtful
@@ -194,8 +211,9 @@ class Resume:
             self._doubtful = set()
         elif dist.get_rank() == 0:
             log_line(
-                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that file, continues, and "
-                "older checkpoints are kept until newer ones are whole. Export and generate from a later one"
+                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that"
+                " file, continues, and older checkpoints are kept until newer ones are whole."
+                " Export and generate from a later one"
             )
         return self._doubtful
 
@@ -213,17 +231,23 @@ class Resume:
             self._doubtful = {saved.name}
 
     def _verify(self, saved: Saved) -> Verification | None:
-        """Begin to hash this rank's share of the files that the ranks of its host read. Collective."""
+        """Begin to hash this rank's share of the files that the ranks of its host read.
+
+        Collective.
+        """
         locals_ = self._gather(int(os.environ.get("LOCAL_RANK", "0")))
         if not self._full:
             return None
         rank = dist.get_rank()
         here = host_of(locals_, rank)
         files = self._records.files(saved.path)
-        # If nothing is left to train, the checkpoint is the result of the run: all of it has to be good.
+        # If nothing is left to train, the checkpoint is the result of the run: all of it has to be
+        # good.
         last = self._records.unread(saved.path) if saved.step >= self._steps else set()
         needed = [self._records.read_by(saved.path, self._mesh, peer) | last for peer in here]
-        share = deal(needed, {name: about["size"] for name, about in files.items()})[rank - here.start]
+        share = deal(needed, {name: about["size"] for name, about in files.items()})[
+            rank - here.start
+        ]
         hashes = {name: files[name] for name in share if quickest(files[name])}
         if rank == 0 and not all(quickest(about) for about in files.values()):
             log_line(f"checkpoint {saved.name} was written without hashes: only sizes are compared")
@@ -237,23 +261,28 @@ class Resume:
         if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
             log_line(
-                f"checkpoint {saved.name} is what was written: rank 0 checked {gigabytes:.3g} GB, loaded in "
-                f"{loading:.1f} s and waited {self.waited:.1f} s"
+                f"checkpoint {saved.name} is what was written: rank 0 checked {gigabytes:.3g} GB,"
+                f" loaded in {loading:.1f} s and waited {self.waited:.1f} s"
             )
 
 
 def _first_fault(faults: list[str | None]) -> str | None:
-    return next((f"{fault} (rank {rank})" for rank, fault in enumerate(faults) if fault is not None), None)
+    return next(
+        (f"{fault} (rank {rank})" for rank, fault in enumerate(faults) if fault is not None), None
+    )
 
 
 def line_of(container: Container, gather: Gather) -> Lineage:
     """The line of checkpoints that this job continues, the same on every host. Collective."""
     root = container.checkpoint_dir
-    return Lineage(root, gather(Lineage.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
+    return Lineage(
+        root, gather(Lineage.of(root, container.job).parts if dist.get_rank() == 0 else None)[0]
+    )
 
 
 def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
-    """Raise `CheckpointError` if the run's checkpoints are another engine's: this one would start over.
+    """Raise `CheckpointError` if the run's checkpoints are another engine's: this one would start
+    over.
 
     Adapters have one format for both engines.
     """
@@ -265,13 +294,15 @@ def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
             if reason := _other_adapter(path, adapter, other):
                 raise CheckpointError(f"{path.name} of this run {reason}")
             raise CheckpointError(
-                f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
-                f"run from its weights (`smtrain convert`) with engine {engine}"
+                f"train.engine: {path.name} of this run was written by engine {other}; set that, or"
+                f" start another run from its weights (`smtrain convert`) with engine {engine}"
             )
 
 
 def _other_adapter(path: Path, adapter: bool, engine: str) -> str | None:
-    """Explain that only one of checkpoint and config has an adapter; None if that is not the reason."""
+    """Explain that only one of checkpoint and config has an adapter; None if that is not the
+    reason.
+    """
     if engine == "nxd":
         return another_adapter(None, Lora(1, 1.0)) if adapter else None
     try:

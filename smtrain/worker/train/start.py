@@ -53,7 +53,10 @@ if TYPE_CHECKING:
 
 
 def start(config: JobConfig, container: Container) -> None:
-    """Train until `train.steps`, from the newest whole checkpoint if there is one. Collective: every rank calls it."""
+    """Train until `train.steps`, from the newest whole checkpoint if there is one.
+
+    Collective: every rank calls it.
+    """
     stop = StopRequest()  # first: a SIGTERM from now on must not end this rank alone
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
@@ -69,8 +72,11 @@ def start(config: JobConfig, container: Container) -> None:
     choice = _choose(config, line, records, gather)
     resume = Resume(choice, records, gather, config)
     references = _references(config, container, given, manifest, choice, gather)
-    # The weights that a run starts from are those of `given`, whose rotary embeddings model.rope replaces.
-    engine, model = _build_engine(config, container, given, described, manifest, choice, gather, references)
+    # The weights that a run starts from are those of `given`, whose rotary embeddings model.rope
+    # replaces.
+    engine, model = _build_engine(
+        config, container, given, described, manifest, choice, gather, references
+    )
     loader = _loader(config, data, engine, shape.vocab)
     if tracing():
         trace(config, engine, loader, stall)
@@ -81,8 +87,16 @@ def start(config: JobConfig, container: Container) -> None:
     if references:
         packed = [loader.rows, held_out.packed if held_out else None]
         parts = [part for part in packed if isinstance(part, PairRows)]
-        start_weights = None if references.known else _weights(config, container, given, needed=True)
-        references.fill(cast("NativeEngine", engine), parts, start_weights, stall.beat, lambda: stop.agreed(engine))
+        start_weights = (
+            None if references.known else _weights(config, container, given, needed=True)
+        )
+        references.fill(
+            cast("NativeEngine", engine),
+            parts,
+            start_weights,
+            stall.beat,
+            lambda: stop.agreed(engine),
+        )
     good = resume.load(engine)
     state = good.state if good else {}
     trackers = trackers_of(config, container) if engine.rank == 0 else []
@@ -95,19 +109,39 @@ def start(config: JobConfig, container: Container) -> None:
     profiler = _profiler(config, container, engine, gather)
     machine = None
     if engine.rank % config.processes_per_instance == 0:
-        machine = MachineWatch(container.output_data_dir, container.host, MachineCounters(container.checkpoint_dir))
+        machine = MachineWatch(
+            container.output_data_dir, container.host, MachineCounters(container.checkpoint_dir)
+        )
     trainer = Trainer(
-        config, engine, loader, line,
+        config,
+        engine,
+        loader,
+        line,
         Position(
-            config, manifest, model, good.step if good else 0, state, [s.digest for s in choice.abandoned],
+            config,
+            manifest,
+            model,
+            good.step if good else 0,
+            state,
+            [s.digest for s in choice.abandoned],
             references.weights if references else None,
         ),
         # A loss of pairs has nothing to do with the vocabulary.
-        stop, stall, LossWatch(0 if references else shape.vocab, state.get("losses", ()), good.name if good else None),
-        resumed=good.step if good else None, samples=state.get("samples", 0), log=log,
-        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
-        destination=destination, validator=validator, profiler=profiler, report=_report(config, container, engine),
-    )  # fmt: skip
+        stop,
+        stall,
+        LossWatch(
+            0 if references else shape.vocab, state.get("losses", ()), good.name if good else None
+        ),
+        resumed=good.step if good else None,
+        samples=state.get("samples", 0),
+        log=log,
+        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
+        doubtful=resume.doubtful,
+        destination=destination,
+        validator=validator,
+        profiler=profiler,
+        report=_report(config, container, engine),
+    )
     try:
         last = trainer.run()
     finally:
@@ -122,38 +156,61 @@ def start(config: JobConfig, container: Container) -> None:
 
 
 def _settled(config: JobConfig) -> JobConfig:
-    """Decide by the device what no client has decided, as for a config that was handed to the job directly."""
+    """Decide by the device what no client has decided, as for a config that was handed to the job
+    directly.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     gpu = config.train.engine == "native" and accelerator is not None and accelerator.type == "cuda"
     return settled(config, "gpu") if gpu else config
 
 
-def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather) -> ResumeChoice:
-    """Choose the checkpoints to resume from. Raises `CheckpointError` if the config does not allow it."""
+def _choose(
+    config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather
+) -> ResumeChoice:
+    """Choose the checkpoints to resume from.
+
+    Raises `CheckpointError` if the config does not allow it.
+    """
     check_engine(line, config.train.engine, config.train.adapter is not None)
     choice = choose(line, records, gather, config.checkpoint.step)
     if choice.saved and not config.checkpoint.resume:
         raise CheckpointError(
-            f"checkpoint.resume: is false, but the run has checkpoints up to {choice.saved[0].name}; "
-            "set it to true to resume, or give the run another name to start over"
+            "checkpoint.resume: is false, but the run has checkpoints up to"
+            f" {choice.saved[0].name}; set it to true to resume, or give the run another name to"
+            " start over"
         )
     return choice
 
 
 def _build_engine(
-    config: JobConfig, container: Container, given: dict[str, Any], described: dict[str, Any],
-    manifest: DatasetManifest, choice: ResumeChoice, gather: Gather, references: References | None,
-) -> tuple[Engine, dict[str, Any]]:  # fmt: skip
-    """The engine with the base weights, and the model's identity; refuses checkpoints of another model or data."""
-    # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base weights, and a pass
-    # of the reference needs those of the start.
+    config: JobConfig,
+    container: Container,
+    given: dict[str, Any],
+    described: dict[str, Any],
+    manifest: DatasetManifest,
+    choice: ResumeChoice,
+    gather: Gather,
+    references: References | None,
+) -> tuple[Engine, dict[str, Any]]:
+    """The engine with the base weights, and the model's identity; refuses checkpoints of another
+    model or data.
+    """
+    # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base
+    # weights, and a pass of the reference needs those of the start.
     based = config.train.adapter is not None or (references is not None and not references.known)
     replaced = bool(choice.saved) and not based
     weights = _weights(config, container, given, needed=not replaced)
-    mine = identity(described, weights, config.model.init, described_rope(described) if config.model.rope else None)
+    mine = identity(
+        described,
+        weights,
+        config.model.init,
+        described_rope(described) if config.model.rope else None,
+    )
     model = gather(mine if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
-        position = Position(config, manifest, model, reference=references.weights if references else None)
+        position = Position(
+            config, manifest, model, reference=references.weights if references else None
+        )
         position.refuse_another(saved.name, saved.state)
     watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
     zeros = Zeros(described, ModelShape.from_config(described), config.train.seed)
@@ -163,9 +220,13 @@ def _build_engine(
 
 
 def _references(
-    config: JobConfig, container: Container, described: dict[str, Any], manifest: DatasetManifest, choice: ResumeChoice,
+    config: JobConfig,
+    container: Container,
+    described: dict[str, Any],
+    manifest: DatasetManifest,
+    choice: ResumeChoice,
     gather: Gather,
-) -> References | None:  # fmt: skip
+) -> References | None:
     """The reference of objective dpo."""
     preference = config.train.preference
     if preference is None:
@@ -178,7 +239,9 @@ def _references(
     return References(config, manifest, source, gather, container.checkpoint_dir, before)
 
 
-def _reference_source(container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
+def _reference_source(
+    container: Container, described: dict[str, Any], needed: bool
+) -> WeightSource | None:
     """The weights of `train.dpo.reference`; None if they are gone and not needed."""
     try:
         return open_weights(container.channel("reference"), described)
@@ -189,9 +252,13 @@ def _reference_source(container: Container, described: dict[str, Any], needed: b
 
 
 def _log(
-    config: JobConfig, container: Container, engine: Engine, shape: ModelShape, good: Saved | None,
+    config: JobConfig,
+    container: Container,
+    engine: Engine,
+    shape: ModelShape,
+    good: Saved | None,
     trackers: list[Buffered],
-) -> MetricsLog:  # fmt: skip
+) -> MetricsLog:
     """Announce the run in the job's log, and open its metrics."""
     options, step = config.train, good.step if good else 0
     _announce(config, engine, good.name if good else None)
@@ -200,19 +267,28 @@ def _log(
     if good and step < options.steps:
         log_line(promise(good.state, config))
     if good and step >= options.steps:
-        log_line(f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}")
+        log_line(
+            f"nothing is left to train: the run is at step {step}, and train.steps is"
+            f" {options.steps}"
+        )
     peak = peak_flops(config.compute.instance_type)
     return MetricsLog(
-        container.output_data_dir, total_steps=options.steps, first_step=step + 1,
-        samples=good.state.get("samples", 0) if good else 0, seq_len=options.seq_len,
+        container.output_data_dir,
+        total_steps=options.steps,
+        first_step=step + 1,
+        samples=good.state.get("samples", 0) if good else 0,
+        seq_len=options.seq_len,
         ramp=options.batch_ramp is not None,
         flops_per_token=shape.flops_per_token(options.seq_len),
         peak=peak * engine.world_size if peak else None,
-        live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
-    )  # fmt: skip
+        live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None,
+        trackers=trackers,
+    )
 
 
-def _profiler(config: JobConfig, container: Container, engine: Engine, gather: Gather) -> StepProfiler | None:
+def _profiler(
+    config: JobConfig, container: Container, engine: Engine, gather: Gather
+) -> StepProfiler | None:
     options = config.train.profile
     if not options:
         return None
@@ -222,15 +298,28 @@ def _profiler(config: JobConfig, container: Container, engine: Engine, gather: G
 
 
 def _report(config: JobConfig, container: Container, engine: Engine) -> StepReport | None:
-    """The report of operators and memory: on accelerators, and of engine native, as XLA compiles all of a step."""
+    """The report of operators and memory: on accelerators, and of engine native, as XLA compiles
+    all of a step.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or config.train.engine != "native":
         return None
-    return StepReport(accelerator.type, bool(config.train.compile), container.output_data_dir, engine.rank, log_line)
+    return StepReport(
+        accelerator.type,
+        bool(config.train.compile),
+        container.output_data_dir,
+        engine.rank,
+        log_line,
+    )
 
 
-def _weights(config: JobConfig, container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
-    """The weights that the run starts from. A resume needs them only for their identity: None if they are gone."""
+def _weights(
+    config: JobConfig, container: Container, described: dict[str, Any], needed: bool
+) -> WeightSource | None:
+    """The weights that the run starts from.
+
+    A resume needs them only for their identity: None if they are gone.
+    """
     if config.model.init == "scratch" or tracing():
         return None
     try:
@@ -245,11 +334,18 @@ def _weights(config: JobConfig, container: Container, described: dict[str, Any],
 def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> TokenLoader:
     options = config.train
     return TokenLoader(
-        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
-        dp_size=engine.dp_size, seed=options.seed, vocab_size=vocab_size, weights=config.data.weights,
-        document_mask=config.data.document_mask, batch_at=options.batch_at,
+        data,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size,
+        seed=options.seed,
+        vocab_size=vocab_size,
+        weights=config.data.weights,
+        document_mask=config.data.document_mask,
+        batch_at=options.batch_at,
         packing=options.preference.packing if options.preference else True,
-    )  # fmt: skip
+    )
 
 
 def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:
@@ -257,42 +353,71 @@ def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:
     if wanted is None:
         return None
     return HeldOut(
-        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
-        dp_size=engine.dp_size, count=wanted.batches, document_mask=config.data.document_mask,
+        data,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size,
+        count=wanted.batches,
+        document_mask=config.data.document_mask,
         packing=options.preference.packing if options.preference else True,
-    )  # fmt: skip
+    )
 
 
 def _validator(
-    config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, held_out: HeldOut | None,
+    config: JobConfig,
+    container: Container,
+    manifest: DatasetManifest,
+    engine: Engine,
+    held_out: HeldOut | None,
     before: dict[str, Any] | None,
-) -> Validator | None:  # fmt: skip
+) -> Validator | None:
     options, wanted = config.train, config.train.validation
     if wanted is None or held_out is None:
         return None
     answers = None
     if wanted.samples and held_out.packed is not None:
         answers = SampleAnswers(
-            engine, held_out.packed.samples, container.channel("model"), count=wanted.samples,
-            longest=wanted.sample_tokens, seq_len=options.seq_len, eos_id=manifest.eos_id,
-        )  # fmt: skip
+            engine,
+            held_out.packed.samples,
+            container.channel("model"),
+            count=wanted.samples,
+            longest=wanted.sample_tokens,
+            seq_len=options.seq_len,
+            eos_id=manifest.eos_id,
+        )
     shown = options.objective != "pretrain"
-    return Validator(engine, held_out, wanted, options.steps, accuracy=shown, before=before, answers=answers)
+    return Validator(
+        engine, held_out, wanted, options.steps, accuracy=shown, before=before, answers=answers
+    )
 
 
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
-    adapted = f" of which {counted(engine.trained)} in LoRA adapters are trained," if config.train.adapter else ""
+    adapted = (
+        f" of which {counted(engine.trained)} in LoRA adapters are trained,"
+        if config.train.adapter
+        else ""
+    )
     log_line(
         f"{counted(engine.parameters)} parameters,{adapted} "
         f"{config.mesh_words}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}"
     )
-    libraries_of_engines = ("torch", "transformers", "torch_neuronx", "neuronx_distributed", "torch_xla")
+    libraries_of_engines = (
+        "torch",
+        "transformers",
+        "torch_neuronx",
+        "neuronx_distributed",
+        "torch_xla",
+    )
     versions = {name: _version(name) for name in libraries_of_engines}
     libraries = "".join(f", {name} {version}" for name, version in versions.items() if version)
-    log_line(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}, {_system()}")
+    log_line(
+        f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()},"
+        f" {_system()}"
+    )
 
 
 def _system() -> str:

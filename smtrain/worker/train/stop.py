@@ -11,8 +11,12 @@ from types import FrameType
 
 from smtrain.worker.engine.base import Engine
 
-GRACE = 20.0  # seconds after SIGTERM for a first step that is nearly done, to be saved like any other
-PROOF_SECONDS = 60.0  # after SIGTERM; SageMaker's other 60 are for files that are still being written then
+GRACE = (
+    20.0  # seconds after SIGTERM for a first step that is nearly done, to be saved like any other
+)
+PROOF_SECONDS = (
+    60.0  # after SIGTERM; SageMaker's other 60 are for files that are still being written then
+)
 
 
 class StopRequest:
@@ -26,21 +30,29 @@ class StopRequest:
         self._received = self._received or time.monotonic()
 
     def agreed(self, engine: Engine) -> bool:
-        """Whether any rank was told to stop. Collective: hosts get their signals at different moments."""
+        """Whether any rank was told to stop.
+
+        Collective: hosts get their signals at different moments.
+        """
         return engine.any(self._received is not None)
 
     def in_time(self, engine: Engine, seconds: float) -> bool:
-        """Whether every rank can still write its files after something that takes this long. Collective."""
+        """Whether every rank can still write its files after something that takes this long.
+
+        Collective.
+        """
         received = self._received
-        return not engine.any(received is not None and time.monotonic() - received + seconds > PROOF_SECONDS)
+        return not engine.any(
+            received is not None and time.monotonic() - received + seconds > PROOF_SECONDS
+        )
 
 
 class FirstStep:
     """Ends the process with status 0 some seconds after SIGTERM, unless `done` was called.
 
-    There is nothing to save yet, and the first step can take hours to compile. Python runs no signal handler while a
-    library compiles, but writes the signal's number to a pipe at once; a thread reads it. SIGTERM must have a Python
-    handler already. Create this in the main thread.
+    There is nothing to save yet, and the first step can take hours to compile. Python runs no
+    signal handler while a library compiles, but writes the signal's number to a pipe at once; a
+    thread reads it. SIGTERM must have a Python handler already. Create this in the main thread.
     """
 
     def __init__(self, grace: float = GRACE) -> None:
@@ -51,7 +63,10 @@ class FirstStep:
         threading.Thread(target=self._run, name="stop before the first step", daemon=True).start()
 
     def done(self) -> None:
-        """All ranks have done the first step, so from now on a stop saves. Call it in the main thread."""
+        """All ranks have done the first step, so from now on a stop saves.
+
+        Call it in the main thread.
+        """
         if self._done.is_set():
             return
         self._done.set()
@@ -62,7 +77,9 @@ class FirstStep:
         while numbers := os.read(self._read, 64):
             if signal.SIGTERM in numbers and not self._done.wait(self._grace):
                 if os.environ.get("RANK", "0") == "0":
-                    sys.stdout.write("asked to stop before the first step was done: nothing to save\n")
+                    sys.stdout.write(
+                        "asked to stop before the first step was done: nothing to save\n"
+                    )
                     sys.stdout.flush()
                 os._exit(0)  # not sys.exit: the main thread may be compiling for hours yet
         os.close(self._read)

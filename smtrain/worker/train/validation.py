@@ -1,4 +1,6 @@
-"""Validation on held-out text between two steps, which leaves the state of the training as it is."""
+"""Validation on held-out text between two steps, which leaves the state of the training as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ class ValidationResult:
     tokens: int
     """The number of those tokens or pairs."""
     accuracy: float | None
-    """Share of these tokens that the model finds likeliest, or of the pairs whose chosen answer has the larger reward;
-    None in pre-training."""
+    """Share of these tokens that the model finds likeliest, or of the pairs whose chosen answer has
+    the larger reward; None in pre-training.
+    """
     seconds: float
     margin: float | None = None
     """dpo: mean of the chosen answers' rewards minus those of the rejected ones."""
@@ -45,8 +48,14 @@ class ValidationResult:
 
     def numbers(self) -> dict[str, float]:
         """The numbers under their names in a step's line."""
-        if self.margin is not None and self.accuracy is not None:  # the loss of a pair is no loss of a token
-            return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_margins": self.margin}
+        if (
+            self.margin is not None and self.accuracy is not None
+        ):  # the loss of a pair is no loss of a token
+            return {
+                "val_loss": self.loss,
+                "val_accuracy": self.accuracy,
+                "val_margins": self.margin,
+            }
         losses = {"val_loss": self.loss, "val_ppl": self.perplexity}
         return losses if self.accuracy is None else {**losses, "val_accuracy": self.accuracy}
 
@@ -54,15 +63,27 @@ class ValidationResult:
 class Validator:
     """Validates every `options.interval` steps, and at the first and the last step of a run.
 
-    `before` is the state that `kept` returned for the checkpoint to resume from. `answers` prints sample answers.
-    All methods are collective, except `kept`, `spared` and `saved`.
+    `before` is the state that `kept` returned for the checkpoint to resume from. `answers` prints
+    sample answers. All methods are collective, except `kept`, `spared` and `saved`.
     """
 
     def __init__(
-        self, engine: Engine, held_out: HeldOut, options: Validation, last_step: int, *, accuracy: bool,
-        before: Mapping[str, Any] | None = None, answers: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._engine, self._held_out, self._options, self._last_step = engine, held_out, options, last_step
+        self,
+        engine: Engine,
+        held_out: HeldOut,
+        options: Validation,
+        last_step: int,
+        *,
+        accuracy: bool,
+        before: Mapping[str, Any] | None = None,
+        answers: Callable[[int], None] | None = None,
+    ) -> None:
+        self._engine, self._held_out, self._options, self._last_step = (
+            engine,
+            held_out,
+            options,
+            last_step,
+        )
         self._accuracy, self._answers = accuracy, answers
         self._at: tuple[int, float] | None = None
         self._best: dict[str, Any] | None = None
@@ -75,9 +96,13 @@ class Validator:
     def due(self, step: int) -> bool:
         """Whether a validation is due after a step and has not been done."""
         at = self._at[0] if self._at else None
-        return at != step and (at is None or step % self._options.interval == 0 or step == self._last_step)
+        return at != step and (
+            at is None or step % self._options.interval == 0 or step == self._last_step
+        )
 
-    def judge(self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]) -> ValidationResult | None:
+    def judge(
+        self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]
+    ) -> ValidationResult | None:
         """Validate after `step`; None if it was `stopped` before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
         margins: list[float] = []
@@ -85,7 +110,11 @@ class Validator:
             if stopped():
                 return None
             batch = self._engine.evaluate(*self._held_out.batch(number))
-            total, tokens, correct = total + batch.loss * batch.tokens, tokens + batch.tokens, correct + batch.correct
+            total, tokens, correct = (
+                total + batch.loss * batch.tokens,
+                tokens + batch.tokens,
+                correct + batch.correct,
+            )
             if batch.pairs is not None:
                 margins.append(batch.pairs.margin * batch.tokens)
             beat(f"validation at step {step}")
@@ -99,7 +128,9 @@ class Validator:
         return ValidationResult(loss, tokens, share, time.perf_counter() - began, margin)
 
     def kept(self, step: int, name: str) -> dict[str, Any] | None:
-        """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the best."""
+        """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the
+        best.
+        """
         if self._at is None:
             return None
         candidate = self._options.keep_best and self._at[0] == step and math.isfinite(self._at[1])
@@ -110,7 +141,9 @@ class Validator:
 
     @property
     def spared(self) -> set[str]:
-        """Checkpoints to keep whatever their age: the best, and the former best until the best is safe."""
+        """Checkpoints to keep whatever their age: the best, and the former best until the best is
+        safe.
+        """
         return set(self._spared)
 
     def saved(self, name: str) -> None:
@@ -137,24 +170,39 @@ class Validator:
 class SampleAnswers:
     """Prints what the model answers to the first `count` held-out questions, at every validation.
 
-    Greedy, and without a KV cache: each token computes the whole text again. `tokenizer` is the model's folder. Works
-    with the native engine only.
+    Greedy, and without a KV cache: each token computes the whole text again. `tokenizer` is the
+    model's folder. Works with the native engine only.
     """
 
     def __init__(
-        self, engine: Any, samples: Samples, tokenizer: Path, *, count: int, longest: int, seq_len: int,
+        self,
+        engine: Any,
+        samples: Samples,
+        tokenizer: Path,
+        *,
+        count: int,
+        longest: int,
+        seq_len: int,
         eos_id: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine, self._tokenizer = engine, load_tokenizer(tokenizer)
         self._longest, self._seq_len = longest, seq_len
-        self._questions = [self._cut(*samples.sample(i), eos_id) for i in range(min(count, len(samples.lengths)))]
+        self._questions = [
+            self._cut(*samples.sample(i), eos_id) for i in range(min(count, len(samples.lengths)))
+        ]
 
-    def _cut(self, tokens: Any, learned: Any, eos_id: int | None) -> tuple[list[int], list[int], set[int]]:
-        """Split a sample into the question's tokens, the answer in the data, and the tokens that end an answer."""
+    def _cut(
+        self, tokens: Any, learned: Any, eos_id: int | None
+    ) -> tuple[list[int], list[int], set[int]]:
+        """Split a sample into the question's tokens, the answer in the data, and the tokens that
+        end an answer.
+        """
         first = int(np.flatnonzero(learned)[0])
         rest = np.flatnonzero(learned[first:] == 0)
         answer = tokens[first : first + int(rest[0]) if len(rest) else len(tokens)].tolist()
-        special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = {
+            i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         return (
             tokens[:first].tolist(),
             answer,
@@ -176,4 +224,6 @@ class SampleAnswers:
                 log_line(f"answer after step {step}: {shown} -> {said} (the data says {known})")
 
     def _text(self, ids: list[int]) -> str:
-        return json.dumps(self._tokenizer.decode(ids, skip_special_tokens=True).strip(), ensure_ascii=False)
+        return json.dumps(
+            self._tokenizer.decode(ids, skip_special_tokens=True).strip(), ensure_ascii=False
+        )

@@ -41,22 +41,32 @@ def test_a_cluster_can_be_named_by_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SMTRAIN_CLUSTER", "/fsx/smtrain")
     assert backend_by_name("slurm") == SlurmBackend(Cluster(shared="/fsx/smtrain"))
     monkeypatch.setenv("SMTRAIN_CLUSTER", "head")
-    with pytest.raises(ConfigError, match=r"SMTRAIN_CLUSTER is 'head'; it must look like me@head:/fsx/smtrain"):
+    with pytest.raises(
+        ConfigError, match=r"SMTRAIN_CLUSTER is 'head'; it must look like me@head:/fsx/smtrain"
+    ):
         backend_by_name("slurm")
 
 
 def test_without_a_cluster_one_is_told_how_to_name_it() -> None:
-    with pytest.raises(ConfigError, match=r"no Slurm cluster is known here; .* SMTRAIN_CLUSTER=me@head:/fsx/smtrain"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no Slurm cluster is known here; .* SMTRAIN_CLUSTER=me@head:/fsx/smtrain",
+    ):
         backend_by_name("slurm")
 
 
 def test_a_wrong_word_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMTRAIN_TARGET", "slrum")
-    with pytest.raises(ConfigError, match=r"SMTRAIN_TARGET is 'slrum'; did you mean slurm\? known: local, aws, slurm"):
+    with pytest.raises(
+        ConfigError,
+        match=r"SMTRAIN_TARGET is 'slrum'; did you mean slurm\? known: local, aws, slurm",
+    ):
         backend_of_job("a-train-00000001")
 
 
-def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -90,14 +100,27 @@ def nothing_to_ask(nothing_known: None, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 BY_NAME = [
-    "chat nope", "generate nope --prompt x", "serve nope", "evaluate nope --tasks mmlu", "report nope",
-    "compare nope other", "tensorboard nope --out to", "status nope", "logs nope", "stop nope", "download nope to",
-    "push nope me/x", "deploy nope --instance ml.g6e.xlarge", "register nope --instance ml.g6e.xlarge",
-]  # fmt: skip
+    "chat nope",
+    "generate nope --prompt x",
+    "serve nope",
+    "evaluate nope --tasks mmlu",
+    "report nope",
+    "compare nope other",
+    "tensorboard nope --out to",
+    "status nope",
+    "logs nope",
+    "stop nope",
+    "download nope to",
+    "push nope me/x",
+    "deploy nope --instance ml.g6e.xlarge",
+    "register nope --instance ml.g6e.xlarge",
+]
 
 
 @pytest.mark.parametrize("call", BY_NAME)
-def test_a_name_that_nothing_can_be_asked_about_is_told_what_is_needed(nothing_to_ask: None, call: str) -> None:
+def test_a_name_that_nothing_can_be_asked_about_is_told_what_is_needed(
+    nothing_to_ask: None, call: str
+) -> None:
     done = typed(*call.split())
     assert done.returncode == 2
     assert done.stdout == ""
@@ -108,7 +131,9 @@ def test_a_name_that_nothing_can_be_asked_about_is_told_what_is_needed(nothing_t
     assert "compute.region" not in line
 
 
-def test_credentials_without_a_region_are_not_enough(nothing_to_ask: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_without_a_region_are_not_enough(
+    nothing_to_ask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with pytest.raises(JobError, match="jobs on AWS need credentials and a region"):

@@ -1,4 +1,6 @@
-"""The recipe by which one more target is added (CONTRIBUTING.md, "A target"), followed with a made-up one."""
+"""The recipe by which one more target is added (CONTRIBUTING.md, "A target"), followed with a
+made-up one.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,21 @@ EDITS = {
         (r"TargetName = Literal\[", 'TargetName = Literal["shelf", '),
         (
             r"    for record in \(\n",
-            '    for record in (\n        TargetRecord("shelf", "a shelf", "on the shelf", "Shelf", folder="shelf", '
-            'section="shelf", arn="shelf:", paths=True, queues=True, own_machines=True, unpriced="on a shelf"),\n',
+            (
+                '    for record in (\n        TargetRecord("shelf", "a shelf", "on the shelf",'
+                ' "Shelf", folder="shelf", section="shelf", arn="shelf:", paths=True, queues=True,'
+                ' own_machines=True, unpriced="on a shelf"),\n'
+            ),
         ),
     ),
     "smtrain/core/config/schema.py": (
         (r"\n\nStage = str\n", "\nfrom smtrain.core.config.shelf import Shelf\n\nStage = str\n"),
         (
             r"\n    model: Model\n",
-            '\n    shelf: Shelf = Shelf()\n    """A shelf, for target shelf."""\n    model: Model\n',
+            (
+                '\n    shelf: Shelf = Shelf()\n    """A shelf, for target shelf."""\n    model:'
+                " Model\n"
+            ),
         ),
     ),
 }
@@ -223,7 +231,9 @@ main()
 
 
 def add_target(root: Path) -> list[str]:
-    """Follow the recipe in a copy of the package; return the files that are touched outside the own folder."""
+    """Follow the recipe in a copy of the package; return the files that are touched outside the own
+    folder.
+    """
     for name, edits in EDITS.items():
         text = (root / name).read_text()
         for pattern, replacement in edits:
@@ -248,9 +258,18 @@ def test_a_target_is_one_record_one_section_one_folder_and_one_file_of_rules(
     assert len([*touched, SCHEMA]) <= MOST, touched
     config = {**raw, "name": "a", "target": "shelf", "shelf": {"folder": str(shelf)}}
     answer = subprocess.run(
-        [sys.executable, "-c", STEPS], cwd=copy, text=True, capture_output=True, input=json.dumps(config),
-        env={**os.environ, "PYTHONPATH": str(copy), "SMTRAIN_HOME": str(tmp_path / "home"), "COLUMNS": "200"},
-    )  # fmt: skip
+        [sys.executable, "-c", STEPS],
+        cwd=copy,
+        text=True,
+        capture_output=True,
+        input=json.dumps(config),
+        env={
+            **os.environ,
+            "PYTHONPATH": str(copy),
+            "SMTRAIN_HOME": str(tmp_path / "home"),
+            "COLUMNS": "200",
+        },
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     *lines, _, row = answer.stdout.splitlines()
     assert lines == [

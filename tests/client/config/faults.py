@@ -1,4 +1,6 @@
-"""Every fault of a config by the module that tells it, with the ways out that its sentence names."""
+"""Every fault of a config by the module that tells it, with the ways out that its sentence
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,16 @@ from tests.client.config.followed import (
     rename,
     shape,
     write,
-)  # fmt: skip
+)
 from tests.conftest import LLAMA
 
 MLFLOW = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/ours"
 GROUP = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/ours"
 IMAGE13 = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:2.9.0-gpu-py312-cu130-ubuntu22.04"
 IMAGE12 = IMAGE13.replace("cu130", "cu126")
-HF13 = IMAGE13.replace("mine:2.9.0", "huggingface-pytorch-training:2.9.0-transformers5.3.0") + "-v1.0"
+HF13 = (
+    IMAGE13.replace("mine:2.9.0", "huggingface-pytorch-training:2.9.0-transformers5.3.0") + "-v1.0"
+)
 YARN = {"type": "yarn", "factor": 4}
 WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}
 
@@ -72,7 +76,12 @@ MACHINES = (
     ),
     case(
         "local",
-        {"parallel.cp": 2, "parallel.pp": 1, "train.seq_len": 34, "parallel.sequence_parallel": True},
+        {
+            "parallel.cp": 2,
+            "parallel.pp": 1,
+            "train.seq_len": 34,
+            "parallel.sequence_parallel": True,
+        },
         "parallel.cp = 2 and, for parallel.sequence_parallel, tp = 2",
         ("use a multiple of 4", {"train.seq_len": 36}),
     ),
@@ -94,14 +103,20 @@ MACHINES = (
     ),
     case(
         "local",
-        both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 3}),
+        both(
+            write("model/config.json", {**MIXTRAL, "num_local_experts": 3}),
+            {"parallel.pp": 1, "parallel.ep": 3},
+        ),
         "parallel.ep: 3 must divide dp = 2",
         "ep = 1 would do",
         (", or a divisor of both it and the experts", {"parallel.ep": 1}),
     ),
     case(
         "local",
-        both(write("model/config.json", MIXTRAL), {"parallel": {"dp": 3, "ep": 3}, "train.global_batch_size": 9}),
+        both(
+            write("model/config.json", MIXTRAL),
+            {"parallel": {"dp": 3, "ep": 3}, "train.global_batch_size": 9},
+        ),
         "parallel.dp: tp x pp x dp = 3, but the processes are",
         "dp = 4, ep = 1 and train.global_batch_size = 12 would do",
         more=True,
@@ -112,7 +127,9 @@ MACHINES = (
         "only one is set",
         ("a VPC needs both", {"network.security_group_ids": ["sg-1"]}),
     ),
-    case("gpu", {"compute.max_wait": "2d"}, "compute.max_wait: has no effect unless", "leave it out"),
+    case(
+        "gpu", {"compute.max_wait": "2d"}, "compute.max_wait: has no effect unless", "leave it out"
+    ),
     case(
         "gpu",
         {"compute.max_wait": "1h", "compute.spot": True},
@@ -129,9 +146,17 @@ MACHINES = (
         "gpu",
         {"compute.spot": True, "compute.fallback_instance_types": ["ml.p5e.48xlarge"]},
         "compute.fallback_instance_types: has no effect with",
-        ("leave it out and raise that", {"compute.fallback_instance_types": OUT, "compute.max_wait": "2d"}),
+        (
+            "leave it out and raise that",
+            {"compute.fallback_instance_types": OUT, "compute.max_wait": "2d"},
+        ),
     ),
-    case("gpu", {"compute.pool_wait": 60}, "compute.pool_wait: only", ("set that too", {"compute.keep_alive": 600})),
+    case(
+        "gpu",
+        {"compute.pool_wait": 60},
+        "compute.pool_wait: only",
+        ("set that too", {"compute.keep_alive": 600}),
+    ),
     case(
         "gpu",
         {"compute.instance_group": "g", "compute.keep_alive": 60},
@@ -174,13 +199,22 @@ MACHINES = (
             "is not the name of a variable",
             ("letters, digits and _", {"compute.environment": {"A_1": "x"}}),
         )
-        for base, name in (("gpu", "$(touch X)"), ("slurm", "A B"), ("slurm", "1A"), ("gpu", ""), ("gpu", "A\n"))
+        for base, name in (
+            ("gpu", "$(touch X)"),
+            ("slurm", "A B"),
+            ("slurm", "1A"),
+            ("gpu", ""),
+            ("gpu", "A\n"),
+        )
     ),
     case(
         "trn1",
         {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=/opt/ml/checkpoints/c"}},
         "the compile cache",
-        ("use an s3:// URI", {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=s3://bucket/c"}}),
+        (
+            "use an s3:// URI",
+            {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=s3://bucket/c"}},
+        ),
         ("leave it to smtrain", {"compute.environment": OUT}),
     ),
     case(
@@ -190,12 +224,20 @@ MACHINES = (
         ("secret", {"track.wandb.key.ssm": OUT}),
         ("ssm", {"track.wandb.key.secret": OUT}),
     ),
-    case("gpu", {"track.by": "job", "network.isolation": True}, "cannot reach a tracker", "set track.by: client"),
+    case(
+        "gpu",
+        {"track.by": "job", "network.isolation": True},
+        "cannot reach a tracker",
+        "set track.by: client",
+    ),
     case(
         "gpu",
         {"compute.role": "no role"},
         "is not a role's ARN",
-        ("arn:aws:iam::123456789012:role/NAME", {"compute.role": "arn:aws:iam::123456789012:role/NAME"}),
+        (
+            "arn:aws:iam::123456789012:role/NAME",
+            {"compute.role": "arn:aws:iam::123456789012:role/NAME"},
+        ),
         ("or name", {"compute.role": "NAME"}),
     ),
     case(
@@ -204,9 +246,19 @@ MACHINES = (
         "cluster.shared: is missing",
         ("such as /fsx/smtrain", {"cluster.shared": "/fsx/smtrain"}),
     ),
-    case("slurm", {"checkpoint.s3_uri": "s3://bucket/c"}, "on a cluster checkpoints lie below", "leave it out"),
+    case(
+        "slurm",
+        {"checkpoint.s3_uri": "s3://bucket/c"},
+        "on a cluster checkpoints lie below",
+        "leave it out",
+    ),
     *(
-        case("slurm", {f"compute.{name}": value}, f"compute.{name}: applies to SageMaker only", "leave it out")
+        case(
+            "slurm",
+            {f"compute.{name}": value},
+            f"compute.{name}: applies to SageMaker only",
+            "leave it out",
+        )
         for name, value in {
             "spot": True,
             "keep_alive": 60,
@@ -216,7 +268,9 @@ MACHINES = (
             "instance_group": "g",
         }.items()
     ),
-    case("slurm", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),
+    case(
+        "slurm", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"
+    ),
     case(
         "gpu",
         {"output.s3_uri": "s3://My_Bucket/x"},
@@ -236,7 +290,12 @@ MACHINES = (
         "must look like",
         ("fsx://fs-0123456789abcdef0/folder", {"data.path": "fsx://fs-0123456789abcdef0/folder"}),
     ),
-    case("gpu", {"tags": {"aws:x": "y"}}, "are AWS's own", ("give it another name", {"tags": {"x": "y"}})),
+    case(
+        "gpu",
+        {"tags": {"aws:x": "y"}},
+        "are AWS's own",
+        ("give it another name", {"tags": {"x": "y"}}),
+    ),
     case(
         "gpu",
         {"compute.instance_type": "box"},
@@ -271,7 +330,10 @@ MACHINES = (
             f"{key}: applies to SageMaker only",
             ("leave it out", {key: OUT}),
         )
-        for target, key, value in (("slurm", "track.managed", True), ("pai", "output.model_package_group", GROUP))
+        for target, key, value in (
+            ("slurm", "track.managed", True),
+            ("pai", "output.model_package_group", GROUP),
+        )
     ),
     case(
         "gpu",
@@ -302,7 +364,10 @@ MACHINES = (
         {"compute.cpu_instance_type": "ml.m5.5xlarge"},
         "ml.m5.5xlarge is no instance type",
         ("take ml.m5.xlarge", {"compute.cpu_instance_type": "ml.m5.xlarge"}),
-        ("or describe ml.m5.5xlarge under machines", {"machines": {"ml.m5.5xlarge": {**BOX, "kind": "cpu"}}}),
+        (
+            "or describe ml.m5.5xlarge under machines",
+            {"machines": {"ml.m5.5xlarge": {**BOX, "kind": "cpu"}}},
+        ),
     ),
     case(
         "gpu",
@@ -323,7 +388,11 @@ MACHINES = (
     ),
     case(
         "gpu",
-        {"compute.instance_type": "ml.p3.16xlarge", "train.precision": "fp16", "compute.image": IMAGE13},
+        {
+            "compute.instance_type": "ml.p3.16xlarge",
+            "train.precision": "fp16",
+            "compute.image": IMAGE13,
+        },
         "this image has CUDA 13.0, without kernels for V100",
         ("name one with CUDA 12.9 or earlier", {"compute.image": IMAGE12}),
     ),
@@ -337,7 +406,10 @@ MACHINES = (
         "gpu",
         {"compute.instance_type": "ml.p6e-gb200.36xlarge", "compute.image": HF13},
         "this image is for x86_64",
-        ("name one for arm64", {"compute.image": "123456789012.dkr.ecr.us-west-2.amazonaws.com/x:arm64"}),
+        (
+            "name one for arm64",
+            {"compute.image": "123456789012.dkr.ecr.us-west-2.amazonaws.com/x:arm64"},
+        ),
     ),
     case(
         "gpu",
@@ -347,7 +419,9 @@ MACHINES = (
         ("or run on box itself with target: local", {"target": "local"}),
     ),
     case("slurm", {"cluster.time": 60}, "cluster.time: 60 s leaves no time", "420 s would do"),
-    case("slurm", {"compute.max_run": 60}, "compute.max_run: 60 s leaves no time", "420 s would do"),
+    case(
+        "slurm", {"compute.max_run": 60}, "compute.max_run: 60 s leaves no time", "420 s would do"
+    ),
     case(
         "slurm",
         {"data.path": "fsx://fs-0123456789abcdef0/t"},
@@ -366,8 +440,18 @@ MACHINES = (
         "cluster.setup: bash cannot read it (unexpected EOF",
         ("correct the line", {"cluster.setup": ["x=1", 'export A="it\'s"']}),
     ),
-    case("trn2", {"parallel": {"tp": 8, "pp": 3}}, "tp x pp = 24 does not divide", "tp = 4 and pp = 4 would do"),
-    case("trn2", {"parallel": {"tp": 4, "dp": 3}}, "tp x pp x dp = 12", "tp = 4, pp = 1 and dp = 16 would do"),
+    case(
+        "trn2",
+        {"parallel": {"tp": 8, "pp": 3}},
+        "tp x pp = 24 does not divide",
+        "tp = 4 and pp = 4 would do",
+    ),
+    case(
+        "trn2",
+        {"parallel": {"tp": 4, "dp": 3}},
+        "tp x pp x dp = 12",
+        "tp = 4, pp = 1 and dp = 16 would do",
+    ),
     case(
         "trn2",
         {"parallel": {"tp": 8}, "train.global_batch_size": 64},
@@ -424,12 +508,25 @@ TRAIN = (
         (" out", {"train.global_batch_size": OUT}),
     ),
     case(
-        "local", {"train.warmup_steps": 9}, "is more than train.steps", ("use at most that", {"train.warmup_steps": 4})
+        "local",
+        {"train.warmup_steps": 9},
+        "is more than train.steps",
+        ("use at most that", {"train.warmup_steps": 4}),
     ),
     case("local", {"train.lr": 5.0}, "train.lr: 5 is above 1", ("lower it", {"train.lr": 1e-4})),
     case("local", {"train.min_lr": 1.0}, "is above train.lr", ("lower it", {"train.min_lr": 1e-5})),
-    case("local", {"train.betas": [1.0, 0.9]}, "number 1 is 1.0", ("below 1", {"train.betas": [0.5, 0.9]})),
-    case("local", {"train.betas": [0.9, -1.0]}, "number 2 is -1.0", ("at least 0", {"train.betas": [0.9, 0.0]})),
+    case(
+        "local",
+        {"train.betas": [1.0, 0.9]},
+        "number 1 is 1.0",
+        ("below 1", {"train.betas": [0.5, 0.9]}),
+    ),
+    case(
+        "local",
+        {"train.betas": [0.9, -1.0]},
+        "number 2 is -1.0",
+        ("at least 0", {"train.betas": [0.9, 0.0]}),
+    ),
     case(
         "local",
         {"train.adapter": {}, "model.init": "scratch"},
@@ -437,7 +534,12 @@ TRAIN = (
         ("leave one of the two", {"train.adapter": OUT}),
         (" out", {"model.init": OUT}),
     ),
-    case("local", {"train.adapter": {"targets": []}}, "names no layer", "leave it out for all linear layers"),
+    case(
+        "local",
+        {"train.adapter": {"targets": []}},
+        "names no layer",
+        "leave it out for all linear layers",
+    ),
     case("local", {"export.merge": True}, "export.merge: has no effect unless", "leave it out"),
     *(
         case(base, {key: value}, f"{key}: only engine nxd does this", "leave it out")
@@ -458,8 +560,14 @@ TRAIN = (
             ({"train.compile": True}, "train.compile: engine nxd's steps are"),
             ({"train.deterministic": False}, "train.deterministic: engine nxd's graphs"),
             ({"train.profile": {}}, "train.profile: engine nxd's steps"),
-            ({"train.adapter": {}, "checkpoint.form": "xser"}, "checkpoint.form: adapters are saved"),
-            ({"train.stochastic_rounding": True}, "train.stochastic_rounding: has no effect unless"),
+            (
+                {"train.adapter": {}, "checkpoint.form": "xser"},
+                "checkpoint.form: adapters are saved",
+            ),
+            (
+                {"train.stochastic_rounding": True},
+                "train.stochastic_rounding: has no effect unless",
+            ),
         )
     ),
     case(
@@ -469,14 +577,24 @@ TRAIN = (
         ("set only", {"compute.compile_ahead": OUT}),
         (" one", {"network.isolation": OUT}),
     ),
-    case("nxd", {"parallel.tp": 1, "parallel.cp": 2}, "parallel.cp: only engine native cuts", "leave it out"),
+    case(
+        "nxd",
+        {"parallel.tp": 1, "parallel.cp": 2},
+        "parallel.cp: only engine native cuts",
+        "leave it out",
+    ),
     case(
         "nxd",
         {"train.precision": "bf16", "parallel.sequence_parallel": False},
         "gradients are silently wrong",
         "set it to true",
     ),
-    case("nxd", {"train.adapter": {"quantize": "nf4"}}, "engine nxd keeps no base in 4 bits", "leave it out"),
+    case(
+        "nxd",
+        {"train.adapter": {"quantize": "nf4"}},
+        "engine nxd keeps no base in 4 bits",
+        "leave it out",
+    ),
     case(
         "trn2",
         {"train.adapter": {"quantize": "nf4"}},
@@ -490,9 +608,17 @@ TRAIN = (
         "parallel.tp = 2 would cut a block of 64 weights of",
         ("take a smaller parallel.tp", {"parallel.tp": 1, "compute.instance_count": 1}),
     ),
-    case("nxd", {"train.adapter": {"dropout": 0.1}}, "train.adapter.dropout: engine nxd", "set it to 0"),
     case(
-        "nxd", {"train.precision": "bf16", "parallel.zero1": False}, "keeps the fp32 master weights", "set it to true"
+        "nxd",
+        {"train.adapter": {"dropout": 0.1}},
+        "train.adapter.dropout: engine nxd",
+        "set it to 0",
+    ),
+    case(
+        "nxd",
+        {"train.precision": "bf16", "parallel.zero1": False},
+        "keeps the fp32 master weights",
+        "set it to true",
     ),
     case(
         "trn1",
@@ -507,7 +633,10 @@ TRAIN = (
         {"parallel.virtual_stages": 2, "parallel.tp": 1, "train.global_batch_size": 6},
         "the interleaved schedule",
         ("change train.global_batch_size", {"train.global_batch_size": 8}),
-        ("or parallel.micro_batch_size", {"parallel.micro_batch_size": 1, "train.global_batch_size": 12}),
+        (
+            "or parallel.micro_batch_size",
+            {"parallel.micro_batch_size": 1, "train.global_batch_size": 12},
+        ),
     ),
     case(
         "nxd",
@@ -517,7 +646,11 @@ TRAIN = (
     ),
     case(
         "nxd",
-        {"parallel.virtual_stages": 2, "train.global_batch_size": 8, "train.validation": {"fraction": 0.1}},
+        {
+            "parallel.virtual_stages": 2,
+            "train.global_batch_size": 8,
+            "train.validation": {"fraction": 0.1},
+        },
         "cannot evaluate interleaved stages",
         ("leave one of it", {"train.validation": OUT}),
         ("and parallel.virtual_stages out", {"parallel.virtual_stages": OUT}),
@@ -553,7 +686,10 @@ TRAIN = (
     ),
     case(
         "local",
-        {"train.batch_ramp": {"start": 2, "increment": 1, "samples": 100}, "parallel.micro_batch_size": 2},
+        {
+            "train.batch_ramp": {"start": 2, "increment": 1, "samples": 100},
+            "parallel.micro_batch_size": 2,
+        },
         "train.batch_ramp.increment: 1 is not a multiple of dp x micro_batch_size = 1 x 2",
         ("take one that is", {"train.batch_ramp.increment": 2}),
     ),
@@ -576,7 +712,11 @@ TRAIN = (
     ),
     case(
         "nxd",
-        {"parallel.layers_per_stage": [1, 3], "parallel.virtual_stages": 2, "train.global_batch_size": 8},
+        {
+            "parallel.layers_per_stage": [1, 3],
+            "parallel.virtual_stages": 2,
+            "train.global_batch_size": 8,
+        },
         "2 numbers for 4 stages",
         ("give 4", {"parallel.layers_per_stage": [1, 1, 1, 1]}),
         ("or none", {"parallel.layers_per_stage": OUT}),
@@ -645,8 +785,10 @@ TRAIN = (
         both(prepared(), {"train.validation": {"fraction": 0.1}}),
         "is prepared already",
         (
-            "leave fraction out; if it has no held-out part (manifest.json says so), first prepare it again with "
-            "--validation-fraction",
+            (
+                "leave fraction out; if it has no held-out part (manifest.json says so), first"
+                " prepare it again with --validation-fraction"
+            ),
             both(
                 {"train.validation.fraction": OUT},
                 prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9}),
@@ -725,7 +867,11 @@ TRAIN = (
         "take ml.trn1.32xlarge",
     ),
     case(
-        "trn1", {"train.engine": "native"}, "native does not run on", "set train.engine: nxd", "take ml.trn2.48xlarge"
+        "trn1",
+        {"train.engine": "native"},
+        "native does not run on",
+        "set train.engine: nxd",
+        "take ml.trn2.48xlarge",
     ),
     case(
         "nxd",
@@ -741,7 +887,12 @@ TRAIN = (
         ("bf16", {"train.precision": "bf16"}),
         ("fp32; set one of them", {"train.precision": "fp32"}),
     ),
-    case("trn2", {"train.precision": "fp16"}, "computes in bf16", ("set bf16", {"train.precision": "bf16"})),
+    case(
+        "trn2",
+        {"train.precision": "fp16"},
+        "computes in bf16",
+        ("set bf16", {"train.precision": "bf16"}),
+    ),
     case(
         "gpu",
         {"train.precision": "fp16", "compute.instance_type": "ml.m5.4xlarge"},
@@ -751,7 +902,11 @@ TRAIN = (
     ),
     case(
         "slurm",
-        {"train.precision": "fp16", "compute.instance_type": "box", "machines": {"box": {**BOX, "kind": "cpu"}}},
+        {
+            "train.precision": "fp16",
+            "compute.instance_type": "box",
+            "machines": {"box": {**BOX, "kind": "cpu"}},
+        },
         "fp16 is for GPUs, and box",
         ("set bf16", {"train.precision": "bf16"}),
         ("or fp32", {"train.precision": "fp32"}),
@@ -775,7 +930,14 @@ DATA = (
         "have a weight",
         (
             "give one to every source",
-            {"data": {"sources": [{"path": "@/text", "weight": 1}, {"path": "@/text/a.jsonl", "weight": 2}]}},
+            {
+                "data": {
+                    "sources": [
+                        {"path": "@/text", "weight": 1},
+                        {"path": "@/text/a.jsonl", "weight": 2},
+                    ]
+                }
+            },
         ),
         ("or to none", {"data": {"sources": [{"path": "@/text"}, {"path": "@/text/a.jsonl"}]}}),
     ),
@@ -841,7 +1003,10 @@ DATA = (
         "local",
         {"model.chat_template_kwargs": {"tools": []}, **SFT},
         "tools: not an option of a chat template",
-        ("name variables that it reads", {"model.chat_template_kwargs": {"enable_thinking": False}}),
+        (
+            "name variables that it reads",
+            {"model.chat_template_kwargs": {"enable_thinking": False}},
+        ),
     ),
     case(
         "local",
@@ -852,13 +1017,21 @@ DATA = (
             {"data.columns": OUT, "data.text_column": "answer"},
         ),
     ),
-    case("local", {"data.overlong": "drop"}, "data.overlong: is for train.objective: sft", "leave it out"),
+    case(
+        "local",
+        {"data.overlong": "drop"},
+        "data.overlong: is for train.objective: sft",
+        "leave it out",
+    ),
     *(
         case(
             "local",
             {**SFT, f"data.{key}": value},
             f"data.{key}: ",
-            (f"leave {'them' if key in ('filters', 'near_duplicates') else 'it'} out for sft", {f"data.{key}": OUT}),
+            (
+                f"leave {'them' if key in ('filters', 'near_duplicates') else 'it'} out for sft",
+                {f"data.{key}": OUT},
+            ),
         )
         for key, value in {
             "document_mask": True,
@@ -893,7 +1066,10 @@ DATA = (
         "local",
         {**DPO, "data.columns": {"output": "better"}},
         "are columns of one answer",
-        ("name the answers as chosen and rejected", {"data.columns": {"chosen": "better", "rejected": "worse"}}),
+        (
+            "name the answers as chosen and rejected",
+            {"data.columns": {"chosen": "better", "rejected": "worse"}},
+        ),
     ),
     case(
         "local",
@@ -925,9 +1101,17 @@ DATA = (
         "trn1",
         {**DPO, "train.engine": "nxd"},
         "by engine native only",
-        ("set train.engine: native", {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"}),
+        (
+            "set train.engine: native",
+            {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"},
+        ),
     ),
-    case("local", {**DPO, "train.seq_len": 3}, "cannot hold two answers", ("use at least 4", {"train.seq_len": 4})),
+    case(
+        "local",
+        {**DPO, "train.seq_len": 3},
+        "cannot hold two answers",
+        ("use at least 4", {"train.seq_len": 4}),
+    ),
     case(
         "local",
         {**DPO, "train.dpo.reference": "@/nowhere"},
@@ -937,7 +1121,10 @@ DATA = (
     ),
     case(
         "local",
-        both({**DPO, "train.dpo.reference": "@/other"}, write("other/config.json", {**LLAMA, "vocab_size": 1024})),
+        both(
+            {**DPO, "train.dpo.reference": "@/other"},
+            write("other/config.json", {**LLAMA, "vocab_size": 1024}),
+        ),
         "is another kind of model than model.path (vocab_size 1024 and 512)",
         ("name the model that this run starts from", {"train.dpo.reference": "@/model"}),
         "set train.dpo.reference: start",
@@ -1040,7 +1227,9 @@ DATA = (
         "evaluate.text: is missing",
         ("name some", {"evaluate.text": "@/text"}),
     ),
-    case("local", {"evaluate.lengths": [64, 128]}, "evaluate.lengths: only the tasks", "leave it out"),
+    case(
+        "local", {"evaluate.lengths": [64, 128]}, "evaluate.lengths: only the tasks", "leave it out"
+    ),
     case(
         "local",
         {"evaluate": {"tasks": ["needle"], "text": "gs://x/y"}},
@@ -1057,8 +1246,14 @@ DATA = (
         "local",
         {"evaluate.data": "@/nowhere"},
         "evaluate.data: ",
-        ("give one of task YAMLs", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),
-        ("or of a benchmark's files", both(write("mmlu/a/test-0.parquet", b"x"), {"evaluate.data": "@/mmlu"})),
+        (
+            "give one of task YAMLs",
+            both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"}),
+        ),
+        (
+            "or of a benchmark's files",
+            both(write("mmlu/a/test-0.parquet", b"x"), {"evaluate.data": "@/mmlu"}),
+        ),
     ),
     case(
         "local",
@@ -1078,7 +1273,10 @@ DATA = (
         "local",
         {"evaluate.data": "@/text"},
         "holds no task's .yaml",
-        ("give the folder that does", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),
+        (
+            "give the folder that does",
+            both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"}),
+        ),
     ),
     case(
         "local",
@@ -1091,7 +1289,8 @@ DATA = (
         (
             "or correct the task's data_files",
             both(
-                write("tasks/u.jsonl", "{}"), write("tasks/t.yaml", "task: t\ndataset_kwargs:\n  data_files: u.jsonl\n")
+                write("tasks/u.jsonl", "{}"),
+                write("tasks/t.yaml", "task: t\ndataset_kwargs:\n  data_files: u.jsonl\n"),
             ),
         ),
     ),
@@ -1100,20 +1299,29 @@ DATA = (
         "local",
         both(remove("text/a.jsonl"), write("text/a.dat", "hello")),
         "holds no file of text that can be read",
-        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+        (
+            "give one that does",
+            both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
+        ),
         "set data.format: text",
     ),
     case(
         "local",
         write("text/a.jsonl", ""),
         "holds no file of text that can be read",
-        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+        (
+            "give one that does",
+            both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
+        ),
     ),
     case(
         "local",
         both(remove("text/a.jsonl"), write("text/a.pdf", b"\0\1\2")),
         "holds no file of text that can be read",
-        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+        (
+            "give one that does",
+            both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"}),
+        ),
     ),
     case(
         "local",
@@ -1161,24 +1369,50 @@ DATA = (
     ),
     case(
         "local",
-        both(write("text/a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\xa8\x85\x17\x00"), remove("text/a.jsonl")),
+        both(
+            write("text/a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\xa8\x85\x17\x00"),
+            remove("text/a.jsonl"),
+        ),
         "is compressed with a window of 2,048 MiB",
         (
             "write it again without --long",
-            write("text/a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x58" + bytes.fromhex("69 00 00") + b'{"text": "a"}'),
+            write(
+                "text/a.jsonl.zst",
+                b"\x28\xb5\x2f\xfd\x04\x58" + bytes.fromhex("69 00 00") + b'{"text": "a"}',
+            ),
         ),
     ),
     *(
         case("local", prepared(**change), says, (way, prepared()))
         for change, says, way in (
-            ({"format_version": 99}, "is not a dataset that this smtrain reads", "prepare it again"),
-            ({"objective": "sft"}, "was prepared for train.objective: sft", "prepare the text again"),
+            (
+                {"format_version": 99},
+                "is not a dataset that this smtrain reads",
+                "prepare it again",
+            ),
+            (
+                {"objective": "sft"},
+                "was prepared for train.objective: sft",
+                "prepare the text again",
+            ),
             ({"seq_len": 64}, "was prepared for sequences of 64", "prepare the text again"),
             ({"samples": 0}, "does not hold one whole sample", "prepare the text again"),
-            ({"documents": "many"}, "manifest.json is damaged (documents: ", "prepare the text again"),
+            (
+                {"documents": "many"},
+                "manifest.json is damaged (documents: ",
+                "prepare the text again",
+            ),
             ({"vocab_size": 1024}, "has token ids up to 1023", "prepare the text again"),
-            ({"model_vocab_size": 600}, "was prepared for a model of vocab_size 600", "prepare the text again"),
-            ({"tokenizer_sha256": "0" * 64}, "another tokenizer than the model's", "prepare the text again"),
+            (
+                {"model_vocab_size": 600},
+                "was prepared for a model of vocab_size 600",
+                "prepare the text again",
+            ),
+            (
+                {"tokenizer_sha256": "0" * 64},
+                "another tokenizer than the model's",
+                "prepare the text again",
+            ),
             ({"files": {"tokens.bin": {"bytes": 5}}}, "has 4 bytes, not 5", "copy it again"),
         )
     ),
@@ -1186,7 +1420,10 @@ DATA = (
         "local",
         both(prepared(), {"train.validation": {"keep_best": True}}),
         "was prepared without a held-out part",
-        ("prepare the text again", prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9})),
+        (
+            "prepare the text again",
+            prepared(validation={"prefix": "validation", "documents": 1, "tokens": 9}),
+        ),
         ("or leave train.validation out", {"train.validation": OUT}),
     ),
 )
@@ -1227,7 +1464,12 @@ MODEL = (
         ("secret", {"model.token.ssm": OUT}),
         ("ssm", {"model.token.secret": OUT}),
     ),
-    case("local", {"model.token": {"secret": "a"}}, "model.token: has no effect unless", "leave it out"),
+    case(
+        "local",
+        {"model.token": {"secret": "a"}},
+        "model.token: has no effect unless",
+        "leave it out",
+    ),
     case(
         "local",
         {"model.path": "modelscope://a/b", "data.path": "hf://a/c", "model.token": {"secret": "a"}},
@@ -1262,7 +1504,10 @@ MODEL = (
     ),
     case(
         "local",
-        both(write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.weights": "@/packed/model.tar.gz"}),
+        both(
+            write("packed/model.tar.gz", b"\x1f\x8b\x08"),
+            {"model.weights": "@/packed/model.tar.gz"},
+        ),
         "model.tar.gz is a file, and it is an archive",
         ("give the folder with weights", {"model.weights": "@/model"}),
     ),
@@ -1274,7 +1519,9 @@ MODEL = (
     ),
     case(
         "local",
-        both(write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.path": "@/packed/model.tar.gz"}),
+        both(
+            write("packed/model.tar.gz", b"\x1f\x8b\x08"), {"model.path": "@/packed/model.tar.gz"}
+        ),
         "model.tar.gz is a file, and it is an archive",
         ("give a Hugging Face model folder", {"model.path": "@/model"}),
     ),
@@ -1297,8 +1544,10 @@ MODEL = (
         "is missing, and hf://meta-llama",
         ("must be named in model.token", {"model.token": {"secret": "hub"}}),
         (
-            "copy the model here, `hf download meta-llama/Llama-3.2-1B --local-dir FOLDER` with a token of yours, and "
-            "give that folder",
+            (
+                "copy the model here, `hf download meta-llama/Llama-3.2-1B --local-dir FOLDER` with"
+                " a token of yours, and give that folder"
+            ),
             {"model.path": "@/model"},
         ),
     ),
@@ -1407,8 +1656,14 @@ MODEL = (
         "local",
         both(write("model/config.json", WHOLE), remove("model/model.safetensors")),
         "multimodal model (seer) and no weights",
-        ("give the whole folder", both(write("model/config.json", WHOLE), write("model/model.safetensors", WEIGHTS))),
-        ("or the text model's own config.json", both(write("model/config.json", LLAMA), {"model.init": "scratch"})),
+        (
+            "give the whole folder",
+            both(write("model/config.json", WHOLE), write("model/model.safetensors", WEIGHTS)),
+        ),
+        (
+            "or the text model's own config.json",
+            both(write("model/config.json", LLAMA), {"model.init": "scratch"}),
+        ),
     ),
     case(
         "local",
@@ -1421,16 +1676,28 @@ MODEL = (
         {"train.seq_len": 512},
         "is beyond the model's 256 positions",
         ("use at most that", {"train.seq_len": 256}),
-        ("or set model.rope: {type: yarn, factor: 2}", {"model.rope": {"type": "yarn", "factor": 2}}),
+        (
+            "or set model.rope: {type: yarn, factor: 2}",
+            {"model.rope": {"type": "yarn", "factor": 2}},
+        ),
     ),
     case(
         "local",
-        both(shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}), {"train.seq_len": 512}),
+        both(
+            shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}),
+            {"train.seq_len": 512},
+        ),
         "is beyond the model's 256 positions",
         ("use at most that", {"train.seq_len": 256}),
         (
             "or set model.rope: {type: linear, factor: 4, original_max_position_embeddings: 128}",
-            {"model.rope": {"type": "linear", "factor": 4, "original_max_position_embeddings": 128}},
+            {
+                "model.rope": {
+                    "type": "linear",
+                    "factor": 4,
+                    "original_max_position_embeddings": 128,
+                }
+            },
         ),
     ),
     case(
@@ -1440,7 +1707,9 @@ MODEL = (
         ("use at most that", {"train.seq_len": 1024}),
         ("or set model.rope: {type: yarn, factor: 8}", {"model.rope.factor": 8}),
     ),
-    case("local", {"model.rope": {}}, "model.rope: is empty", ("leave it out", {"model.rope": OUT})),
+    case(
+        "local", {"model.rope": {}}, "model.rope: is empty", ("leave it out", {"model.rope": OUT})
+    ),
     case("local", {"model.rope": {"factor": 4}}, "model.rope.type: is missing", "set it to yarn"),
     case(
         "local",
@@ -1448,17 +1717,30 @@ MODEL = (
         "model.rope.factor: is missing",
         ("give the new longest sequence divided by that of the model", {"model.rope.factor": 2}),
     ),
-    case("local", {"model.rope": {**YARN, "type": "linear", "truncate": False}}, "no effect with type", "leave it out"),
+    case(
+        "local",
+        {"model.rope": {**YARN, "type": "linear", "truncate": False}},
+        "no effect with type",
+        "leave it out",
+    ),
     case(
         "local",
         {"model.rope": {**YARN, "beta_fast": 0.5}},
         "must be above beta_slow",
         ("raise it", {"model.rope.beta_fast": 16}),
     ),
-    case("local", {"model.rope": {"type": "yarn", "factor": 2.3}}, "no whole number", "set model.rope.factor: 3"),
     case(
         "local",
-        both(shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}), {"model.rope": YARN}),
+        {"model.rope": {"type": "yarn", "factor": 2.3}},
+        "no whole number",
+        "set model.rope.factor: 3",
+    ),
+    case(
+        "local",
+        both(
+            shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}),
+            {"model.rope": YARN},
+        ),
         "are of type linear already",
         (
             "add model.rope.original_max_position_embeddings",
@@ -1513,7 +1795,10 @@ MODEL = (
                 "set train.engine: native and take ml.p5.48xlarge",
                 {"train.engine": "native", "compute.instance_type": "ml.p5.48xlarge"},
             ),
-            ("or ml.trn2.48xlarge", {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"}),
+            (
+                "or ml.trn2.48xlarge",
+                {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"},
+            ),
         )
         for change in ({}, {"train.engine": "nxd"})
     ),
@@ -1552,7 +1837,10 @@ MODEL = (
     ),
     case(
         "gpu",
-        both(write("model/config.json", QWEN35), {"parallel.pp": 2, "train.adapter": {"targets": ["q_proj"]}}),
+        both(
+            write("model/config.json", QWEN35),
+            {"parallel.pp": 2, "train.adapter": {"targets": ["q_proj"]}},
+        ),
         "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj",
         ("take all-linear", {"train.adapter.targets": "all-linear"}),
     ),
@@ -1581,14 +1869,19 @@ MODEL = (
     ),
     case(
         "local",
-        both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 2}),
+        both(
+            write("model/config.json", {**MIXTRAL, "num_local_experts": 3}),
+            {"parallel.pp": 1, "parallel.ep": 2},
+        ),
         "parallel.ep = 2 does not divide the 3 experts of the model's layers",
         "ep = 1 would do",
     ),
     case(  # heads, units of the experts, and experts at once
         "local",
         both(
-            write("model/config.json", {**MIXTRAL, "num_local_experts": 3, "intermediate_size": 33}),
+            write(
+                "model/config.json", {**MIXTRAL, "num_local_experts": 3, "intermediate_size": 33}
+            ),
             {"parallel": {"tp": 2, "pp": 1, "dp": 2, "ep": 2}},
         ),
         "parallel.tp = 2 does not divide the 33 units",
@@ -1623,11 +1916,17 @@ MODEL = (
         "parallel.tp = 8 does not divide the model's 1 attention heads",
         "tp = 1 and train.global_batch_size = 8 would do",
     ),
-    case("local", shape(num_hidden_layers=1), "parallel.pp = 2 is more than the model's 1 layers", "pp = 1 would do"),
+    case(
+        "local",
+        shape(num_hidden_layers=1),
+        "parallel.pp = 2 is more than the model's 1 layers",
+        "pp = 1 would do",
+    ),
     case(
         "local",
         both(
-            write("model/config.json", MIXTRAL), {"parallel.pp": 1, "parallel.cp": 2, "parallel.expert_capacity": 1.5}
+            write("model/config.json", MIXTRAL),
+            {"parallel.pp": 1, "parallel.cp": 2, "parallel.expert_capacity": 1.5},
         ),
         "parallel.expert_capacity: counts the tokens of whole sequences",
         ("leave one of the two", {"parallel.expert_capacity": OUT}),
@@ -1641,24 +1940,36 @@ MODEL = (
     ),
     *(
         case("local", change, "a llama model has no experts", "leave it out")
-        for change in ({"parallel.expert_capacity": 1.5}, {"train.aux_loss": 0.1}, {"train.aux_by_layer": True})
+        for change in (
+            {"parallel.expert_capacity": 1.5},
+            {"train.aux_loss": 0.1},
+            {"train.aux_by_layer": True},
+        )
     ),
     case(
         "local",
-        both(write("model/config.json", MIXTRAL), {"train.adapter": {}, "train.aux_by_layer": True}),
+        both(
+            write("model/config.json", MIXTRAL), {"train.adapter": {}, "train.aux_by_layer": True}
+        ),
         "train.aux_by_layer: adapters without experts have no auxiliary loss",
         ("leave it out", {"train.aux_by_layer": False}),
         ("or set train.aux_loss", {"train.aux_loss": 0.01}),
     ),
     case(
         "local",
-        both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["q_proj", "w1", "w2"]}}),
+        both(
+            write("model/config.json", MIXTRAL),
+            {"train.adapter": {"targets": ["q_proj", "w1", "w2"]}},
+        ),
         "train.adapter.targets: w1 of experts needs w3 too",
         ("name both", {"train.adapter.targets": ["q_proj", "w1", "w3", "w2"]}),
     ),
     case(
         "local",
-        both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["gate_up_proj", "w2"]}}),
+        both(
+            write("model/config.json", MIXTRAL),
+            {"train.adapter": {"targets": ["gate_up_proj", "w2"]}},
+        ),
         "as matrices of all (experts.gate_up_proj) and as linears of each (w2)",
         ("leave out the linears", {"train.adapter.targets": ["gate_up_proj"]}),
     ),
@@ -1667,11 +1978,17 @@ MODEL = (
         both(write("model/config.json", MIXTRAL), {"train.adapter": {"targets": ["gate"]}}),
         "'gate' matches no linear layer of a mixtral model",
         ("take all-linear", {"train.adapter.targets": "all-linear"}),
-        ("for experts experts.gate_up_proj", {"train.adapter.targets": ["mlp.experts.gate_up_proj", "down_proj"]}),
+        (
+            "for experts experts.gate_up_proj",
+            {"train.adapter.targets": ["mlp.experts.gate_up_proj", "down_proj"]},
+        ),
         ("or w1, w3, w2", {"train.adapter.targets": ["all-linear", "w1", "w3", "w2"]}),
     ),
     case(
-        "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})
+        "local",
+        {"tags": {"a": "hf_" + "a" * 34}},
+        "looks like a secret",
+        ("keep it in Secrets Manager", {"tags": OUT}),
     ),
 )
 
@@ -1753,20 +2070,29 @@ PLANNER = (
             ("leave it out", {"compute.fallback_instance_types": OUT}),
         )
         for own, says in (
-            ({"compute.processes_per_instance": 8}, "compute.processes_per_instance is 8, and it has 4 cores"),
+            (
+                {"compute.processes_per_instance": 8},
+                "compute.processes_per_instance is 8, and it has 4 cores",
+            ),
             (
                 {"model.path": "s3://bucket/m", "parallel": {"tp": 2, "dp": 4}},
                 "tp x pp x dp = 8 is not its 4 processes",
             ),
             (
-                {"model.path": "s3://bucket/m", "compute.fallback_instance_types": ["ml.trn2.48xlarge"]},
+                {
+                    "model.path": "s3://bucket/m",
+                    "compute.fallback_instance_types": ["ml.trn2.48xlarge"],
+                },
                 "train.global_batch_size is no multiple of",
             ),
         )
     ),
 )
 
-LNC, OLD_LNC = (f"compute.environment.{name}" for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"))
+LNC, OLD_LNC = (
+    f"compute.environment.{name}"
+    for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
+)
 TRAINIUM = (
     case(
         "trn2",
@@ -1783,7 +2109,11 @@ TRAINIUM = (
     ),
     case(
         "trn2",
-        {"parallel": {"tp": 2, "pp": 2}, "train.global_batch_size": 64, "model.path": "s3://bucket/unknown"},
+        {
+            "parallel": {"tp": 2, "pp": 2},
+            "train.global_batch_size": 64,
+            "model.path": "s3://bucket/unknown",
+        },
         "a pipeline group would be chips 0, 8 of ml.trn2.48xlarge",
         ("set parallel.tp: 1, parallel.pp: 4", {"parallel": {"tp": 1, "pp": 4}}),
     ),
@@ -1803,20 +2133,41 @@ TRAINIUM = (
     *(
         case(
             "trn2",
-            {"compute.instance_type": kind, "parallel": {"tp": 2}, "train.global_batch_size": batch},
+            {
+                "compute.instance_type": kind,
+                "parallel": {"tp": 2},
+                "train.global_batch_size": batch,
+            },
             f"{kind} is for a {cluster}",
-            ("set compute.instance_type: ml.trn2.48xlarge and parallel: auto" if batch == 8
-             else "set compute.instance_type: ml.trn2.48xlarge",
-             {"compute.instance_type": "ml.trn2.48xlarge", **({"parallel": "auto"} if batch == 8 else {})}),
+            (
+                (
+                    "set compute.instance_type: ml.trn2.48xlarge and parallel: auto"
+                    if batch == 8
+                    else "set compute.instance_type: ml.trn2.48xlarge"
+                ),
+                {
+                    "compute.instance_type": "ml.trn2.48xlarge",
+                    **({"parallel": "auto"} if batch == 8 else {}),
+                },
+            ),
         )
         for kind, batch, cluster in (
-            ("ml.trn2u.48xlarge", 64, "Slurm cluster on EC2"), ("trn3-gen1", 64, "Slurm cluster on EC2"),
-            ("trn3-gen2", 8, "Slurm cluster on EC2"), ("ml.trn2.3xlarge", 8, "HyperPod or other Slurm cluster"),
+            ("ml.trn2u.48xlarge", 64, "Slurm cluster on EC2"),
+            ("trn3-gen1", 64, "Slurm cluster on EC2"),
+            ("trn3-gen2", 8, "Slurm cluster on EC2"),
+            ("ml.trn2.3xlarge", 8, "HyperPod or other Slurm cluster"),
         )
     ),
-    case("trn1", {LNC: "2"}, "takes 1 only, as its cores are not grouped", ("leave it out", {LNC: OUT})),
+    case(
+        "trn1",
+        {LNC: "2"},
+        "takes 1 only, as its cores are not grouped",
+        ("leave it out", {LNC: OUT}),
+    ),
     case("trn2", {LNC: "4"}, "and ml.trn2.48xlarge takes 1 or 2", ("leave it out", {LNC: OUT})),
-    case("trn2", {LNC: "2", OLD_LNC: "1"}, "which means the same", ("leave it out", {OLD_LNC: OUT})),
+    case(
+        "trn2", {LNC: "2", OLD_LNC: "1"}, "which means the same", ("leave it out", {OLD_LNC: OUT})
+    ),
     case(
         "trn2",
         {"compute.environment.NEURON_CC_FLAGS": "--lnc=1"},
@@ -1830,82 +2181,244 @@ TRAINIUM = (
         ("set at most 64", {"compute.processes_per_instance": 64}),
         ("or compute.environment.NEURON_LOGICAL_NC_CONFIG: '1'", {LNC: "1"}),
     ),
-)  # fmt: skip
+)
 
 QUOTA = {"cpu": 96, "memory": "1000Gi", "gpu": 4}
 ON_QUOTA = both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1", "pai.resources": QUOTA})
 OTHER_MOUNT = {"uri": "nas://1.cn-beijing.nas.aliyuncs.com/text", "path": "/mnt/nas"}
 PAI = (
-    case("pai", {"pai.region": OUT}, "pai.region: is missing", ("name one", {"pai.region": "cn-beijing"})),
-    case("pai", {"pai.storage": OUT}, "pai.storage: is missing",
-         ("name a bucket and a prefix", {"pai.storage": "oss://my-bucket/smtrain"})),
-    case("pai", {"pai.storage": "oss://My_Bucket/x"}, "'My_Bucket' cannot be a bucket's name",
-         ("correct it", {"pai.storage": "oss://my-bucket/x"})),
-    case("pai", {"compute.image": OUT}, "compute.image: is missing; name an image that",
-         ("name an image", {"compute.image": "registry/train:2"})),
-    case("pai", {"pai.ecs_spec": OUT}, "pai.ecs_spec: is missing",
-         ("name a type of public resources", {"pai.ecs_spec": "ecs.gn7e-c16g1.16xlarge"}),
-         ("set pai.quota and pai.resources instead", {"pai.quota": "quota1", "pai.resources": QUOTA})),
-    case("pai", both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1"}), "pai.resources: is missing",
-         ("give what a pod gets from the quota", {"pai.resources": QUOTA})),
+    case(
+        "pai",
+        {"pai.region": OUT},
+        "pai.region: is missing",
+        ("name one", {"pai.region": "cn-beijing"}),
+    ),
+    case(
+        "pai",
+        {"pai.storage": OUT},
+        "pai.storage: is missing",
+        ("name a bucket and a prefix", {"pai.storage": "oss://my-bucket/smtrain"}),
+    ),
+    case(
+        "pai",
+        {"pai.storage": "oss://My_Bucket/x"},
+        "'My_Bucket' cannot be a bucket's name",
+        ("correct it", {"pai.storage": "oss://my-bucket/x"}),
+    ),
+    case(
+        "pai",
+        {"compute.image": OUT},
+        "compute.image: is missing; name an image that",
+        ("name an image", {"compute.image": "registry/train:2"}),
+    ),
+    case(
+        "pai",
+        {"pai.ecs_spec": OUT},
+        "pai.ecs_spec: is missing",
+        ("name a type of public resources", {"pai.ecs_spec": "ecs.gn7e-c16g1.16xlarge"}),
+        (
+            "set pai.quota and pai.resources instead",
+            {"pai.quota": "quota1", "pai.resources": QUOTA},
+        ),
+    ),
+    case(
+        "pai",
+        both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1"}),
+        "pai.resources: is missing",
+        ("give what a pod gets from the quota", {"pai.resources": QUOTA}),
+    ),
     *(
-        case("pai", both(ON_QUOTA, {f"pai.{name}": "ecs.g7.8xlarge"}), f"pai.{name}: is for public", "leave it out")
+        case(
+            "pai",
+            both(ON_QUOTA, {f"pai.{name}": "ecs.g7.8xlarge"}),
+            f"pai.{name}: is for public",
+            "leave it out",
+        )
         for name in ("ecs_spec", "cpu_ecs_spec")
     ),
     *(
-        case("pai", {f"pai.{name}": value}, f"pai.{name}: has no effect without pai.quota", "leave it out")
+        case(
+            "pai",
+            {f"pai.{name}": value},
+            f"pai.{name}: has no effect without pai.quota",
+            "leave it out",
+        )
         for name, value in {"resources": QUOTA, "cpu_resources": QUOTA, "priority": 2}.items()
     ),
-    case("pai", both(ON_QUOTA, {"pai.resources.gpu": 3}), "a pod would have 3 GPUs for 4 training",
-         ("set it to 4", {"pai.resources.gpu": 4})),
-    case("pai", {"machines": {"box": {**BOX, "kind": "neuron"}}}, "PAI-DLC has no Neuron devices",
-         ("describe a machine of kind gpu", {"machines": {"box": BOX}}), more=True),
-    case("pai", {"compute.instance_type": "ml.p5.48xlarge"}, "ml.p5.48xlarge is not one of PAI-DLC",
-         ("describe the GPUs of a pod under machines, and name that entry", {"compute.instance_type": "box"})),
-    case("pai", {"train.engine": "nxd"}, "nxd is for Trainium, which PAI-DLC",
-         ("set native", {"train.engine": "native"}), more=True),
-    case("pai", {"pai.error_monitoring_args": "--a=b"}, "no effect without pai.error_monitoring", "leave it out"),
-    case("pai", {"pai.code": {"source": "code-1"}}, "pai.code: is for a command of your own", "leave it out"),
-    case("pai", {"pai.command": "x" * 50_000}, "pai.command: has 50,000 bytes",
-         ("put it into a script below pai.storage, and call that", {"pai.command": "sh /mnt/smtrain/train.sh"})),
-    case("pai", {"pai.command": f"HF_TOKEN=hf_{'aB3' * 12} python train.py"}, "pai.command: looks like a secret",
-         ("keep it in a file of the image or of a mount", {"pai.command": ". /root/token; python train.py"})),
-    case("pai", {"pai.command": "python train.py ("}, "pai.command: bash cannot read it (syntax error",
-         ("correct the line", {"pai.command": "python train.py"})),
-    case("pai", {"pai.vpc": {"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1"}}, "pai.vpc.cidrs: is missing",
-         ("name them", {"pai.vpc.cidrs": ["192.168.0.0/16"]})),
-    case("pai", {"checkpoint.s3_uri": "s3://bucket/c"}, "on PAI-DLC checkpoints lie below", "leave it out"),
+    case(
+        "pai",
+        both(ON_QUOTA, {"pai.resources.gpu": 3}),
+        "a pod would have 3 GPUs for 4 training",
+        ("set it to 4", {"pai.resources.gpu": 4}),
+    ),
+    case(
+        "pai",
+        {"machines": {"box": {**BOX, "kind": "neuron"}}},
+        "PAI-DLC has no Neuron devices",
+        ("describe a machine of kind gpu", {"machines": {"box": BOX}}),
+        more=True,
+    ),
+    case(
+        "pai",
+        {"compute.instance_type": "ml.p5.48xlarge"},
+        "ml.p5.48xlarge is not one of PAI-DLC",
+        (
+            "describe the GPUs of a pod under machines, and name that entry",
+            {"compute.instance_type": "box"},
+        ),
+    ),
+    case(
+        "pai",
+        {"train.engine": "nxd"},
+        "nxd is for Trainium, which PAI-DLC",
+        ("set native", {"train.engine": "native"}),
+        more=True,
+    ),
+    case(
+        "pai",
+        {"pai.error_monitoring_args": "--a=b"},
+        "no effect without pai.error_monitoring",
+        "leave it out",
+    ),
+    case(
+        "pai",
+        {"pai.code": {"source": "code-1"}},
+        "pai.code: is for a command of your own",
+        "leave it out",
+    ),
+    case(
+        "pai",
+        {"pai.command": "x" * 50_000},
+        "pai.command: has 50,000 bytes",
+        (
+            "put it into a script below pai.storage, and call that",
+            {"pai.command": "sh /mnt/smtrain/train.sh"},
+        ),
+    ),
+    case(
+        "pai",
+        {"pai.command": f"HF_TOKEN=hf_{'aB3' * 12} python train.py"},
+        "pai.command: looks like a secret",
+        (
+            "keep it in a file of the image or of a mount",
+            {"pai.command": ". /root/token; python train.py"},
+        ),
+    ),
+    case(
+        "pai",
+        {"pai.command": "python train.py ("},
+        "pai.command: bash cannot read it (syntax error",
+        ("correct the line", {"pai.command": "python train.py"}),
+    ),
+    case(
+        "pai",
+        {"pai.vpc": {"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1"}},
+        "pai.vpc.cidrs: is missing",
+        ("name them", {"pai.vpc.cidrs": ["192.168.0.0/16"]}),
+    ),
+    case(
+        "pai",
+        {"checkpoint.s3_uri": "s3://bucket/c"},
+        "on PAI-DLC checkpoints lie below",
+        "leave it out",
+    ),
     *(
-        case("pai", {f"compute.{name}": value}, f"compute.{name}: applies to SageMaker only", "leave it out", more=more)
+        case(
+            "pai",
+            {f"compute.{name}": value},
+            f"compute.{name}: applies to SageMaker only",
+            "leave it out",
+            more=more,
+        )
         for name, value, more in (
-            ("spot", True, False), ("keep_alive", 60, False), ("training_plan", PLAN, False),
-            ("infra_check", True, False), ("retries", 2, False), ("compile_ahead", True, True),
+            ("spot", True, False),
+            ("keep_alive", 60, False),
+            ("training_plan", PLAN, False),
+            ("infra_check", True, False),
+            ("retries", 2, False),
+            ("compile_ahead", True, True),
             ("instance_group", "g", False),
         )
     ),
     case("pai", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),
     case("pai", {"data.machines": 2}, "data.machines: on PAI-DLC one pod prepares", "leave it out"),
-    case("pai", {"data.ray_address": "ray://x:1"}, "data.ray_address: on PAI-DLC one pod prepares", "leave it out",
-         more=True),
-    case("pai", {"model.path": "hf://a/b", "model.token": {"secret": "hf"}}, "model.token: names a secret of AWS",
-         ("leave it out, and give a copy of the model", {"model.path": "@/model", "model.token": OUT})),
-    case("pai", {"track.tensorboard": "live"}, "track.tensorboard: SageMaker alone copies", "leave it out"),
-    case("pai", {"track.wandb": {"project": "p", "key": {"secret": "w"}}, "track.by": "job"},
-         "track.wandb.key: names a secret of AWS", "set track.by: client"),
-    case("pai", {"pai.data": [{"path": "/mnt/nas"}]}, "must name one of uri and dataset",
-         ("leave the other out", {"pai.data": [OTHER_MOUNT]})),
-    case("pai", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/smtrain/x"}]}, "overlaps /mnt/smtrain of pai.mount",
-         ("give it a folder of its own, such as /mnt/data0", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]})),
-    case("pai", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/oss"}]}, "overlaps /mnt/oss of the mounts of other buckets",
-         ("give it a folder of its own, such as /mnt/data0", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]})),
+    case(
+        "pai",
+        {"data.ray_address": "ray://x:1"},
+        "data.ray_address: on PAI-DLC one pod prepares",
+        "leave it out",
+        more=True,
+    ),
+    case(
+        "pai",
+        {"model.path": "hf://a/b", "model.token": {"secret": "hf"}},
+        "model.token: names a secret of AWS",
+        (
+            "leave it out, and give a copy of the model",
+            {"model.path": "@/model", "model.token": OUT},
+        ),
+    ),
+    case(
+        "pai",
+        {"track.tensorboard": "live"},
+        "track.tensorboard: SageMaker alone copies",
+        "leave it out",
+    ),
+    case(
+        "pai",
+        {"track.wandb": {"project": "p", "key": {"secret": "w"}}, "track.by": "job"},
+        "track.wandb.key: names a secret of AWS",
+        "set track.by: client",
+    ),
+    case(
+        "pai",
+        {"pai.data": [{"path": "/mnt/nas"}]},
+        "must name one of uri and dataset",
+        ("leave the other out", {"pai.data": [OTHER_MOUNT]}),
+    ),
+    case(
+        "pai",
+        {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/smtrain/x"}]},
+        "overlaps /mnt/smtrain of pai.mount",
+        (
+            "give it a folder of its own, such as /mnt/data0",
+            {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]},
+        ),
+    ),
+    case(
+        "pai",
+        {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/oss"}]},
+        "overlaps /mnt/oss of the mounts of other buckets",
+        (
+            "give it a folder of its own, such as /mnt/data0",
+            {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]},
+        ),
+    ),
     case("pai", {"data.path": "s3://bucket/text"}, "is not a path, oss://, hf:// or demo://"),
-    case("pai", {"model.path": "s3://bucket/model"}, "is not a folder, oss://, hf://, modelscope://, demo:// or run://"),
-    case("pai", {"data.prepared": "/nowhere"}, "holds no manifest.json",
-         ("give a folder that `smtrain data prepare` or stage prepare wrote", {"data.prepared": OUT}),
-         ("or its oss:// URI", {"data.prepared": "oss://bucket/prepared", "data.path": OUT}), more=True),
-)  # fmt: skip
+    case(
+        "pai",
+        {"model.path": "s3://bucket/model"},
+        "is not a folder, oss://, hf://, modelscope://, demo:// or run://",
+    ),
+    case(
+        "pai",
+        {"data.prepared": "/nowhere"},
+        "holds no manifest.json",
+        (
+            "give a folder that `smtrain data prepare` or stage prepare wrote",
+            {"data.prepared": OUT},
+        ),
+        ("or its oss:// URI", {"data.prepared": "oss://bucket/prepared", "data.path": OUT}),
+        more=True,
+    ),
+)
 
 CASES = {
-    "machines": MACHINES, "train": TRAIN, "data": DATA, "model": MODEL, "planner": PLANNER, "trainium": TRAINIUM,
+    "machines": MACHINES,
+    "train": TRAIN,
+    "data": DATA,
+    "model": MODEL,
+    "planner": PLANNER,
+    "trainium": TRAINIUM,
     "pai": PAI,
-}  # fmt: skip
+}

@@ -1,7 +1,8 @@
 """Configs that a check refuses, and each way out that the sentence names.
 
-A way is the part of the sentence that says what to do. Most are read: `set a.b: c`, `leave it out`, `N would do`, `take
-ml.type`. With another part the case says what a user would write who follows it.
+A way is the part of the sentence that says what to do. Most are read: `set a.b: c`, `leave it out`,
+`N would do`, `take ml.type`. With another part the case says what a user would write who follows
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ OUT: Any = object()
 Values = Mapping[str, Any]
 Change = Values | Callable[["Desk"], object]
 Way = str | tuple[str, Change]
-"""A part of the sentence that says what to do; with the change if it cannot be read from the words."""
+"""A part of the sentence that says what to do; with the change if it cannot be read from the words.
+"""
 
 
 @dataclass
@@ -68,7 +70,9 @@ def read(way: str, key: str) -> Values:
     if found := re.fullmatch(r"(?:take|choose) (ml\.\S+)", way):
         return {"compute.instance_type": found[1], "compute.processes_per_instance": OUT}
     if found_all := re.findall(r"\b(tp|pp|dp|cp|ep|train\.\w+) = (\d+)", way):
-        return {name if "." in name else f"parallel.{name}": int(number) for name, number in found_all}
+        return {
+            name if "." in name else f"parallel.{name}": int(number) for name, number in found_all
+        }
     if found := re.fullmatch(r"(?:\w+ = )?(\d+)(?: s)?(?: or| would do)", way):
         return {key: int(found[1])}
     if re.fullmatch(r"leave it out.*", way):
@@ -78,7 +82,9 @@ def read(way: str, key: str) -> Values:
 
 @dataclass(frozen=True)
 class Case:
-    """A change that breaks a config, a part of the sentence, and the ways out that the sentence names."""
+    """A change that breaks a config, a part of the sentence, and the ways out that the sentence
+    names.
+    """
 
     base: str
     broken: Change
@@ -130,9 +136,14 @@ def remove(name: str) -> Callable[[Desk], None]:
 def prepared(**changes: Any) -> Callable[[Desk], object]:
     """Write a prepared dataset's manifest for the base config, and name it."""
     manifest = {
-        "format_version": PREPARED_FORMAT, "seq_len": 32, "samples": 9, "vocab_size": 512, "eos_id": 0,
-        "objective": "pretrain", "files": {"tokens.bin": {"bytes": 4}},
-    }  # fmt: skip
+        "format_version": PREPARED_FORMAT,
+        "seq_len": 32,
+        "samples": 9,
+        "vocab_size": 512,
+        "eos_id": 0,
+        "objective": "pretrain",
+        "files": {"tokens.bin": {"bytes": 4}},
+    }
     manifest.update(changes)
     return both(
         {"data": {"prepared": "@/prepared"}},
@@ -142,14 +153,31 @@ def prepared(**changes: Any) -> Callable[[Desk], object]:
 
 
 GPT2 = {
-    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 512, "n_embd": 64, "n_layer": 4,
-    "n_head": 8, "n_positions": 256, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32",
-}  # fmt: skip
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 512,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 8,
+    "n_positions": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
 NEOX = {
-    "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "vocab_size": 512, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "max_position_embeddings": 256,
-    "use_parallel_residual": True, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32",
-}  # fmt: skip
+    "model_type": "gpt_neox",
+    "architectures": ["GPTNeoXForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 256,
+    "use_parallel_residual": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 OSS = {**MIXTRAL, "model_type": "gpt_oss", "router_aux_loss_coef": 0.9}
 QWEN35 = {
@@ -166,12 +194,20 @@ OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
 BASES: dict[str, dict[str, Any]] = {
     "local": {
         "parallel": {"tp": 2, "pp": 2},
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 2,
+        },
     },
     "nxd": {
         "parallel": {"tp": 2, "pp": 2},
         "train": {"engine": "nxd"},
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 2,
+        },
     },
     "trn1": {"target": "aws", "compute": {"instance_type": "ml.trn1.32xlarge"}},
     "trn2": {"target": "aws", "compute": {"instance_type": "ml.trn2.48xlarge", "image": OWN}},
@@ -180,9 +216,17 @@ BASES: dict[str, dict[str, Any]] = {
         "target": "pai-dlc",
         "machines": {"box": BOX},
         "compute": {"instance_type": "box", "image": "registry/train:1"},
-        "pai": {"region": "cn-beijing", "storage": "oss://bucket/smtrain", "ecs_spec": "ecs.gn7e-c16g1.16xlarge"},
+        "pai": {
+            "region": "cn-beijing",
+            "storage": "oss://bucket/smtrain",
+            "ecs_spec": "ecs.gn7e-c16g1.16xlarge",
+        },
     },
-    "slurm": {"target": "slurm", "cluster": {"shared": "/fsx/smtrain"}, "compute": {"instance_type": "ml.p5.48xlarge"}},
+    "slurm": {
+        "target": "slurm",
+        "cluster": {"shared": "/fsx/smtrain"},
+        "compute": {"instance_type": "ml.p5.48xlarge"},
+    },
 }
 """Configs with nothing wrong, on top of a model and text on this machine."""
 
@@ -191,14 +235,21 @@ def begun(folder: Path, base: str) -> Desk:
     """A config of a kind with its inputs, and nothing wrong with it."""
     desk = Desk(folder, {})
     described = json.dumps(LLAMA)
-    desk.do(both(write("model/config.json", described), write("model/tokenizer.json", "{}"), TEMPLATE))
-    desk.do(both(write("model/model.safetensors", WEIGHTS), write("text/a.jsonl", '{"text": "hello"}\n')))
+    desk.do(
+        both(write("model/config.json", described), write("model/tokenizer.json", "{}"), TEMPLATE)
+    )
+    desk.do(
+        both(
+            write("model/model.safetensors", WEIGHTS), write("text/a.jsonl", '{"text": "hello"}\n')
+        )
+    )
     desk.do({"name": "tiny", "model.path": "@/model", "data.path": "@/text"})
     aws = {"role": "arn:aws:iam::123456789012:role/training", "region": "us-east-1"}
     usual: dict[str, Any] = {
-        "train": {"steps": 4, "seq_len": 32, "precision": "fp32"}, "output": {"s3_uri": "s3://bucket/runs"},
+        "train": {"steps": 4, "seq_len": 32, "precision": "fp32"},
+        "output": {"s3_uri": "s3://bucket/runs"},
         "compute": aws,
-    }  # fmt: skip
+    }
     for section, values in (*usual.items(), *copy.deepcopy(BASES[base]).items()):
         whole = isinstance(values, str) or section not in desk.raw
         desk.raw[section] = values if whole else {**desk.raw[section], **values}

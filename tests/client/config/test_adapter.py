@@ -61,14 +61,18 @@ def test_what_an_adapter_cannot_go_with(raw: dict[str, Any]) -> None:
     (fault,) = faults(raw, {"dropout": 0.1}, train=nxd)
     assert fault.startswith("train.adapter.dropout: engine nxd trains adapters without dropout")
     (fault,) = faults(raw, {}, train=nxd, checkpoint={"form": "xser"})
-    assert fault.startswith("checkpoint.form: adapters are saved in smtrain's own form with either engine")
+    assert fault.startswith(
+        "checkpoint.form: adapters are saved in smtrain's own form with either engine"
+    )
     (fault,) = faults(raw, {}, model={"init": "scratch"})
     assert "model.init: scratch" in fault
     (fault,) = faults(raw, None, export={"merge": True})
     assert fault == "export.merge: has no effect unless train.adapter is set; leave it out"
 
 
-def test_engine_nxd_trains_adapters_and_needs_no_masters_of_a_base_in_bf16(raw: dict[str, Any]) -> None:
+def test_engine_nxd_trains_adapters_and_needs_no_masters_of_a_base_in_bf16(
+    raw: dict[str, Any],
+) -> None:
     assert not faults(raw, {}, train={"engine": "nxd", "precision": "fp32"})
     without = {"zero1": False, "tp": 2, "sequence_parallel": True}
     assert not faults(raw, {}, train={"engine": "nxd", "precision": "bf16"}, parallel=without)
@@ -80,7 +84,9 @@ def test_stages_of_runs_without_an_adapter_keep_their_identity(raw: dict[str, An
     config = load_config(raw)
     assert "adapter" not in keys_of(config, "train")["train"]
     assert "export" not in keys_of(config, "export")
-    one, other = (load_config(raw, train={"adapter": {}}, export={"merge": merge}) for merge in (False, True))
+    one, other = (
+        load_config(raw, train={"adapter": {}}, export={"merge": merge}) for merge in (False, True)
+    )
     assert keys_of(one, "train") == keys_of(other, "train")
     assert keys_of(one, "export") != keys_of(other, "export")
     assert keys_of(other, "export")["export"] == {"merge": True}

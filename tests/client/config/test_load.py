@@ -40,14 +40,18 @@ def test_later_sources_win_and_merge_by_key(raw: dict[str, Any]) -> None:
     assert (config.train.lr, config.train.steps, config.train.seq_len) == (1e-3, 7, 32)
 
 
-def test_paths_in_a_file_are_relative_to_it(raw: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+def test_paths_in_a_file_are_relative_to_it(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
     raw["model"]["path"], raw["data"]["path"] = "model", "text"
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     monkeypatch.chdir("/")
     config = load_config(tmp_path / "run.yaml")
     assert config.model.path == str(tmp_path / "model")
     assert config.data.path == str(tmp_path / "text")
-    raw["data"] = {"sources": [{"path": "text", "weight": 1}, {"path": "s3://bucket/more", "weight": 2}]}
+    raw["data"] = {
+        "sources": [{"path": "text", "weight": 1}, {"path": "s3://bucket/more", "weight": 2}]
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
     sources = load_config(tmp_path / "run.yaml").data.sources
     assert [source.path for source in sources] == [str(tmp_path / "text"), "s3://bucket/more"]
@@ -68,7 +72,10 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         "modle: unknown key; did you mean model?",
         "train.steps: got 'many'",
         "compute.max_run: got '10 parsecs'; a duration looks like 90, '10m', '2h30m' or '3d'",
-        "train.global_batch_size: 3 is not a multiple of dp x micro_batch_size = 1 x 2; 2 or 4 would do",
+        (
+            "train.global_batch_size: 3 is not a multiple of dp x micro_batch_size = 1 x 2; 2 or 4"
+            " would do"
+        ),
         "network.subnets, network.security_group_ids: only one is set; a VPC needs both",
     ):
         assert expected in sentences
@@ -80,17 +87,29 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ({"parallel": {"tp": 3, "pp": 1}, "compute": {"processes_per_instance": 3}}, "8"),
         ({"parallel": {"tp": 1, "pp": 8}, "compute": {"processes_per_instance": 4}}, "layers"),
         ({"parallel": {"tp": 2, "pp": 4}}, "processes, 2 machines x 2 processes = 4 in all"),
-        ({"parallel": {"tp": 2, "pp": 1, "dp": 1}}, "but the processes are 2 machines x 2 processes = 4"),
-        ({"parallel": {"sequence_parallel": True}, "train": {"seq_len": 33}}, "train.seq_len: 33 cannot be cut"),
+        (
+            {"parallel": {"tp": 2, "pp": 1, "dp": 1}},
+            "but the processes are 2 machines x 2 processes = 4",
+        ),
+        (
+            {"parallel": {"sequence_parallel": True}, "train": {"seq_len": 33}},
+            "train.seq_len: 33 cannot be cut",
+        ),
         ({"compute": {"spot": True, "max_wait": 60}}, "compute.max_wait: 60 s is shorter"),
         ({"train": {"warmup_steps": 9}}, "train.warmup_steps: 9 is more than train.steps = 4"),
         ({"train": {"min_lr": 1.0}}, "train.min_lr: 1.0 is above"),
         ({"model": {"path": "/nowhere"}}, "model.path: /nowhere is not a folder"),
         ({"data": {"path": "/nowhere"}}, "data.path: /nowhere does not exist"),
         ({"model": {"weights": "/nowhere"}}, "model.weights: /nowhere is not a folder"),
-        ({"model": {"weights": "hf://x/y"}}, "model.weights: hf://x/y is not a folder or an s3:// URI"),
+        (
+            {"model": {"weights": "hf://x/y"}},
+            "model.weights: hf://x/y is not a folder or an s3:// URI",
+        ),
         ({"model": {"weights": "s3://a_b/y"}}, "model.weights: 'a_b' cannot be a bucket's name"),
-        ({"model": {"weights": "s3://abc/y", "init": "scratch"}}, "model.weights: has no effect with model.init"),
+        (
+            {"model": {"weights": "s3://abc/y", "init": "scratch"}},
+            "model.weights: has no effect with model.init",
+        ),
         (
             {"model": {"weights": "s3://abc/y"}, "train": {"adapter": {"rank": 4}}},
             "model.weights: an adapter alone needs a base that peft can load",
@@ -105,11 +124,16 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ),
         (
             {"model": {"path": "http://x/y"}},
-            "model.path: http://x/y is not a folder, s3://, hf://, modelscope://, demo:// or run://",
+            (
+                "model.path: http://x/y is not a folder, s3://, hf://, modelscope://, demo:// or"
+                " run://"
+            ),
         ),
     ],
 )
-def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[str, Any], sentence: str) -> None:
+def test_impossible_combinations_are_refused(
+    raw: dict[str, Any], change: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(raw, **change)
     assert sentence in str(caught.value)
@@ -120,7 +144,11 @@ def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[s
     [
         ("tokenizer.json", "holds no tokenizer.json", {"data": {"prepared": "s3://bucket/data"}}),
         ("model.safetensors", "holds no model.safetensors", {"model": {"init": "scratch"}}),
-        ("model.safetensors", "holds no model.safetensors", {"model": {"weights": "s3://bucket/iter_0000100"}}),
+        (
+            "model.safetensors",
+            "holds no model.safetensors",
+            {"model": {"weights": "s3://bucket/iter_0000100"}},
+        ),
     ],
 )
 def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
@@ -135,12 +163,17 @@ def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("name=my run", "name: got 'my run'; use letters, digits and single hyphens, at most 36 in all"),
+        (
+            "name=my run",
+            "name: got 'my run'; use letters, digits and single hyphens, at most 36 in all",
+        ),
         ("output.s3_uri=bucket/x", "output.s3_uri: got 'bucket/x'; did you mean s3://bucket/x?"),
         ("compute.instance_type=Trn1", "compute.instance_type: got 'Trn1'; did you mean ml.trn1"),
     ],
 )
-def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], text: str, sentence: str) -> None:
+def test_a_value_of_the_wrong_form_is_told_what_would_do(
+    raw: dict[str, Any], text: str, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(raw, set_=[text])
     assert caught.value.faults[0].startswith(sentence)
@@ -155,7 +188,9 @@ def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], te
         ("generate.prompts", "ghp_" + "a1B2" * 9),
     ],
 )
-def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any], key: str, value: str) -> None:
+def test_a_secret_written_out_is_refused_and_never_repeated(
+    raw: dict[str, Any], key: str, value: str
+) -> None:
     section, _, rest = key.partition(".")
     content: Any = [value] if rest == "prompts" else value
     for part in reversed(rest.split(".")):
@@ -164,7 +199,9 @@ def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any],
         load_config(raw, **{section: content})
     assert caught.value.faults[0].startswith(f"{key}: looks like a secret")
     assert value not in str(caught.value)
-    load_config(raw, compute={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "9"}})
+    load_config(
+        raw, compute={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "9"}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,9 +209,15 @@ def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any],
     [
         (
             {"seq_len": 64},
-            "train.seq_len: 64 is beyond the model's 32 positions; use at most that, which it has learned",
+            (
+                "train.seq_len: 64 is beyond the model's 32 positions; use at most that, which it"
+                " has learned"
+            ),
         ),
-        ({"seq_len": 32, "adapter": {"rank": 4}}, "train.adapter: the linears of a gpt2 model are stored with their"),
+        (
+            {"seq_len": 32, "adapter": {"rank": 4}},
+            "train.adapter: the linears of a gpt2 model are stored with their",
+        ),
         ({"seq_len": 32, "engine": "nxd"}, "model.path: engine nxd trains no gpt2 models"),
     ],
 )
@@ -190,9 +233,13 @@ def test_what_gpt2_cannot_is_said(
 
 
 @pytest.mark.parametrize("engine", ["native", "nxd"])
-def test_a_vocabulary_that_tp_does_not_divide_is_no_fault(raw: dict[str, Any], model_folder: Path, engine: str) -> None:
+def test_a_vocabulary_that_tp_does_not_divide_is_no_fault(
+    raw: dict[str, Any], model_folder: Path, engine: str
+) -> None:
     text = (model_folder / "config.json").read_text()
-    (model_folder / "config.json").write_text(text.replace('"vocab_size": 512', '"vocab_size": 509'))
+    (model_folder / "config.json").write_text(
+        text.replace('"vocab_size": 512', '"vocab_size": 509')
+    )
     assert load_config(raw, train={"engine": engine}).parallel.tp == 2
 
 
@@ -205,7 +252,9 @@ def test_a_vocabulary_that_tp_does_not_divide_is_no_fault(raw: dict[str, Any], m
         ("a: b: c\n", "not YAML at line 1"),
     ],
 )
-def test_a_file_that_is_no_config_is_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_that_is_no_config_is_one_sentence(
+    tmp_path: Path, content: str, sentence: str
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(content)
     with pytest.raises(ConfigError, match=sentence):
@@ -242,7 +291,10 @@ def test_an_unchanged_stage_keeps_its_identity(raw: dict[str, Any]) -> None:
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_durations_read_as_written(days: int, hours: int, minutes: int, rest: int) -> None:
-    assert seconds(f"{days}d{hours}h {minutes}m{rest}s") == ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    assert (
+        seconds(f"{days}d{hours}h {minutes}m{rest}s")
+        == ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    )
 
 
 @pytest.mark.parametrize("text", ["", "h", "1.5h", "-3m", "2 weeks", "1h x"])
@@ -252,7 +304,12 @@ def test_text_that_is_no_duration_is_refused(text: str) -> None:
 
 
 def test_durations_are_spelled_for_people() -> None:
-    assert [spell(s) for s in (0.44, 42, 185, 7800)] == ["0.4 s", "42 s", "3 min 05 s", "2 h 10 min"]
+    assert [spell(s) for s in (0.44, 42, 185, 7800)] == [
+        "0.4 s",
+        "42 s",
+        "3 min 05 s",
+        "2 h 10 min",
+    ]
 
 
 def faults_of(raw: dict[str, Any]) -> list[str]:
@@ -263,18 +320,27 @@ def faults_of(raw: dict[str, Any]) -> list[str]:
     return []
 
 
-def test_sources_are_instead_of_a_path_and_all_have_weights_or_none(raw: dict[str, Any], text_folder: Path) -> None:
+def test_sources_are_instead_of_a_path_and_all_have_weights_or_none(
+    raw: dict[str, Any], text_folder: Path
+) -> None:
     one, two = {"path": str(text_folder), "weight": 2}, {"path": str(text_folder / "*.jsonl")}
     faults = faults_of({**raw, "data": {"path": str(text_folder), "sources": [one, two]}})
     assert [fault.split(":")[0] for fault in faults] == ["data.path, data.sources", "data.sources"]
     assert faults_of({**raw, "data": {"sources": [one, {**two, "weight": 0.5}]}}) == []
-    assert "/nowhere does not exist" in faults_of({**raw, "data": {"sources": [{"path": "nowhere"}]}})[0]
+    assert (
+        "/nowhere does not exist"
+        in faults_of({**raw, "data": {"sources": [{"path": "nowhere"}]}})[0]
+    )
 
 
-def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any], text_folder: Path) -> None:
+def test_a_weight_changes_training_and_not_what_is_prepared(
+    raw: dict[str, Any], text_folder: Path
+) -> None:
     path = str(text_folder)
     made = [
-        load_config({**raw, "data": {"sources": [{"path": path, "weight": 1}, {"path": path, "weight": w}]}})
+        load_config(
+            {**raw, "data": {"sources": [{"path": path, "weight": 1}, {"path": path, "weight": w}]}}
+        )
         for w in (1, 2)
     ]
     assert keys_of(made[0], "prepare") == keys_of(made[1], "prepare")
@@ -285,37 +351,52 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"train": {"objective": "sft"}, "data": {"format": "text"}}, "data.format: text has no answers to learn"),
+        (
+            {"train": {"objective": "sft"}, "data": {"format": "text"}},
+            "data.format: text has no answers to learn",
+        ),
         ({"data": {"path": "s3://b/x/*.jsonl"}}, "data.path: s3://b/x/*.jsonl has a wildcard"),
         (
             {"data": {"path": "gs://b/x"}},
             "data.path: gs://b/x is not a path, s3://, hf://, fsx://, efs:// or demo://",
         ),
         ({"data": {"overlong": "drop"}}, "data.overlong: is for train.objective: sft"),
-        ({"data": {"format": "alpaca"}}, "data.format: alpaca is instruction data; set train.objective: sft"),
+        (
+            {"data": {"format": "alpaca"}},
+            "data.format: alpaca is instruction data; set train.objective: sft",
+        ),
         (
             {"train": {"objective": "sft"}, "data": {"document_mask": True}},
             "data.document_mask: is for train.objective: pretrain; leave it out for sft",
         ),
     ],
 )
-def test_each_objective_has_its_own_settings(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:
+def test_each_objective_has_its_own_settings(
+    raw: dict[str, Any], changes: dict[str, Any], fault: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(raw, **changes)
     assert any(sentence.startswith(fault) for sentence in caught.value.faults)
 
 
 def test_instruction_data_needs_a_chat_template(raw: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"has no chat template, .*; put a chat_template\.jinja there"):
+    with pytest.raises(
+        ConfigError, match=r"has no chat template, .*; put a chat_template\.jinja there"
+    ):
         load_config(raw, train={"objective": "sft"})
-    (Path(raw["model"]["path"]) / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (Path(raw["model"]["path"]) / "tokenizer_config.json").write_text(
+        '{"chat_template": "{{ messages }}"}'
+    )
     load_config(raw, train={"objective": "sft"})
 
 
-def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(raw: dict[str, Any]) -> None:
+def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(
+    raw: dict[str, Any],
+) -> None:
     (Path(raw["model"]["path"]) / "chat_template.jinja").write_text("")
     plain, masked, sft = (
-        load_config(raw, **more) for more in ({}, {"data": {"document_mask": True}}, {"train": {"objective": "sft"}})
+        load_config(raw, **more)
+        for more in ({}, {"data": {"document_mask": True}}, {"train": {"objective": "sft"}})
     )
     assert keys_of(masked, "prepare") == keys_of(plain, "prepare")
     assert keys_of(masked, "train") != keys_of(plain, "train")

@@ -1,4 +1,6 @@
-"""Faults of a model's folder when a config is loaded: each says what the file is, and its remedy is enough."""
+"""Faults of a model's folder when a config is loaded: each says what the file is, and its remedy is
+enough.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def adapter(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (written("config.json", LFS), r"config\.json is a Git LFS pointer of a file of 9,085,657 bytes.*git lfs pull"),
+        (
+            written("config.json", LFS),
+            r"config\.json is a Git LFS pointer of a file of 9,085,657 bytes.*git lfs pull",
+        ),
         (written("config.json", ""), r"config\.json is empty; copy this file again"),
         (written("config.json", "<!DOCTYPE html>"), r"config\.json is a web page"),
         (written("model.safetensors", LFS), r"model\.safetensors is a Git LFS pointer"),
@@ -55,16 +60,27 @@ def adapter(folder: Path) -> None:
         (written("model.safetensors", "Entry not found"), r"a server's answer \(Entry not found\)"),
         (written("tokenizer.json", LFS), r"tokenizer\.json is a Git LFS pointer"),
         (written("tokenizer_config.json", "<html>"), r"tokenizer_config\.json is a web page"),
-        (with_keys(quantization_config={"quant_method": "awq"}), r"quantized \(AWQ\).*take quantization_config out"),
+        (
+            with_keys(quantization_config={"quant_method": "awq"}),
+            r"quantized \(AWQ\).*take quantization_config out",
+        ),
         (with_keys(quantization_config={"load_in_8bit": True}), r"quantized \(bitsandbytes\)"),
-        (instead("model-00002-of-00003.safetensors"), r"lacks 2 of its 3 files of weights \(model-00001-of-00003"),
+        (
+            instead("model-00002-of-00003.safetensors"),
+            r"lacks 2 of its 3 files of weights \(model-00001-of-00003",
+        ),
         (instead("model.gguf"), r"holds a GGUF file of llama\.cpp"),
         (instead("consolidated.00.pth"), "Meta's original form"),
-        (adapter, r"holds an adapter, not a model; merge it into its base with `smtrain convert BASE"),
+        (
+            adapter,
+            r"holds an adapter, not a model; merge it into its base with `smtrain convert BASE",
+        ),
         (with_keys(hidden_size=None), "config.json has no hidden_size, which a llama model needs"),
     ],
 )
-def test_a_fault_of_the_folder_says_what_it_is(raw: dict[str, Any], tmp_path: Path, change: Change, says: str) -> None:
+def test_a_fault_of_the_folder_says_what_it_is(
+    raw: dict[str, Any], tmp_path: Path, change: Change, says: str
+) -> None:
     folder = Path(raw["model"]["path"])
     shutil.copytree(folder, tmp_path / "whole")
     change(folder)
@@ -80,7 +96,12 @@ def test_a_fault_of_the_folder_says_what_it_is(raw: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize(
     "keys",
     [
-        {"num_experts": None, "num_local_experts": None, "quantization_config": None, "rope_scaling": None},
+        {
+            "num_experts": None,
+            "num_local_experts": None,
+            "quantization_config": None,
+            "rope_scaling": None,
+        },
         {"sliding_window": None, "num_experts": 0, "num_local_experts": 1},
     ],
 )
@@ -95,7 +116,10 @@ def test_a_file_of_the_folder_stands_for_the_folder(raw: dict[str, Any], file: s
     folder = raw["model"]["path"]
     config = load_config({**raw, "model": {"path": f"{folder}/{file}"}})
     assert config == load_config(raw)
-    assert load_config({**raw, "model": {"path": f"s3://bucket/model/{file}"}}).model.path == "s3://bucket/model"
+    assert (
+        load_config({**raw, "model": {"path": f"s3://bucket/model/{file}"}}).model.path
+        == "s3://bucket/model"
+    )
 
 
 def test_the_manifest_of_a_dataset_stands_for_its_folder(raw: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""The remedy in each fault of a config or of text is enough: no second fault about the same thing follows.
+"""The remedy in each fault of a config or of text is enough: no second fault about the same thing
+follows.
 
-Each case breaks one thing, reads the one sentence that the command says, does what it says (taking names and numbers
-from the sentence), and runs the command again.
+Each case breaks one thing, reads the one sentence that the command says, does what it says (taking
+names and numbers from the sentence), and runs the command again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from smtrain.cli.dispatch import call
 
 @dataclass
 class Desk:
-    """A folder with a config, its model and text, and the words of `smtrain data prepare` over them."""
+    """A folder with a config, its model and text, and the words of `smtrain data prepare` over
+    them.
+    """
 
     folder: Path
     model: Path
@@ -58,16 +61,29 @@ class Desk:
 
     def prepared(self, capsys: pytest.CaptureFixture[str]) -> list[str]:
         """The message of `smtrain data prepare` if it fails, else empty."""
-        options = [word for name, value in self.words.items() for word in (name, value) if word is not None]
-        words = ["prepare", str(self.folder / self.text), str(self.folder / "out"), "--model", str(self.model)]
+        options = [
+            word for name, value in self.words.items() for word in (name, value) if word is not None
+        ]
+        words = [
+            "prepare",
+            str(self.folder / self.text),
+            str(self.folder / "out"),
+            "--model",
+            str(self.model),
+        ]
         capsys.readouterr()
-        status = call("data", "smtrain.cli.data", [*words, "--seq-len", "32", "--workers", "1", *options])
-        sentences = [line for line in capsys.readouterr().err.splitlines() if line.startswith("smtrain: ")]
+        status = call(
+            "data", "smtrain.cli.data", [*words, "--seq-len", "32", "--workers", "1", *options]
+        )
+        sentences = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith("smtrain: ")
+        ]
         return sentences if status else []
 
 
 SENTENCES = " ".join(
-    f"The {colour} fox of the wood has seen this garden." for colour in ("red", "old", "shy", "sly", "big")
+    f"The {colour} fox of the wood has seen this garden."
+    for colour in ("red", "old", "shy", "sly", "big")
 )
 Do = Callable[[Desk], object]
 Mend = Callable[[Desk, str], object]
@@ -76,8 +92,12 @@ Mend = Callable[[Desk, str], object]
 @pytest.fixture
 def desk(tmp_path: Path, raw: dict[str, Any], trained_inputs: dict[str, Path]) -> Desk:
     (tmp_path / "text").mkdir(exist_ok=True)
-    made = Desk(tmp_path, trained_inputs["model"], {**raw, "data": {"path": str(tmp_path / "text")}})
-    made.file.write_text("".join(json.dumps({"text": SENTENCES + f" It is number {n}."}) + "\n" for n in range(400)))
+    made = Desk(
+        tmp_path, trained_inputs["model"], {**raw, "data": {"path": str(tmp_path / "text")}}
+    )
+    made.file.write_text(
+        "".join(json.dumps({"text": SENTENCES + f" It is number {n}."}) + "\n" for n in range(400))
+    )
     made.write()
     return made
 
@@ -141,7 +161,9 @@ def rewritten(desk: Desk, _: str) -> None:
 
 
 def encoded(name: str) -> Do:
-    return lambda desk: desk.config.write_bytes((desk.config.read_text("utf-8") + "# ä\n").encode(name))
+    return lambda desk: desk.config.write_bytes(
+        (desk.config.read_text("utf-8") + "# ä\n").encode(name)
+    )
 
 
 def as_utf8(name: str) -> Mend:
@@ -174,17 +196,32 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "no count": (
         key("train.tokens", "3 zillion"),
         "train.tokens: got",
-        lambda d, t: (d.raw["train"].pop("steps"), key("train.tokens", group_in(r"'?(\d+[kMBG])'?", t))(d)),
+        lambda d, t: (
+            d.raw["train"].pop("steps"),
+            key("train.tokens", group_in(r"'?(\d+[kMBG])'?", t))(d),
+        ),
     ),
-    "infinite": (key("train.lr", float("inf")), "a finite number is needed", value("train.lr", 1e-4)),
+    "infinite": (
+        key("train.lr", float("inf")),
+        "a finite number is needed",
+        value("train.lr", 1e-4),
+    ),
     "number for text": (key("name", 123), "write it in quotes", value("name", "123")),
     "section for value": (
         key("train", 5),
         "it is a section with keys of its own",
         value("train", {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"}),
     ),
-    "wrong name": (key("name", "my run"), "use letters, digits and single hyphens", value("name", "my-run")),
-    "no URI": (key("output.s3_uri", "bucket/x"), "give an s3://bucket/prefix", set_to("output.s3_uri", r"(s3://\S+)")),
+    "wrong name": (
+        key("name", "my run"),
+        "use letters, digits and single hyphens",
+        value("name", "my-run"),
+    ),
+    "no URI": (
+        key("output.s3_uri", "bucket/x"),
+        "give an s3://bucket/prefix",
+        set_to("output.s3_uri", r"(s3://\S+)"),
+    ),
     "batch": (
         key("parallel.micro_batch_size", 3),
         "is not a multiple of dp",
@@ -204,7 +241,9 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "no text": (
         key("data.path", "nowhere"),
         "does not exist",
-        lambda d, _: (d.folder / "nowhere").mkdir() or (d.folder / "nowhere/a.txt").write_text("text"),
+        lambda d, _: (
+            (d.folder / "nowhere").mkdir() or (d.folder / "nowhere/a.txt").write_text("text")
+        ),
     ),
     "placeholder": (
         lines("tags: {a: {{ who }}}\n"),
@@ -217,8 +256,16 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
         instead("[a]", "'[a]'"),
     ),
     "empty key": (lines("tags: {'': b}\n"), "a key is empty", instead("''", "who")),
-    "twice": (lines("name: again\n"), "is written twice (first at line 1)", instead("name: again\n", "")),
-    "no date": (lines("tags: {a: 2026-02-30}\n"), "put it in quotes", instead("2026-02-30", "'2026-02-30'")),
+    "twice": (
+        lines("name: again\n"),
+        "is written twice (first at line 1)",
+        instead("name: again\n", ""),
+    ),
+    "no date": (
+        lines("tags: {a: 2026-02-30}\n"),
+        "put it in quotes",
+        instead("2026-02-30", "'2026-02-30'"),
+    ),
     "many digits": (
         lines(f"tags: {{a: {'9' * 150}}}\n"),
         "put it in quotes",
@@ -233,19 +280,39 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
         lambda d, t: d.change(f"{group_in('the tag (!!set)', t)} ", ""),
     ),
     "merge": (lines("tags: {<<: b}\n"), "put << in quotes", instead("<<", "'<<'")),
-    "second document": (lines("---\nname: b\n"), "keep one", written(lambda text: text.partition("---")[0])),
+    "second document": (
+        lines("---\nname: b\n"),
+        "keep one",
+        written(lambda text: text.partition("---")[0]),
+    ),
     "tab": (lines("tags:\n\ta: b\n"), "indent with spaces", instead("\t", "  ")),
     "bracket": (lines("tags: {a: b\n"), "close the bracket", instead("{a: b", "{a: b}")),
-    "colon": (lines("tags:\n  a: b: c\n"), "put a value that holds `: ` in quotes", instead("b: c", "'b: c'")),
+    "colon": (
+        lines("tags:\n  a: b: c\n"),
+        "put a value that holds `: ` in quotes",
+        instead("b: c", "'b: c'"),
+    ),
     "escape": (lines('tags: {a: "C:\\q"}\n'), "use single quotes", instead('"', "'")),
     "control": (lines("tags: {a: x\x07}\n"), "take it out", instead("\x07", "")),
     "latin-1": (encoded("latin-1"), "save it as UTF-8", as_utf8("latin-1")),
     "utf-16": (encoded("utf-16"), "save it as UTF-8", as_utf8("utf-16")),
     "empty": (lambda d: d.config.write_text(""), "needs at least model.path", rewritten),
-    "list at the top": (lambda d: d.config.write_text("- a\n"), "must hold keys and values", rewritten),
-    "other file": (lambda d: d.config.write_text("a: 1\n"), "is this the file you meant?", rewritten),
+    "list at the top": (
+        lambda d: d.config.write_text("- a\n"),
+        "must hold keys and values",
+        rewritten,
+    ),
+    "other file": (
+        lambda d: d.config.write_text("a: 1\n"),
+        "is this the file you meant?",
+        rewritten,
+    ),
     "no file": (lambda d: d.config.unlink(), "no such config file", rewritten),
-    "set": (lambda d: d.set_.append("train.lr"), "must look like", set_again(r"look like (\S+)", "{}")),
+    "set": (
+        lambda d: d.set_.append("train.lr"),
+        "must look like",
+        set_again(r"look like (\S+)", "{}"),
+    ),
     "set into a value": (
         lambda d: d.set_.append("name.x=1"),
         "holds a value, not keys",
@@ -278,7 +345,9 @@ def gz(content: bytes) -> Do:
 
 
 def zipped(desk: Desk, _: str) -> None:
-    (desk.folder / "text/a.jsonl.gz").write_bytes(gzip.compress((desk.folder / "good").read_bytes()))
+    (desk.folder / "text/a.jsonl.gz").write_bytes(
+        gzip.compress((desk.folder / "good").read_bytes())
+    )
 
 
 def as_parquet(desk: Desk) -> None:
@@ -300,7 +369,9 @@ def with_value(name: str, value: str | None) -> Do:
 def content(text: str | bytes, name: str = "a.jsonl") -> Do:
     def do(desk: Desk) -> None:
         desk.file.unlink()
-        (desk.folder / "text" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        (desk.folder / "text" / name).write_bytes(
+            text if isinstance(text, bytes) else text.encode()
+        )
 
     return do
 
@@ -347,7 +418,10 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
         option("--encoding", r"set --encoding to (\S+),"),
     ),
     "lines not UTF-8": (
-        content(json.dumps({"text": f"{SENTENCES} caf\xe9"}, ensure_ascii=False).encode("latin-1") + b"\n"),
+        content(
+            json.dumps({"text": f"{SENTENCES} caf\xe9"}, ensure_ascii=False).encode("latin-1")
+            + b"\n"
+        ),
         "set --encoding to iso-8859-1, or convert it",
         option("--encoding", r"set --encoding to (\S+),"),
     ),
@@ -356,7 +430,11 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
         "raise --max-bad",
         option("--max-bad", r"(\d+) bad line"),
     ),
-    "unknown ending": (content(SENTENCES * 9, "a.dat"), "--format", option("--format", r"--format to (text)")),
+    "unknown ending": (
+        content(SENTENCES * 9, "a.dat"),
+        "--format",
+        option("--format", r"--format to (text)"),
+    ),
     "unknown format": (with_value("--format", "word"), "--format", option("--format", r"(jsonl)")),
     "unknown encoding": (
         with_value("--encoding", "utf-99"),
@@ -366,10 +444,16 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
     "fraction": (
         with_value("--validation-fraction", "2"),
         "--validation-fraction: got 2.0",
-        lambda d, told: d.words.update({"--validation-fraction": str(int(group_in(r"below (1)", told)) / 100)}),
+        lambda d, told: d.words.update(
+            {"--validation-fraction": str(int(group_in(r"below (1)", told)) / 100)}
+        ),
     ),
     "unknown filter": (with_value("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
-    "unknown objective": (with_value("--objective", "rl"), "got 'rl'", option("--objective", r"it is '(pretrain)'")),
+    "unknown objective": (
+        with_value("--objective", "rl"),
+        "got 'rl'",
+        option("--objective", r"it is '(pretrain)'"),
+    ),
     "no tokenizer": (
         lambda d: setattr(d, "model", d.folder),
         "tokenizer",
@@ -384,7 +468,9 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_what_text_is_told_to_be_is_enough(desk: Desk, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_text_is_told_to_be_is_enough(
+    desk: Desk, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     do, says, mend = DATA[name]
     desk.raw["good"] = desk.model
     do(desk)

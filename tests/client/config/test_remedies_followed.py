@@ -1,4 +1,6 @@
-"""Every fault of the config's checks, and every way out that its sentence names: none leads to another fault."""
+"""Every fault of the config's checks, and every way out that its sentence names: none leads to
+another fault.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ from tests.client.config.faults import CASES
 from tests.client.config.followed import Case, Desk, begun, read
 
 ENDS = ("compute.image: no image is known for", "compute.role: IAM did not return the ARN")
-"""Faults whose remedy is outside, so that no value can be named: a tag that AWS publishes, and a login."""
+"""Faults whose remedy is outside, so that no value can be named: a tag that AWS publishes, and a
+login.
+"""
 
 NAMED = {
-    f"{kind} {number}: {one.base}: {one.says}": one for kind, some in CASES.items() for number, one in enumerate(some)
+    f"{kind} {number}: {one.base}: {one.says}": one
+    for kind, some in CASES.items()
+    for number, one in enumerate(some)
 }
 _VERBS = re.compile(r"\b(set|take|leave|give|raise|lower|change|put|copy|save|correct|describe)\b")
 """Words of a remedy: after all its ways have been followed, none is left over."""
@@ -38,7 +44,9 @@ def refused(desk: Desk) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=NAMED)
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Desk, str]:
+def told(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, Desk, str]:
     """A case, its config, and the one sentence that refuses it."""
     one = NAMED[request.param]
     desk = begun(tmp_path_factory.mktemp("followed") / "given", one.base)
@@ -65,14 +73,29 @@ def test_every_way_that_a_sentence_names_is_enough(told: tuple[Case, Desk, str])
 
 
 RULES: tuple[Iterable[ConfigRule], ...] = (
-    machines.MESH, machines.COMPUTE, cluster.CLUSTER, pai.PAI, train.TRAIN, train.NATIVE, train.NXD, train.BEST,
-    data.SOURCES, data.OBJECTIVE, data.PRETRAIN_ONLY, data.MEGATRON, [data.PHONES, data.TEMPLATE], weights.WEIGHTS,
-    weights.HUB_RULES, [weights.MEGATRON, weights.PEFT],
-)  # fmt: skip
+    machines.MESH,
+    machines.COMPUTE,
+    cluster.CLUSTER,
+    pai.PAI,
+    train.TRAIN,
+    train.NATIVE,
+    train.NXD,
+    train.BEST,
+    data.SOURCES,
+    data.OBJECTIVE,
+    data.PRETRAIN_ONLY,
+    data.MEGATRON,
+    [data.PHONES, data.TEMPLATE],
+    weights.WEIGHTS,
+    weights.HUB_RULES,
+    [weights.MEGATRON, weights.PEFT],
+)
 SPOKEN = (
-    "client/config/checks/*.py", "core/facts/engines.py", "client/planner/resolve_mesh.py",
+    "client/config/checks/*.py",
+    "core/facts/engines.py",
+    "client/planner/resolve_mesh.py",
     "client/planner/fallback.py",
-)  # fmt: skip
+)
 NOT_REACHED = {
     "; or train.adapter: {} fits in {} GiB with {}": "of a plan, not of a config",
     "the kernel takes no mask": "a warning of a plan, which says why attention is slow",
@@ -111,15 +134,28 @@ def test_every_rule_is_broken_by_a_case(everything: tuple[list[str], set[int]]) 
     tables = {id(rule) for rules in RULES for rule in rules}
     for module in (cluster, data, machines, pai, train, weights):
         for value in vars(module).values():
-            rules = [value] if isinstance(value, ConfigRule) else value if isinstance(value, tuple) else []
+            rules = (
+                [value]
+                if isinstance(value, ConfigRule)
+                else value
+                if isinstance(value, tuple)
+                else []
+            )
             assert {id(rule) for rule in rules if isinstance(rule, ConfigRule)} <= tables
 
 
-def test_every_sentence_of_the_checks_is_told_to_a_case(everything: tuple[list[str], set[int]]) -> None:
+def test_every_sentence_of_the_checks_is_told_to_a_case(
+    everything: tuple[list[str], set[int]],
+) -> None:
     """Sentences are found in the source, so that a new one without a case fails here."""
     told, _ = everything
     package = Path(smtrain.__file__).parent
-    spoken = [text for way in SPOKEN for path in sorted(package.glob(way)) for text in templates(path.read_text())]
+    spoken = [
+        text
+        for way in SPOKEN
+        for path in sorted(package.glob(way))
+        for text in templates(path.read_text())
+    ]
     assert len(spoken) > 130
     lacking = [
         text
@@ -131,7 +167,9 @@ def test_every_sentence_of_the_checks_is_told_to_a_case(everything: tuple[list[s
 
 
 def templates(source: str) -> Iterator[str]:
-    """The texts of a module that are long enough to be (part of) a sentence, each value in them as `{}`."""
+    """The texts of a module that are long enough to be (part of) a sentence, each value in them as
+    `{}`.
+    """
     tree = ast.parse(source)
     skipped: set[int] = set()
     for node in ast.walk(tree):
@@ -143,7 +181,9 @@ def templates(source: str) -> Iterator[str]:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.JoinedStr):
-            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
         else:

@@ -61,7 +61,9 @@ def test_an_option_and_its_value_are_one_argument(given: list[str], read: list[s
         ("word", "is not an option"),
     ],
 )
-def test_what_would_break_the_stage_is_refused_with_what_to_do(raw: dict[str, Any], option: str, says: str) -> None:
+def test_what_would_break_the_stage_is_refused_with_what_to_do(
+    raw: dict[str, Any], option: str, says: str
+) -> None:
     settings = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [option]}}
     with pytest.raises(ConfigError) as refused:
         load_config(settings)
@@ -74,21 +76,54 @@ def test_what_would_break_the_stage_is_refused_with_what_to_do(raw: dict[str, An
 @pytest.mark.parametrize(
     "option",
     [
-        "--export=NONE", "--export=NIL", "--export=ALL", "--export=HF_HOME,MODE=fast", "--chdir=/tmp", "-D/tmp",
-        "--requeue", "-H", "--comment=two words", "--comment=", "--mem=4G", "--mem-per-cpu=2G", "--cpus-per-task=4",
+        "--export=NONE",
+        "--export=NIL",
+        "--export=ALL",
+        "--export=HF_HOME,MODE=fast",
+        "--chdir=/tmp",
+        "-D/tmp",
+        "--requeue",
+        "-H",
+        "--comment=two words",
+        "--comment=",
+        "--mem=4G",
+        "--mem-per-cpu=2G",
+        "--cpus-per-task=4",
         "--gres=gpu:8",
-        "--exclusive", "--oversubscribe", "--nodelist=n[1-2]", "-xn3", "--mail-type=END", "--dependency=singleton",
-        "--parsable", "--quiet",
-        "--time-min=10", "--wait-all-nodes=1", "--contiguous", "--nice=5", "--hold", "--begin=now+60", "--tmp=1G",
+        "--exclusive",
+        "--oversubscribe",
+        "--nodelist=n[1-2]",
+        "-xn3",
+        "--mail-type=END",
+        "--dependency=singleton",
+        "--parsable",
+        "--quiet",
+        "--time-min=10",
+        "--wait-all-nodes=1",
+        "--contiguous",
+        "--nice=5",
+        "--hold",
+        "--begin=now+60",
+        "--tmp=1G",
     ],
-)  # fmt: skip
+)
 def test_what_a_stage_runs_with_is_taken(option: str) -> None:
     assert list(option_faults([option], "sbatch")) == []
 
 
 @pytest.mark.parametrize(
     "option",
-    ["--export=NONE", "--exp=NONE", "-n2", "--output=x", "--kill-on-bad-exit=0", "-W 0", "--pty", "--nodes=1", "-Z"],
+    [
+        "--export=NONE",
+        "--exp=NONE",
+        "-n2",
+        "--output=x",
+        "--kill-on-bad-exit=0",
+        "-W 0",
+        "--pty",
+        "--nodes=1",
+        "-Z",
+    ],
 )
 def test_srun_has_options_of_its_own_that_break_a_stage(option: str) -> None:
     assert len(list(option_faults([option], "srun"))) == 1
@@ -104,7 +139,11 @@ def test_an_option_is_text(raw: dict[str, Any], value: object) -> None:
 
 def test_a_secret_written_out_in_an_option_is_refused_and_not_repeated(raw: dict[str, Any]) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
-    settings = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [f"--export=HF_TOKEN={secret}"]}}
+    settings = {
+        **raw,
+        "target": "slurm",
+        "cluster": {"shared": "/fsx", "sbatch": [f"--export=HF_TOKEN={secret}"]},
+    }
     with pytest.raises(ConfigError, match="looks like a secret") as refused:
         load_config(settings)
     assert secret not in str(refused.value)
@@ -113,4 +152,8 @@ def test_a_secret_written_out_in_an_option_is_refused_and_not_repeated(raw: dict
 def test_what_export_names_is_added_to_what_slurm_needs() -> None:
     assert Exported.of(["--export=NONE"]) == Exported()
     exported = Exported.of(["--hold", "--export=HF_HOME,MODE=fast", "--export=ALL"])
-    assert (exported.everything, exported.names, exported.values) == (True, ("HF_HOME",), (("MODE", "fast"),))
+    assert (exported.everything, exported.names, exported.values) == (
+        True,
+        ("HF_HOME",),
+        (("MODE", "fast"),),
+    )

@@ -1,4 +1,6 @@
-"""Tasks of stage evaluate: what can be told of them before a training that they would come after."""
+"""Tasks of stage evaluate: what can be told of them before a training that they would come
+after.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_task_with_its_questions_and_one_of_the_harness_are_taken(raw: dict[str, Any], folder: Path) -> None:
+def test_a_task_with_its_questions_and_one_of_the_harness_are_taken(
+    raw: dict[str, Any], folder: Path
+) -> None:
     config = load_config({**raw, "evaluate": {"tasks": ["reds", "hellaswag"], "data": str(folder)}})
     assert config.evaluate.tasks == ("reds", "hellaswag")
 
@@ -47,5 +51,9 @@ def test_a_folder_without_tasks_is_told(raw: dict[str, Any], tmp_path: Path) -> 
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match=r"none holds no task's \.yaml and no MMLU"):
         load_config({**raw, "evaluate": {"tasks": ["mmlu"], "data": str(tmp_path / "none")}})
-    with pytest.raises(ConfigError, match=r"no BBH \(TASK\.json, .*\); BoolQ \(dev\.jsonl .*\); give the folder"):
-        load_config({**raw, "evaluate": {"tasks": ["boolq", "bbh"], "data": str(tmp_path / "none")}})
+    with pytest.raises(
+        ConfigError, match=r"no BBH \(TASK\.json, .*\); BoolQ \(dev\.jsonl .*\); give the folder"
+    ):
+        load_config(
+            {**raw, "evaluate": {"tasks": ["boolq", "bbh"], "data": str(tmp_path / "none")}}
+        )

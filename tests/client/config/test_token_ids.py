@@ -20,7 +20,11 @@ def change(path: Path, **keys: Any) -> None:
 
 @pytest.fixture
 def folder(model_folder: Path) -> Path:
-    change(model_folder / "tokenizer.json", model={"type": "BPE", "vocab": VOCAB, "merges": []}, added_tokens=[])
+    change(
+        model_folder / "tokenizer.json",
+        model={"type": "BPE", "vocab": VOCAB, "merges": []},
+        added_tokens=[],
+    )
     return model_folder
 
 
@@ -28,7 +32,10 @@ def folder(model_folder: Path) -> Path:
 def test_an_end_of_document(raw: dict[str, Any], folder: Path, eos: Any) -> None:
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 512
     change(folder / "config.json", eos_token_id=eos)
-    with pytest.raises(ConfigError, match=r"model\.path: .*: eos_token_id is .* the ids 0 to 511 .*tokenizer_config"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.path: .*: eos_token_id is .* the ids 0 to 511 .*tokenizer_config",
+    ):
         load_config(raw)
     for remedy in ({"eos_token": "token 3"}, {"eos_token": {"content": "token 3"}}):
         change(folder / "tokenizer_config.json", **remedy)
@@ -39,7 +46,9 @@ def test_an_end_of_document(raw: dict[str, Any], folder: Path, eos: Any) -> None
 
 
 def test_tokens_beyond_the_vocabulary_are_no_fault(raw: dict[str, Any], folder: Path) -> None:
-    """Only a text that has such a token is refused, when it is prepared; but an end is in every text."""
+    """Only a text that has such a token is refused, when it is prepared; but an end is in every
+    text.
+    """
     change(folder / "tokenizer.json", added_tokens=[{"id": 512, "content": "<more>"}])
     load_config(raw)
     unigram = [[name, -1.0] for name in [*VOCAB, *map(str, range(13))]]
@@ -55,7 +64,9 @@ def test_padding(raw: dict[str, Any], folder: Path) -> None:
         change(folder / "config.json", pad_token_id=fine)
         load_config(raw)
     change(folder / "config.json", pad_token_id=32000)
-    with pytest.raises(ConfigError, match="pad_token_id is 32000 and the model has the ids 0 to 511"):
+    with pytest.raises(
+        ConfigError, match="pad_token_id is 32000 and the model has the ids 0 to 511"
+    ):
         load_config(raw)
 
 
@@ -67,10 +78,15 @@ def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_p
     assert list(mismatches(config, fine, {"vocab_size": 512}, None)) == []
     faults = list(mismatches(config, {**fine, "eos_id": 50256}, {"vocab_size": 512}, None))
     assert faults == ["the data has token ids up to 50256, and the model's vocabulary is 512"]
-    nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 512}}
+    nested = {
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", "vocab_size": 512},
+    }
     assert list(mismatches(config, {**fine, "eos_id": 50256}, nested, None)) == faults
     other = list(mismatches(config, {**fine, "model_vocab_size": 640}, nested, None))
-    assert other == ["the data was prepared for a model of vocab_size 640, and the model's is 512"], "as the job says"
+    assert other == [
+        "the data was prepared for a model of vocab_size 640, and the model's is 512"
+    ], "as the job says"
 
 
 def test_a_reference_is_compared_with_the_text_part() -> None:
@@ -78,6 +94,8 @@ def test_a_reference_is_compared_with_the_text_part() -> None:
 
     text = {"model_type": "gemma3_text", "vocab_size": 512}
     whole = {"model_type": "gemma3", "text_config": text}
-    assert list(reference_faults(whole, text, "x")) == list(reference_faults(text, whole, "x")) == []
+    assert (
+        list(reference_faults(whole, text, "x")) == list(reference_faults(text, whole, "x")) == []
+    )
     other = {"model_type": "gemma3", "text_config": {**text, "vocab_size": 640}}
     assert [fault for _, fault in reference_faults(whole, other, "x")] != []

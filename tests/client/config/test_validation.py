@@ -1,4 +1,6 @@
-"""`train.validation`: what cannot be held out is refused by key, and a config without it stays what it was."""
+"""`train.validation`: what cannot be held out is refused by key, and a config without it stays what
+it was.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,22 @@ def faults(raw: dict[str, Any], validation: Any, **train: Any) -> list[str]:
         ({"split": "0,10,10"}, {}, "it leaves nothing for training or validation"),
         ({"split": "much"}, {}, "such as 980,10,10"),
         ({"fraction": 0.1, "interval": 0}, {}, "train.validation.interval: got 0"),
-        ({"fraction": 0.1, "interval": 30, "keep_best": True}, {"save_interval": 100}, "must be a multiple of"),
-        ({"fraction": 0.1, "samples": 2}, {}, "train.validation.samples: answers held-out questions"),
+        (
+            {"fraction": 0.1, "interval": 30, "keep_best": True},
+            {"save_interval": 100},
+            "must be a multiple of",
+        ),
+        (
+            {"fraction": 0.1, "samples": 2},
+            {},
+            "train.validation.samples: answers held-out questions",
+        ),
         (0.1, {}, "train.validation: got 0.1; it is a section"),
     ],
 )
-def test_each_fault_is_one_sentence(raw: dict[str, Any], validation: Any, train: Any, sentence: str) -> None:
+def test_each_fault_is_one_sentence(
+    raw: dict[str, Any], validation: Any, train: Any, sentence: str
+) -> None:
     (only,) = faults(raw, validation, **train)
     assert sentence in only
 
@@ -46,19 +58,25 @@ def test_each_fault_is_one_sentence(raw: dict[str, Any], validation: Any, train:
 def test_the_best_checkpoint_is_exported_where_one_is_kept(raw: dict[str, Any]) -> None:
     best = {"checkpoint": "best"}
     for validation in (None, {"fraction": 0.1}):
-        with pytest.raises(ConfigError, match=r"export\.checkpoint: best needs train\.validation\.keep_best: true"):
+        with pytest.raises(
+            ConfigError, match=r"export\.checkpoint: best needs train\.validation\.keep_best: true"
+        ):
             load_config(raw, train={"validation": validation}, export=best)
     kept = {"validation": {"fraction": 0.1, "keep_best": True}, "save_interval": 100}
     newest, lowest = (load_config(raw, train=kept, export=export) for export in ({}, best))
     assert keys_of(lowest, "export")["export"] == best
     assert "export" not in keys_of(newest, "export")
     assert keys_of(newest, "train") == keys_of(lowest, "train")
-    with pytest.raises(ConfigError, match=r"export\.checkpoint: best is read from the checkpoints of engine native"):
+    with pytest.raises(
+        ConfigError, match=r"export\.checkpoint: best is read from the checkpoints of engine native"
+    ):
         load_config(raw, train={**kept, "engine": "nxd"}, export=best)
     load_config(raw, train={**kept, "engine": "nxd", "adapter": {}}, export=best)
 
 
-def test_what_is_held_out_decides_the_prepared_data_and_nothing_else_does(raw: dict[str, Any]) -> None:
+def test_what_is_held_out_decides_the_prepared_data_and_nothing_else_does(
+    raw: dict[str, Any],
+) -> None:
     plain = load_config(raw)
     assert "validation" not in keys_of(plain, "train")["train"]
 
@@ -76,7 +94,9 @@ def test_a_path_is_relative_to_its_file(raw: dict[str, Any], tmp_path: Path) -> 
     import json
 
     (tmp_path / "held.txt").write_text("a held-out text")
-    (tmp_path / "run.yaml").write_text(json.dumps({**raw, "train": {"validation": {"path": "held.txt"}}}, default=str))
+    (tmp_path / "run.yaml").write_text(
+        json.dumps({**raw, "train": {"validation": {"path": "held.txt"}}}, default=str)
+    )
     config = load_config(tmp_path / "run.yaml")
     assert config.train.validation is not None
     assert config.train.validation.path == str(tmp_path / "held.txt")

@@ -1,4 +1,6 @@
-"""Wrong configs, of every field: each ends in sentences that begin with the key, at once, and never in a traceback."""
+"""Wrong configs, of every field: each ends in sentences that begin with the key, at once, and never
+in a traceback.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from smtrain import ConfigError, JobConfig, load_config
 from smtrain.core.config.annotations import is_section
 from smtrain.core.config.section import kinds
 
-SECTIONS: dict[str, Any] = {name: field.annotation for name, field in JobConfig.model_fields.items()}
+SECTIONS: dict[str, Any] = {
+    name: field.annotation for name, field in JobConfig.model_fields.items()
+}
 FIELDS = [
     (section, field, kinds(model, field))
     for section, model in SECTIONS.items()
@@ -32,7 +36,9 @@ def wrong_values(types: frozenset[type]) -> list[Any]:
     return [{"a": {"b": 1}}, [["x"]], 3.5, True]
 
 
-CASES = [(section, field, value) for section, field, types in FIELDS for value in wrong_values(types)]
+CASES = [
+    (section, field, value) for section, field, types in FIELDS for value in wrong_values(types)
+]
 
 
 def refused(raw: dict[str, Any], **more: Any) -> list[str]:
@@ -46,7 +52,9 @@ def refused(raw: dict[str, Any], **more: Any) -> list[str]:
 
 
 def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
-    """Hundreds of (field, value) pairs; those that a field may take are looked at one by one below."""
+    """Hundreds of (field, value) pairs; those that a field may take are looked at one by one
+    below.
+    """
     silent: list[tuple[str, Any, Any]] = []
     for section, field, value in CASES:
         changed = copy.deepcopy(raw)
@@ -55,7 +63,9 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
             load_config(changed)
         except ConfigError as error:
             key = f"{section}.{field}"
-            if not any(fault.startswith((key, f"{section}:", "parallel.")) for fault in error.faults):
+            if not any(
+                fault.startswith((key, f"{section}:", "parallel.")) for fault in error.faults
+            ):
                 silent.append((key, value, error.faults))
         else:
             silent.append((f"{section}.{field}", value, "taken"))
@@ -68,7 +78,10 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
     ("set_", "sentence"),
     [
         ("train.lr=.inf", "train.lr: got inf; a finite number is needed"),
-        ("train.steps=100000000000000000000", "train.steps: got 100000000000000000000; the number is too large"),
+        (
+            "train.steps=100000000000000000000",
+            "train.steps: got 100000000000000000000; the number is too large",
+        ),
         ("train.steps=true", "train.steps: got True; a number is needed here"),
         ("train.betas=[0.9]", "train.betas: got [0.9]; it has too few numbers"),
         ("train.betas=[0.9, 0.95, 0.99]", "train.betas: got [0.9, 0.95, 0.99]"),
@@ -82,10 +95,16 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
         ("output.s3_uri=s3://My_Bucket/x", "output.s3_uri: 'My_Bucket' cannot be a bucket's name"),
         ("checkpoint.s3_uri=s3://ab", "checkpoint.s3_uri: 'ab' cannot be a bucket's name"),
         ("data.prepared=./nowhere", "nowhere holds no manifest.json"),
-        ("evaluate.data=./nowhere", "nowhere is not a folder or an s3:// URI; give one of task YAMLs"),
+        (
+            "evaluate.data=./nowhere",
+            "nowhere is not a folder or an s3:// URI; give one of task YAMLs",
+        ),
         ("evaluate.data=hf://x/y", "evaluate.data: hf://x/y is not a folder or an s3:// URI"),
         ("data.prepared=gs://x/y", "data.prepared: gs://x/y is not a folder or an s3:// URI"),
-        ("model.path=meta-llama/Llama-3.2-1B", "(a model of the hub is hf://meta-llama/Llama-3.2-1B)"),
+        (
+            "model.path=meta-llama/Llama-3.2-1B",
+            "(a model of the hub is hf://meta-llama/Llama-3.2-1B)",
+        ),
     ],
 )
 def test_what_was_silent_or_misleading(raw: dict[str, Any], set_: str, sentence: str) -> None:
@@ -107,7 +126,9 @@ def test_files_that_are_no_config(raw: dict[str, Any], tmp_path: Path) -> None:
             load_config(path)
         return caught.value.faults[0]
 
-    assert "'train' is written twice" in faults_of(b"model: {path: x}\ntrain: {steps: 1}\ntrain: {lr: 1}\n")
+    assert "'train' is written twice" in faults_of(
+        b"model: {path: x}\ntrain: {steps: 1}\ntrain: {lr: 1}\n"
+    )
     assert "line 3" in faults_of(b"model: {path: x}\ntrain: {steps: 1}\ntrain: {lr: 1}\n")
     assert "alias to itself" in faults_of(b"a: &a [*a]\n")
     assert "is not a text file" in faults_of(b"\xff\xfe\x00\x80")
@@ -125,4 +146,8 @@ def test_a_warm_up_is_whole_steps_or_a_share_of_them(raw: dict[str, Any]) -> Non
     for value, steps in ((0.1, 20), (0.25, 50), (1.0, 1), (30, 30), (0, 0)):
         assert load_config(raw, train={"steps": 200, "warmup_steps": value}).train.warmup == steps
     (fault,) = refused(raw, train={"warmup_steps": 1.5})
-    assert fault == "train.warmup_steps: got 1.5; whole steps, or below 1 the share of train.steps, are needed"
+    assert (
+        fault
+        == "train.warmup_steps: got 1.5; whole steps, or below 1 the share of train.steps, are"
+        " needed"
+    )

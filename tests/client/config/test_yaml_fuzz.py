@@ -1,4 +1,5 @@
-"""Any YAML text, in a file and behind `--set`: a config or sentences, never another error, and within a second.
+"""Any YAML text, in a file and behind `--set`: a config or sentences, never another error, and
+within a second.
 
 `SMTRAIN_EXAMPLES=50 pytest tests/client/config/test_yaml_fuzz.py` tries 20,000 of each kind.
 """
@@ -30,7 +31,9 @@ TRIES = examples(400) * MORE
 def start() -> str:
     """A config that is fine, as the first lines of every text."""
     load_config(model={"path": "demo://tiny-llama"})  # so that no text pays for the imports
-    return yaml.safe_dump({"model": {"path": "demo://tiny-llama"}, "data": {"path": "demo://python-stdlib"}})
+    return yaml.safe_dump(
+        {"model": {"path": "demo://tiny-llama"}, "data": {"path": "demo://python-stdlib"}}
+    )
 
 
 def tried(source: Any, set_: tuple[str, ...] = ()) -> float:
@@ -48,7 +51,9 @@ def tried(source: Any, set_: tuple[str, ...] = ()) -> float:
 
 @settings(max_examples=TRIES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS, alone=st.booleans())
-def test_any_file_is_a_config_or_sentences(tmp_path_factory: Any, start: str, text: str, alone: bool) -> None:
+def test_any_file_is_a_config_or_sentences(
+    tmp_path_factory: Any, start: str, text: str, alone: bool
+) -> None:
     path = Path(tmp_path_factory.getbasetemp()) / "fuzz.yaml"
     path.write_bytes((text if alone else start + text).encode("utf-8", "surrogatepass"))
     assert tried(path) < 10, "a few bytes must not grow without end"
@@ -63,8 +68,9 @@ def test_any_set_is_a_config_or_sentences(start: str, text: str) -> None:
 @settings(max_examples=TRIES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
 def test_what_both_take_is_what_the_safe_loader_says(text: str) -> None:
-    """But for what is otherwise on purpose: dates and keys are texts, and so is a scalar with the tag `!`, as YAML 1.2
-    says and PyYAML does not do."""
+    """But for what is otherwise on purpose: dates and keys are texts, and so is a scalar with the
+    tag `!`, as YAML 1.2 says and PyYAML does not do.
+    """
     if re.search(r"(^|[\s,\[{:-])!(?=[\s,\]}]|$)", text):
         return
     try:

@@ -1,4 +1,6 @@
-"""CloudWatch Logs of one job in this process: a test decides when events arrive and when calls fail."""
+"""CloudWatch Logs of one job in this process: a test decides when events arrive and when calls
+fail.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ BEGAN = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
 
 
 def error(operation: str, code: str, status: int = 400) -> ClientError:
-    response: Any = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    response: Any = {
+        "Error": {"Code": code, "Message": code},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return ClientError(response, operation)
 
 
 class Logs:
-    """FilterLogEvents over the events that have arrived, in the order of time, `page` events at a time."""
+    """FilterLogEvents over the events that have arrived, in the order of time, `page` events at a
+    time.
+    """
 
     def __init__(self, page: int = 3) -> None:
         self.arrived: list[dict[str, Any]] = []
@@ -30,16 +37,22 @@ class Logs:
         self.arrived.append({"logStreamName": stream, "timestamp": timestamp, "message": message})
 
     def filter_log_events(
-        self, *, logGroupName: str, logStreamNamePrefix: str, startTime: int, nextToken: str = "0",
+        self,
+        *,
+        logGroupName: str,
+        logStreamNamePrefix: str,
+        startTime: int,
+        nextToken: str = "0",
         filterPattern: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         assert logGroupName == GROUP
         if self.failures:
             raise self.failures.pop()
         events = [
             event
             for event in self.arrived
-            if event["logStreamName"].startswith(logStreamNamePrefix) and event["timestamp"] >= startTime
+            if event["logStreamName"].startswith(logStreamNamePrefix)
+            and event["timestamp"] >= startTime
         ]
         events.sort(key=lambda event: event["timestamp"])
         first = int(nextToken)
@@ -68,7 +81,11 @@ def description(
     """A DescribeTrainingJob answer."""
     at = [BEGAN + datetime.timedelta(minutes=i) for i in range(len(changes) + 1)]
     transitions = [
-        {"Status": name, "StartTime": at[i], **({"EndTime": at[i + 1]} if i + 1 < len(changes) else {})}
+        {
+            "Status": name,
+            "StartTime": at[i],
+            **({"EndTime": at[i + 1]} if i + 1 < len(changes) else {}),
+        }
         for i, name in enumerate(changes)
     ]
     return {
@@ -79,7 +96,11 @@ def description(
         "SecondaryStatusTransitions": transitions,
         "CreationTime": BEGAN,
         "LastModifiedTime": at[-1],
-        "ResourceConfig": {"InstanceType": "ml.trn1.32xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1},
+        "ResourceConfig": {
+            "InstanceType": "ml.trn1.32xlarge",
+            "InstanceCount": hosts,
+            "VolumeSizeInGB": 1,
+        },
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
         **more,
     }

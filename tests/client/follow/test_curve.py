@@ -1,4 +1,6 @@
-"""Step records as a DataFrame, a figure, an SVG and a line of text, and the error for a missing library."""
+"""Step records as a DataFrame, a figure, an SVG and a line of text, and the error for a missing
+library.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,25 @@ from smtrain.core.errors import JobError
 from smtrain.core.pages.charts import curve
 
 RECORDS = [
-    {"step": 1.0, "loss": 4.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 10.0, "mfu": 0.4, "of": 3.0},
-    {"step": 2.0, "loss": nan, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 10.0, "mfu": 0.4, "of": 3.0, "aux": 0.1},
+    {
+        "step": 1.0,
+        "loss": 4.0,
+        "grad_norm": 1.0,
+        "lr": 1e-4,
+        "tokens_per_s": 10.0,
+        "mfu": 0.4,
+        "of": 3.0,
+    },
+    {
+        "step": 2.0,
+        "loss": nan,
+        "grad_norm": 1.0,
+        "lr": 1e-4,
+        "tokens_per_s": 10.0,
+        "mfu": 0.4,
+        "of": 3.0,
+        "aux": 0.1,
+    },
     {"step": 3.0, "loss": 3.0},
 ]
 
@@ -33,10 +52,23 @@ def test_a_row_per_step() -> None:
 
 
 def test_rewards_of_pairs_have_axes_of_their_own() -> None:
-    pairs = {"rewards/chosen": 0.1, "rewards/rejected": -0.1, "rewards/margins": 0.2, "rewards/accuracies": 0.75}
-    records = [{"step": 1.0, "loss": 0.69}, {"step": 2.0, "loss": 0.6, **pairs}, {"step": 3.0, "loss": 0.5, **pairs}]
+    pairs = {
+        "rewards/chosen": 0.1,
+        "rewards/rejected": -0.1,
+        "rewards/margins": 0.2,
+        "rewards/accuracies": 0.75,
+    }
+    records = [
+        {"step": 1.0, "loss": 0.69},
+        {"step": 2.0, "loss": 0.6, **pairs},
+        {"step": 3.0, "loss": 0.5, **pairs},
+    ]
     loss, rewards, norm = draw(records, "x").axes
-    assert [axis.get_ylabel() for axis in (loss, rewards, norm)] == ["loss (per pair)", "rewards", "grad norm"]
+    assert [axis.get_ylabel() for axis in (loss, rewards, norm)] == [
+        "loss (per pair)",
+        "rewards",
+        "grad norm",
+    ]
     assert [line.get_label() for line in rewards.get_lines()] == ["chosen", "rejected", "margins"]
     assert len(draw(RECORDS, "x").axes) == 2
 
@@ -50,8 +82,12 @@ def test_an_svg_leaves_out_what_is_no_number() -> None:
     assert curve([(1.0, 4.0)]) == ""
 
 
-@pytest.mark.parametrize(("library", "call"), [("pandas", frame), ("matplotlib", lambda records: draw(records, "x"))])
-def test_a_missing_library_is_one_sentence(library: str, call: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("library", "call"), [("pandas", frame), ("matplotlib", lambda records: draw(records, "x"))]
+)
+def test_a_missing_library_is_one_sentence(
+    library: str, call: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)

@@ -32,7 +32,9 @@ def merged(*parts: list[Line]) -> list[Line]:
 
 def failed(reason: str | None = None, secondary: str = "Failed", **more: Any) -> dict[str, Any]:
     words: dict[str, Any] = {"FailureReason": reason} if reason else {}
-    return description("Failed", "Starting", "Training", "Failed", secondary=secondary, **words, **more)
+    return description(
+        "Failed", "Starting", "Training", "Failed", secondary=secondary, **words, **more
+    )
 
 
 GLOO = """
@@ -79,13 +81,17 @@ Root Cause (first observed failure):
 
 def torchrun(host: str, rank: int, code: int, at: int) -> list[Line]:
     trace = (
-        f"Signal {-code} (SIGKILL) received by PID 92" if code < 0 else "To enable traceback see: https://pytorch.org"
+        f"Signal {-code} (SIGKILL) received by PID 92"
+        if code < 0
+        else "To enable traceback see: https://pytorch.org"
     )
     return lines(TORCHRUN.format(host=host, rank=rank, code=code, trace=trace), host, at)
 
 
 def test_the_first_rank_is_the_one_that_the_others_died_of() -> None:
-    """Rank 5 fails; two others print their broken connections before and after, every torchrun sums up."""
+    """Rank 5 fails; two others print their broken connections before and after, every torchrun sums
+    up.
+    """
     log = merged(
         lines(GLOO.format(r=2), "algo-1", at=90),
         lines(OWN.format(r=5), "algo-2", at=100),
@@ -94,7 +100,11 @@ def test_the_first_rank_is_the_one_that_the_others_died_of() -> None:
         torchrun("algo-2", 5, 1, at=2500),
     )
     why = explain(
-        "job", failed("AlgorithmError: algo-1, rank 2: RuntimeError: Connection closed by peer, exit code: 1"), log
+        "job",
+        failed(
+            "AlgorithmError: algo-1, rank 2: RuntimeError: Connection closed by peer, exit code: 1"
+        ),
+        log,
     )
     assert (why.host, why.rank, why.exit_code) == ("algo-2", 5, 1)
     assert why.error[0] == "Traceback (most recent call last):"
@@ -106,7 +116,9 @@ def test_the_first_rank_is_the_one_that_the_others_died_of() -> None:
 
 def test_a_process_that_was_killed_says_nothing_but_torchrun_does() -> None:
     log = merged(
-        lines(GLOO.format(r=0), "algo-1", at=10), torchrun("algo-1", 0, 1, at=2000), torchrun("algo-2", 3, -9, at=2100)
+        lines(GLOO.format(r=0), "algo-1", at=10),
+        torchrun("algo-1", 0, 1, at=2000),
+        torchrun("algo-2", 3, -9, at=2100),
     )
     why = explain("job", failed("AlgorithmError: , exit code: 1"), log)
     assert (why.host, why.rank) == ("algo-2", 3)
@@ -145,14 +157,20 @@ algo-1, rank 7: ValueError: bad batch
 
 def test_a_sentence_of_ours_is_an_error_without_a_traceback() -> None:
     log = lines("reading\nalgo-1: a.jsonl, line 2: is not JSON (Expecting value); mend it\nbye")
-    why = explain("job", failed("AlgorithmError: algo-1: a.jsonl, line 2: is not JSON, exit code: 1"), log)
+    why = explain(
+        "job", failed("AlgorithmError: algo-1: a.jsonl, line 2: is not JSON, exit code: 1"), log
+    )
     assert why.error == ("a.jsonl, line 2: is not JSON (Expecting value); mend it",)
     assert why.rank is None
 
 
 def test_long_tracebacks_are_cut_in_the_middle() -> None:
     frames = "\n".join(f'  File "f.py", line {i}, in g' for i in range(200))
-    why = explain("job", failed(), lines(f"Traceback (most recent call last):\n{frames}\nRecursionError: too deep"))
+    why = explain(
+        "job",
+        failed(),
+        lines(f"Traceback (most recent call last):\n{frames}\nRecursionError: too deep"),
+    )
     assert len(str(why).splitlines()) < 50
     assert "RecursionError: too deep" in str(why)
     assert "... 162 lines ..." in str(why)
@@ -162,103 +180,175 @@ def test_what_has_not_failed_is_not_explained() -> None:
     why = explain("job", description("Completed", "Training", "Completed"), [])
     assert not why.failed
     assert str(why) == "job: Completed, nothing failed"
-    stopped = explain("job", description("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'"))
+    stopped = explain(
+        "job", description("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'")
+    )
     assert str(stopped).endswith("to do: the same command resumes from its last save")
     assert (stopped.failed, stopped.cause) == (True, None)
 
 
-# Failures of users of current tools, in the words of their logs or of SageMaker: ../shared/facts/users.md.
+# Failures of users of current tools, in the words of their logs or of SageMaker:
+# ../shared/facts/users.md.
 LOGS = {
-    "no-deterministic-kernel": "[rank0]: RuntimeError: put_ does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",
-    "gpu-memory": "algo-1, rank 3: out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3; raise",
-    "neuron-memory": """
+    "no-deterministic-kernel": (
+        "[rank0]: RuntimeError: put_ does not have a deterministic implementation, but you set"
+        " 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this"
+        " operation"
+    ),
+    "gpu-memory": (
+        "algo-1, rank 3: out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on"
+        " GPU 3; raise"
+    ),
+    "neuron-memory": (
+        """
 2026-Nov-21 12:01:17.728750  3882:3882  ERROR  TDRV:dmem_alloc_internal          Failed to alloc DEVICE memory: 180355072
 2026-Nov-21 12:01:18.347720  3882:3882  ERROR  TDRV:log_dev_mem                  Failed to allocate 172.000MB (usage: tensors) on ND 0:NC 0, current utilization:
 [rank3]: Traceback (most recent call last):
 [rank3]:   File "/opt/ml/input/data/code/smtrain/worker/train/loop.py", line 71, in train
 [rank3]: RuntimeError: nrt_tensor_allocate status=4 message="Allocation Failure"
-""",
-    "torus": "RuntimeError: failed to init a collective algorithm for 16 ranks: no_hier no_mesh no_ring",
-    "integer-collective": "[rank0]: RuntimeError: neuronx-cc failed with 70: [NCC_EVRF061] all-reduce of int64 is not supported",
-    "neuron-graph": "torch._dynamo.exc.BackendCompilerFailed: backend='neuron' raised:\nRuntimeError: neuronx-cc failed with 70",
-    "host-collectives": "2026-Sep-02 10:11:12.0001  99:99  ERROR  NRT:  device barrier: timed out after 120 s",
-    "compiler-killed": """
+"""
+    ),
+    "torus": (
+        "RuntimeError: failed to init a collective algorithm for 16 ranks: no_hier no_mesh no_ring"
+    ),
+    "integer-collective": (
+        "[rank0]: RuntimeError: neuronx-cc failed with 70: [NCC_EVRF061] all-reduce of int64 is not"
+        " supported"
+    ),
+    "neuron-graph": (
+        "torch._dynamo.exc.BackendCompilerFailed: backend='neuron' raised:\nRuntimeError:"
+        " neuronx-cc failed with 70"
+    ),
+    "host-collectives": (
+        "2026-Sep-02 10:11:12.0001  99:99  ERROR  NRT:  device barrier: timed out after 120 s"
+    ),
+    "compiler-killed": (
+        """
 2026-11-21 12:00:40.000613:  1201  ERROR ||NEURON_CC_WRAPPER||: Failed compilation with ['neuronx-cc', 'compile', '--target=trn1', '--model-type', 'transformer']: [F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory.
-""",
-    "compiler-too-large": """
+"""
+    ),
+    "compiler-too-large": (
+        """
 ERROR 25614 [neuronx-cc]: Compiler generated too many instructions (6888787). This maybe due to a failure in parallelism extraction by the tensorizer.
 [rank0]: Traceback (most recent call last):
 [rank0]: RuntimeError: neuronx-cc failed with 70
-""",
-    "compiler": """
+"""
+    ),
+    "compiler": (
+        """
 ERROR:Neuron:neuronx-cc failed with 70
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "libneuronxla/neuron_cc_wrapper.py", line 180, in neuron_xla_compile
 [rank0]: RuntimeError: Failed compilation with ['neuronx-cc', 'compile']: neuronx-cc exited with code 70
-""",
-    "driver-old": """
+"""
+    ),
+    "driver-old": (
+        """
 2026-Nov-21 12:17:54.0589  8816:8816  ERROR   NRT:nrt_init   This Neuron Runtime (compatibility id: 6) is not compatible with the installed aws-neuronx-dkms package.
 2026-Nov-21 12:17:54.0589  8816:8816  ERROR   NRT:nrt_init   Please make sure to upgrade to latest aws-neuronx-dkms
 Traceback (most recent call last):
 RuntimeError: The PyTorch Neuron Runtime could not be initialized. Neuron Driver issues are logged to your system logs.
-""",
-    "no-neuron-device": """
+"""
+    ),
+    "no-neuron-device": (
+        """
 2026-Nov-21 12:19:58.0646    28:28    ERROR   NRT:nrt_init    Unable to read compatible Driver version.
 2026-Nov-21 12:19:58.0646    28:28    ERROR   NRT:nrt_init    Please check /dev/neuron# is accessible. If you're using containers, please ensure Neuron Devices are passed to the container
-""",
-    "efa": """
+"""
+    ),
+    "efa": (
+        """
 2026-Nov-21 12:14:20.0020 58091:58701 [0] nccl_net_ofi_init:1415 CCOM WARN NET/OFI aws-ofi-nccl initialization failed
 2026-Nov-21 12:14:20.0020 58091:58701 [0] init.cc:137 CCOM WARN OFI plugin initNet() failed is EFA enabled?
 2026-Nov-21 12:16:20.0121 58091:58701 [0] include/socket.h:541 CCOM WARN Timeout waiting for RX (waited 120 sec) - retrying
-""",
-    "collective-hang": """
+"""
+    ),
+    "collective-hang": (
+        """
 2026-Nov-21 12:16:20.0229 58091:59050 [-1] bootstrap.cc:95 CCOM WARN Timeout waiting for incoming connection (waited 120 sec), [CommInitRankDev/-4]
 2026-Nov-21 12:26:20.0229 58091:59050 ERROR  NRT:nrt_execute  NRT_TIMEOUT
-""",
-    "nan": """
+"""
+    ),
+    "nan": (
+        """
 algo-1, rank 0: train.lr: loss nan and grad norm nan at step 812, samples 415232 to 415743; lower the learning rate or look at these samples, the run goes on from its last checkpoint
-""",
-    "loss-exploded": """
+"""
+    ),
+    "loss-exploded": (
+        """
 algo-1, rank 0: train.lr: the loss exploded to 48.2 (usually 3.1) at steps 90 to 99, samples 46080 to 51199; lower the learning rate or look at these samples, the run goes on from its last checkpoint
-""",
-    "stall": """
+"""
+    ),
+    "stall": (
+        """
 no step after step 41; where this rank stands:
 Thread 0x00007f2d (most recent call first):
   File "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", line 2770 in all_reduce
 algo-2, rank 6: train.stall_minutes: nothing was done for 10 minutes after step 41; the log says where each rank stands, the run goes on from its last checkpoint
-""",
-    "disk-full": """
+"""
+    ),
+    "disk-full": (
+        """
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/opt/ml/input/data/code/smtrain/worker/checkpoint/native/writer.py", line 61, in write
 [rank1]: OSError: [Errno 28] No space left on device
-""",
-    "library-missing": """
+"""
+    ),
+    "library-missing": (
+        """
 Traceback (most recent call last):
   File "/opt/ml/input/data/code/entrypoints/train.py", line 9, in <module>
 ModuleNotFoundError: No module named 'neuronx_distributed'
-""",
-}  # fmt: skip
+"""
+    ),
+}
 # FailureReason, as CreateTrainingJob's or the platform's own words.
 REASONS = {
     "host-memory": "AlgorithmError: , exit code: 137",
-    "s3-denied": "ClientError: Data download failed:AccessDenied (403): User arn:aws:sts::123456789012:assumed-role/r is not authorized to perform: s3:GetObject",
-    "data-missing": "ClientError: Data download failed:NoSuchKey (404): s3://bucket/run/prepare/tokens.bin",
-    "artifact-upload": "ClientError: Artifact upload failed:Error 7: The credentials received have been expired",
-    "image-pull": "ClientError: Cannot pull algorithm container. Either the image does not exist or its permissions are incorrect.",
-    "role-assume": "Could not assume role arn:aws:iam::123456789012:role/train. Please ensure that the role exists and allows principal 'sagemaker.amazonaws.com' to assume the role.",
-    "vpc": "ClientError: subnet subnet-0a1b does not have enough free addresses: InsufficientFreeAddressesInSubnet",
+    "s3-denied": (
+        "ClientError: Data download failed:AccessDenied (403): User"
+        " arn:aws:sts::123456789012:assumed-role/r is not authorized to perform: s3:GetObject"
+    ),
+    "data-missing": (
+        "ClientError: Data download failed:NoSuchKey (404): s3://bucket/run/prepare/tokens.bin"
+    ),
+    "artifact-upload": (
+        "ClientError: Artifact upload failed:Error 7: The credentials received have been expired"
+    ),
+    "image-pull": (
+        "ClientError: Cannot pull algorithm container. Either the image does not exist or its"
+        " permissions are incorrect."
+    ),
+    "role-assume": (
+        "Could not assume role arn:aws:iam::123456789012:role/train. Please ensure that the role"
+        " exists and allows principal 'sagemaker.amazonaws.com' to assume the role."
+    ),
+    "vpc": (
+        "ClientError: subnet subnet-0a1b does not have enough free addresses:"
+        " InsufficientFreeAddressesInSubnet"
+    ),
     "spot": "InternalServerError: the Spot interruption could not be recovered from",
     "max-wait": "MaxWaitTimeInSeconds was reached before spot capacity came",
-    "capacity": "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type.",
-    "quota": "ResourceLimitExceeded: The account-level service limit 'ml.trn1.32xlarge for training job usage' is 0 Instances, with current utilization of 0 Instances and a request delta of 4 Instances.",
+    "capacity": (
+        "CapacityError: Unable to provision requested ML compute capacity. Please retry using a"
+        " different ML instance type."
+    ),
+    "quota": (
+        "ResourceLimitExceeded: The account-level service limit 'ml.trn1.32xlarge for training job"
+        " usage' is 0 Instances, with current utilization of 0 Instances and a request delta of 4"
+        " Instances."
+    ),
     "warm-pool": "ClientError: the warm pool of this job was terminated",
     "max-runtime": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "max-pending": "ClientError: the pending time of the job exceeded MaxPendingTimeInSeconds",
-    "local-disk": "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local clean` says what can go), then run the same command again",
+    "local-disk": (
+        "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local"
+        " clean` says what can go), then run the same command again"
+    ),
     "damaged-code": "AlgorithmError: tar: Error is not recoverable: exiting now, exit code: 2",
     "local-end": "InternalServerError: the local control plane was restarted while the job ran",
     "internal": "InternalServerError: We encountered an internal error. Please try again.",
-}  # fmt: skip
+}
 
 
 def test_every_row_of_the_table_is_tried_here_and_complete() -> None:
@@ -279,7 +369,9 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
         lines(GLOO.format(r=0), "algo-1", at=900),
         torchrun("algo-1", 0, 1, at=4000),
     )
-    why = explain("job", failed("AlgorithmError: ExecuteUserScriptError: ExitCode 1, exit code: 1"), log)
+    why = explain(
+        "job", failed("AlgorithmError: ExecuteUserScriptError: ExitCode 1, exit code: 1"), log
+    )
     assert why.cause
     assert why.cause.name == name
     assert f"cause: {why.cause.cause}\nto do: {why.cause.do}" in str(why)
@@ -288,12 +380,39 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ("ClientError: User is not authorized to perform: kms:GenerateDataKey on resource: arn:aws:kms:x", "s3-denied"),
-        ("Error: Data download failed:Please ensure that the subnet's route table has an S3 VPC endpoint", "vpc"),
+        (
+            (
+                "ClientError: User is not authorized to perform: kms:GenerateDataKey on resource:"
+                " arn:aws:kms:x"
+            ),
+            "s3-denied",
+        ),
+        (
+            (
+                "Error: Data download failed:Please ensure that the subnet's route table has an S3"
+                " VPC endpoint"
+            ),
+            "vpc",
+        ),
         ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
-        ("RuntimeError: NRT EXECUTION FAILED: Neuron OOM: requested_size = 268435456", "neuron-memory"),
-        ("algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, then run the same", "disk-full"),
-        ("algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, then run the same", "disk-full"),
+        (
+            "RuntimeError: NRT EXECUTION FAILED: Neuron OOM: requested_size = 268435456",
+            "neuron-memory",
+        ),
+        (
+            (
+                "algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, then run"
+                " the same"
+            ),
+            "disk-full",
+        ),
+        (
+            (
+                "algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, then"
+                " run the same"
+            ),
+            "disk-full",
+        ),
     ],
 )
 def test_other_words_for_it_find_the_cause_too(words: str, name: str) -> None:
@@ -305,9 +424,24 @@ def test_other_words_for_it_find_the_cause_too(words: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "name"),
     [
-        ("AlgorithmError: /usr/bin/python3 has no pyarrow>=15, which stage prepare needs; build", "library-missing"),
-        ("InternalServerError: the process that ran host algo-2 ended with SIGKILL; all that it had", "local-end"),
-        ("ClientError: Artifact upload failed: the disk quota is used up at /h (SMTRAIN_HOME): free", "local-disk"),
+        (
+            "AlgorithmError: /usr/bin/python3 has no pyarrow>=15, which stage prepare needs; build",
+            "library-missing",
+        ),
+        (
+            (
+                "InternalServerError: the process that ran host algo-2 ended with SIGKILL; all that"
+                " it had"
+            ),
+            "local-end",
+        ),
+        (
+            (
+                "ClientError: Artifact upload failed: the disk quota is used up at /h"
+                " (SMTRAIN_HOME): free"
+            ),
+            "local-disk",
+        ),
     ],
 )
 def test_other_words_of_a_reason_find_the_cause_too(reason: str, name: str) -> None:
@@ -326,7 +460,11 @@ def test_a_known_reason_finds_its_cause(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("secondary", "name"),
-    [("MaxRuntimeExceeded", "max-runtime"), ("MaxWaitTimeExceeded", "max-wait"), ("Interrupted", "spot")],
+    [
+        ("MaxRuntimeExceeded", "max-runtime"),
+        ("MaxWaitTimeExceeded", "max-wait"),
+        ("Interrupted", "spot"),
+    ],
 )
 def test_some_secondary_statuses_say_it_all(secondary: str, name: str) -> None:
     why = explain("job", description("Stopped", "Training", secondary, secondary=secondary), [])
@@ -336,8 +474,12 @@ def test_some_secondary_statuses_say_it_all(secondary: str, name: str) -> None:
 
 
 def test_ordinary_lines_are_no_cause() -> None:
-    log = lines("reading AccessDenied.md from the corpus\nImportError is a word of the text\nalgo-1 is here")
-    why = explain("job", failed("AlgorithmError: , exit code: 3"), [x for x in log if "rror" not in x.text])
+    log = lines(
+        "reading AccessDenied.md from the corpus\nImportError is a word of the text\nalgo-1 is here"
+    )
+    why = explain(
+        "job", failed("AlgorithmError: , exit code: 3"), [x for x in log if "rror" not in x.text]
+    )
     assert why.cause is None
     assert (why.host, why.exit_code) == (None, 3)
     assert blocks_of(lines("Traceback (most recent call last) is what Python prints")) != []
@@ -347,7 +489,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
 
 
 def test_the_documented_causes_are_those_in_use() -> None:
-    rows = [f"| {cause.cause} | {cause.do} |".replace("<type>", "&lt;type&gt;") for cause in causes()]
+    rows = [
+        f"| {cause.cause} | {cause.do} |".replace("<type>", "&lt;type&gt;") for cause in causes()
+    ]
     assert "\n".join(["|---|---|", *rows, ""]) in PAGE.read_text("utf-8")
 
 

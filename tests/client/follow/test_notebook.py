@@ -65,7 +65,14 @@ def test_the_panel_says_what_the_terminals_says() -> None:
     shown = notebook.bundle_of(training())
     html = Elements(shown["text/html"])
     assert not html.open, "every element ends"
-    for words in ("llama-train-1a2b", "InProgress (Training)", "4 x ml.trn1.32xlarge", "40 of 100", "3.2000", "81,234"):
+    for words in (
+        "llama-train-1a2b",
+        "InProgress (Training)",
+        "4 x ml.trn1.32xlarge",
+        "40 of 100",
+        "3.2000",
+        "81,234",
+    ):
         assert words in html.words
     assert re.search(r"cost: \$[\d,.]+ so far", html.words)
     assert "ETA 3 min 00 s" in html.words
@@ -89,8 +96,12 @@ def test_nothing_in_it_is_wider_than_its_cell() -> None:
     failed = block(progress, failure="algo-1: a long sentence")
     assert "white-space:pre-wrap" in failed, "sentences are broken"
     page = block(progress, hint="TensorBoard: `tensorboard --logdir <curves>`")
-    assert re.search(r'<code style="display:inline-block;[^"]*">tensorboard --logdir &lt;curves&gt;</code>', page)
-    assert not re.search(r"[^-]width[:=]\"?\d+(px|ch|\")", html), "no width is fixed but as a maximum"
+    assert re.search(
+        r'<code style="display:inline-block;[^"]*">tensorboard --logdir &lt;curves&gt;</code>', page
+    )
+    assert not re.search(r"[^-]width[:=]\"?\d+(px|ch|\")", html), (
+        "no width is fixed but as a maximum"
+    )
 
 
 @pytest.mark.parametrize("where", ["line", "name", "status", "machines", "trouble"])
@@ -126,7 +137,9 @@ def test_at_the_end_it_says_where_the_curves_are() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_it_is_drawn_in_its_place_and_stays_or_goes(monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+def test_it_is_drawn_in_its_place_and_stays_or_goes(
+    monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
     shown: list[dict[str, str]] = []
     handle = SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
 
@@ -145,7 +158,9 @@ def test_it_is_drawn_in_its_place_and_stays_or_goes(monkeypatch: pytest.MonkeyPa
     assert bool(shown[-1]["text/html"]) is keep
 
 
-def test_an_interrupted_call_ends_in_one_line_in_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_call_ends_in_one_line_in_a_notebook(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shell = InteractiveShell()
 
     @gently("interrupted: it goes on")
@@ -161,4 +176,6 @@ def test_an_interrupted_call_ends_in_one_line_in_a_notebook(capsys: pytest.Captu
 def test_two_prices_are_no_formula() -> None:
     html = notebook.bundle_of(training())["text/html"]
     assert html.count("$") >= 2
-    assert re.match(r'<div class="[^"]*\btex2jax_ignore\b', html), "the class that Jupyter's typesetter passes over"
+    assert re.match(r'<div class="[^"]*\btex2jax_ignore\b', html), (
+        "the class that Jupyter's typesetter passes over"
+    )

@@ -26,7 +26,10 @@ MINUTE = datetime.timedelta(minutes=1)
 
 
 def step(n: int, at: float, of: int = 100) -> Line:
-    text = f"step={n} loss={4 - n / 50:.6f} grad_norm=0.5120 lr=1e-4 tokens_per_s=81234.5 mfu=0.4321 of={of}"
+    text = (
+        f"step={n} loss={4 - n / 50:.6f} grad_norm=0.5120 lr=1e-4 tokens_per_s=81234.5 mfu=0.4321"
+        f" of={of}"
+    )
     return Line("algo-1", int((BEGAN.timestamp() + at) * 1000), text)
 
 
@@ -41,7 +44,11 @@ def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progr
 
 
 def drawn(
-    progress: Progress, now: datetime.datetime, monkeypatch: pytest.MonkeyPatch, width: int = 100, height: int = 40
+    progress: Progress,
+    now: datetime.datetime,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int = 100,
+    height: int = 40,
 ) -> str:
     class Frozen(datetime.datetime):
         @classmethod
@@ -61,7 +68,14 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "llama-train-1a2b on aws" in text
     assert "InProgress (Training)  5 min 00 s  4 x ml.trn1.32xlarge" in text
     assert "Starting 1 min 00 s > Pending 1 min 00 s > Training 3 min 00 s" in text
-    for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
+    for words in (
+        "step 40 of 100",
+        "loss 3.2000",
+        "grad norm 0.512",
+        "tokens/s 81,234",
+        "MFU 43.2%",
+        "ETA 3 min 00 s",
+    ):
         assert words in text
     assert "loss 3.980 █" in text
     dollars = 3 / 60 * 4 * 24.73  # three minutes since TrainingStartTime, core/facts/prices.toml
@@ -72,19 +86,30 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 100 for line in text.splitlines())
     assert len(drawn(training(), now, monkeypatch, width=60).splitlines()) < 18
     narrow = drawn(training(), now, monkeypatch, width=40)
-    for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
+    for words in (
+        "step 40 of 100",
+        "loss 3.2000",
+        "grad norm 0.512",
+        "tokens/s 81,234",
+        "MFU 43.2%",
+        "ETA 3 min 00 s",
+    ):
         assert words in narrow
     assert all(len(line) <= 40 for line in narrow.splitlines())
 
 
 def test_a_training_on_pairs_shows_margin_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
-    progress.note({"step": 41, "loss": 0.6, "rewards/margins": 0.21, "rewards/accuracies": 0.75, "of": 100})
+    progress.note(
+        {"step": 41, "loss": 0.6, "rewards/margins": 0.21, "rewards/accuracies": 0.75, "of": 100}
+    )
     text = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch)
     assert "margin 0.2100  accuracy 75%" in text
 
 
-def test_a_mixture_shows_its_router_and_what_is_wrong_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_shows_its_router_and_what_is_wrong_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     progress, now = training(), BEGAN + 5 * MINUTE
     routing = {"experts/entropy": 0.25, "experts/load_max": 3.5, "experts/dropped": 0.0625}
     numbers = step_line({"step": 41, "loss": 3.0, **routing}, 100)
@@ -101,12 +126,23 @@ def test_a_mixture_shows_its_router_and_what_is_wrong_with_it(monkeypatch: pytes
 def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
     for number, busy in enumerate((0.97, 0.35, 0.95, 0.97), 1):
-        numbers = {"cpu": 0.21, "memory": 0.4, "disk": 0.3, "net_in": 1.2e9, "net_out": 2e3, "device": busy}
+        numbers = {
+            "cpu": 0.21,
+            "memory": 0.4,
+            "disk": 0.3,
+            "net_in": 1.2e9,
+            "net_out": 2e3,
+            "device": busy,
+        }
         progress.take(Line(f"algo-{number}", 0, machine_line(numbers)))
-    progress.take(Line("algo-1", 0, "profile: a step takes 2 s: data 3 %, pipeline 21 % (16 to 28 % by rank)"))
+    progress.take(
+        Line("algo-1", 0, "profile: a step takes 2 s: data 3 %, pipeline 21 % (16 to 28 % by rank)")
+    )
     progress.take(Line("algo-1", 0, step_line({"step": 41, "loss": 3.1, "data_wait": 0.034}, 100)))
     text = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch)
-    assert "devices 81% (35% to 97%)  CPU 21%  memory 40%  net in 1.2 GB/s  │" in re.sub(" +│", "  │", text)
+    assert "devices 81% (35% to 97%)  CPU 21%  memory 40%  net in 1.2 GB/s  │" in re.sub(
+        " +│", "  │", text
+    )
     assert "data wait 3%" in text
     assert "a step takes 2 s: data 3 %, pipeline 21 %" in text
     low = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch, height=12)
@@ -124,13 +160,18 @@ def test_the_cost_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> N
     cost = words[words.index("cost ") :].split("───")[0].split("╰")[0]
     assert "…" not in cost
     whole = f"cost {training().cost(BEGAN + 5 * MINUTE)}"
-    assert cost.strip() in (whole, *(whole.split(mark)[0] + end for mark, end in (("; ", ")"), (" (", ""), (";", ""))))
+    assert cost.strip() in (
+        whole,
+        *(whole.split(mark)[0] + end for mark, end in (("; ", ")"), (" (", ""), (";", ""))),
+    )
     assert f"${3 / 60 * 4 * 24.73:,.2f} so far" in cost
 
 
 @pytest.mark.parametrize("width", [40, 80])
 @pytest.mark.parametrize("height", [12, 18, 24])
-def test_a_low_terminal_shows_fewer_lines_of_the_log(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_terminal_shows_fewer_lines_of_the_log(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = drawn(training(), BEGAN + 5 * MINUTE, monkeypatch, width=width, height=height)
     assert len(text.splitlines()) < height
     assert "so far" in text
@@ -151,13 +192,22 @@ def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.Monkey
 def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
     ended = description(
-        "Completed", "Starting", "Training", "Completed", hosts=4, BillableTimeInSeconds=1800,
-        TrainingTimeInSeconds=1800, TrainingStartTime=BEGAN, TrainingEndTime=BEGAN + 30 * MINUTE,
-    )  # fmt: skip
+        "Completed",
+        "Starting",
+        "Training",
+        "Completed",
+        hosts=4,
+        BillableTimeInSeconds=1800,
+        TrainingTimeInSeconds=1800,
+        TrainingStartTime=BEGAN,
+        TrainingEndTime=BEGAN + 30 * MINUTE,
+    )
     progress.take(Described(ended))
     line = progress.summary(BEGAN + 99 * MINUTE)
-    assert line == (
-        "Completed 30 min 00 s, step 40 of 100, loss 3.2000, grad norm 0.512, tokens/s 81,234, MFU 43.2%, $49.46"
+    assert (
+        line
+        == "Completed 30 min 00 s, step 40 of 100, loss 3.2000, grad norm 0.512, tokens/s 81,234,"
+        " MFU 43.2%, $49.46"
     )
     text = drawn(progress, BEGAN + 99 * MINUTE, monkeypatch)
     assert "Ctrl-C" not in text
@@ -173,7 +223,9 @@ def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
     progress.patience = Patience(10)
     progress.patience.trouble = "ThrottlingException"
-    assert "no answer from AWS (ThrottlingException), retrying" in drawn(progress, BEGAN, monkeypatch)
+    assert "no answer from AWS (ThrottlingException), retrying" in drawn(
+        progress, BEGAN, monkeypatch
+    )
     progress.patience.trouble = None
     assert progress.trouble is None
     later = time.monotonic() + SILENT_S + 65
@@ -183,7 +235,10 @@ def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_cannot_steer_the_terminal() -> None:
-    assert written(Line("algo-1", 0, "\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b"), hosts=1) == "ared\tb"
+    assert (
+        written(Line("algo-1", 0, "\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b"), hosts=1)
+        == "ared\tb"
+    )
     assert written(Line("algo-1", 0, " 10%|#  \r 20%|## \r\n"), hosts=1) == " 20%|## "
     assert written(Line("algo-3", 0, "x\nalgo-1 | y"), hosts=4) == "algo-3 | x\nalgo-3 | algo-1 | y"
     assert written(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
@@ -208,9 +263,9 @@ def test_a_c_locale_gets_the_panel_in_ascii() -> None:
 
 def test_no_border_is_left_behind_by_ctrl_c() -> None:
     code = (
-        "from smtrain.client.follow.progress import Progress\nfrom smtrain.client.follow.show import _panel\n"
-        "try:\n    with _panel(Progress('a-job', 'local', None), True):\n        raise KeyboardInterrupt\n"
-        "except KeyboardInterrupt:\n    print('left a-job running')\n"
+        "from smtrain.client.follow.progress import Progress\nfrom smtrain.client.follow.show"
+        " import _panel\ntry:\n    with _panel(Progress('a-job', 'local', None), True):\n       "
+        " raise KeyboardInterrupt\nexcept KeyboardInterrupt:\n    print('left a-job running')\n"
     )
     drawn, _, after = written_on_a_terminal(code).rpartition("╯")
     lines = drawn[drawn.rindex("╭") :].count("\n") + 1

@@ -1,6 +1,8 @@
-"""Jobs of the local control plane, followed while its API throttles, fails and hangs up, and its log is late.
+"""Jobs of the local control plane, followed while its API throttles, fails and hangs up, and its
+log is late.
 
-The follow is the same for every job, whichever SDK created it. `SMTRAIN_FOLLOW_LINES=10000` is the size of issue 3.
+The follow is the same for every job, whichever SDK created it. `SMTRAIN_FOLLOW_LINES=10000` is the
+size of issue 3.
 """
 
 from __future__ import annotations
@@ -62,15 +64,21 @@ def same(job: SyntheticJob, hosts: dict[str, list[str]]) -> bool:
 
 
 def test_nothing_is_lost_and_nothing_doubled(calm: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 % of the calls go wrong, lines and streams come up to 4 s late and out of order, pages are empty."""
+    """30 % of the calls go wrong, lines and streams come up to 4 s late and out of order, pages are
+    empty.
+    """
     calm.delivery(late=2.0, reorder=0.1, late_streams=1.0, empty_pages=0.1, seed=1)
-    calm.faults(operations=["logs:*", "sagemaker:Describe*"], throttle=0.15, errors=0.1, drops=0.05, seed=2)
+    calm.faults(
+        operations=["logs:*", "sagemaker:Describe*"], throttle=0.15, errors=0.1, drops=0.05, seed=2
+    )
     job = calm.synthetic_job(hosts=HOSTS, lines=LINES, seconds=3.0)
     follower = Follower(SageMakerBackend("local"), job.name)
     got = by_host(event for event in follower.events() if isinstance(event, Line))
     assert same(job, got)
     pages = HOSTS * LINES / 10_000
-    assert follower.patience.calls["filter_log_events"] < 150 + 30 * pages  # not one per host and poll
+    assert (
+        follower.patience.calls["filter_log_events"] < 150 + 30 * pages
+    )  # not one per host and poll
     counts = calm.counts()["logs:FilterLogEvents"]
     assert counts["throttled"] + counts["failed"] + counts["dropped"] > 0
     assert counts["calls"] >= follower.patience.calls["filter_log_events"]
@@ -93,7 +101,10 @@ def command(*arguments: str) -> list[str]:
 def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) -> None:
     job = calm.synthetic_job(hosts=3, lines=400, seconds=2.0, held=True)
     with subprocess.Popen(
-        command("logs", job.name, "-f", "--plain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command("logs", job.name, "-f", "--plain"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout
         assert process.stderr
@@ -109,7 +120,11 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
     assert smtrain.Job(job.name).status == "InProgress"
     calm.release(job)
     done = subprocess.run(
-        command("logs", job.name, "-f", "--resume", "--plain"), capture_output=True, text=True, check=True, timeout=120
+        command("logs", job.name, "-f", "--resume", "--plain"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     shown = "".join(first) + rest + done.stdout
     lines = re.findall(r"^(algo-\d) \| (.*)$", shown, re.M)
@@ -120,7 +135,11 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
     assert shown.count(f"-- {job.name}: Training") == 1
     assert f"-- {job.name}: Completed " in done.stdout
     again = subprocess.run(
-        command("logs", job.name, "-f", "--resume"), capture_output=True, text=True, check=True, timeout=60
+        command("logs", job.name, "-f", "--resume"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert len(again.stdout.splitlines()) == 1
 
@@ -128,7 +147,9 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("moment", [40, 41, 150, 333, 700, 1201, 1700])
 def test_an_interrupt_at_any_call_loses_and_doubles_no_line(calm: Plane, moment: int) -> None:
-    """Press Ctrl-C on entry to the n-th function of smtrain.client.follow, and while a line is shown."""
+    """Press Ctrl-C on entry to the n-th function of smtrain.client.follow, and while a line is
+    shown.
+    """
     job = calm.synthetic_job(hosts=3, lines=60, seconds=2.0)
     handle = smtrain.Job(job.name)
     shown: list[str] = []
@@ -187,20 +208,28 @@ ECHO = [
 
 def test_why_it_failed_is_the_same_text_everywhere(calm: Plane) -> None:
     job = calm.synthetic_job(
-        hosts=2, lines=20, end="Failed", reason="AlgorithmError: , exit code: 1",
+        hosts=2,
+        lines=20,
+        end="Failed",
+        reason="AlgorithmError: , exit code: 1",
         last_words={"algo-2": TRACEBACK, "algo-1": ECHO},
-    )  # fmt: skip
+    )
     handle = smtrain.Job(job.name)
     said: list[str] = []
     handle.follow(say=said.append)
     text = str(handle.explain())
     assert "first on algo-2, rank 5" in text
-    assert "SageMaker says: AlgorithmError: , exit code: 1\ncause: a disk of the instance is full\nto do: " in text
+    assert (
+        "SageMaker says: AlgorithmError: , exit code: 1\ncause: a disk of the instance is full\nto"
+        " do: " in text
+    )
     assert said[-1] == text
     with pytest.raises(smtrain.JobError) as caught:
         handle.check()
     assert str(caught.value).startswith(text)
-    shown = subprocess.run(command("status", job.name), capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        command("status", job.name), capture_output=True, text=True, check=True
+    ).stdout
     assert shown.rstrip().endswith(text)
     assert "Connection closed by peer" not in shown
 
@@ -209,7 +238,9 @@ def test_on_a_terminal_there_is_a_panel(calm: Plane) -> None:
     job = calm.synthetic_job(hosts=2, lines=100, seconds=1.5)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen(command("logs", job.name, "-f"), stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        command("logs", job.name, "-f"), stdout=theirs, stderr=theirs, env=environment
+    )
     os.close(theirs)
     shown = b""
     while True:
@@ -256,12 +287,17 @@ def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane) -> None:
         return done.stdout.splitlines()
 
     assert len(logs()) == 90
-    assert logs("--host", "algo-2", "--tail", "2") == [f"algo-2 | {text}" for text in job.expected("algo-2")[-2:]]
+    assert logs("--host", "algo-2", "--tail", "2") == [
+        f"algo-2 | {text}" for text in job.expected("algo-2")[-2:]
+    ]
     assert len(logs("--grep", "^step=")) == 3
     assert len(logs("--since", "1h")) == 90
     assert logs("--since", "2999-01-01") == []
     refused = typed("logs", job.name, "--since", "soon")
-    assert (refused.returncode, refused.stderr.startswith("smtrain: --since soon: a duration looks like")) == (2, True)
+    assert (
+        refused.returncode,
+        refused.stderr.startswith("smtrain: --since soon: a duration looks like"),
+    ) == (2, True)
 
 
 def test_summaries_in_place_of_lines(calm: Plane) -> None:

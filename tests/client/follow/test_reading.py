@@ -1,4 +1,6 @@
-"""Every line once: late, out of order, equal to others, over pages, failures and a resumed follow."""
+"""Every line once: late, out of order, equal to others, over pages, failures and a resumed
+follow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,11 +36,14 @@ from .cloudwatch import Logs, SageMaker, description, error, target, unreachable
 QUICK = Pace(0.001, 0.002, 0.01, 0.005, 60, ((0, 5), (0.01, 120), (0.05, 3600)), 60, (0.1, 1), 0.1)
 T = 1_795_262_400_000
 
-# host, second it was written, text, and the reading before which it arrives: few texts and seconds, so that lines
-# equal in all of them are common.
+# host, second it was written, text, and the reading before which it arrives: few texts and seconds,
+# so that lines equal in all of them are common.
 events = st.lists(
     st.tuples(
-        st.sampled_from(["algo-1", "algo-2", "algo-10"]), st.integers(0, 400), st.sampled_from("ab"), st.integers(0, 3)
+        st.sampled_from(["algo-1", "algo-2", "algo-10"]),
+        st.integers(0, 400),
+        st.sampled_from("ab"),
+        st.integers(0, 3),
     ),
     max_size=40,
 )
@@ -46,7 +55,9 @@ def reading_of(logs: Logs, **options: Any) -> LogReading:
 
 @settings(deadline=None, max_examples=examples(150))
 @given(events, st.integers(1, 7))
-def test_whatever_arrives_whenever_is_given_once(written: list[tuple[str, int, str, int]], page: int) -> None:
+def test_whatever_arrives_whenever_is_given_once(
+    written: list[tuple[str, int, str, int]], page: int
+) -> None:
     logs = Logs(page)
     logs.arrive("job-2/algo-1-17", T, "of another job")
     reading, lines = reading_of(logs), []
@@ -121,7 +132,12 @@ def test_a_key_is_known_also_after_a_resume(keys: list[tuple[int, int]]) -> None
 
 def test_hosts_are_merged_by_time_and_a_late_line_still_comes() -> None:
     order = ReorderBuffer()
-    for stamp, host, text in [(30, "algo-10", "c"), (10, "algo-2", "a"), (30, "algo-2", "b"), (30, "algo-10", "d")]:
+    for stamp, host, text in [
+        (30, "algo-10", "c"),
+        (10, "algo-2", "a"),
+        (30, "algo-2", "b"),
+        (30, "algo-10", "d"),
+    ]:
         order.take(Line(host, stamp, text), 0, now=0.0)
     assert [line.text for line in order.free(0.01, now=0.0)] == ["a"]
     assert [line.text for line in order.free(0.01, now=1.0)] == ["b", "c", "d"]
@@ -136,7 +152,11 @@ def follow(logs: Logs, sagemaker: SageMaker, **options: Any) -> Follower:
 
 
 def texts(follower: Follower) -> list[str]:
-    return [e.status if isinstance(e, Change) else e.text for e in follower.events() if isinstance(e, Change | Line)]
+    return [
+        e.status if isinstance(e, Change) else e.text
+        for e in follower.events()
+        if isinstance(e, Change | Line)
+    ]
 
 
 def test_the_end_is_told_after_the_last_line() -> None:
@@ -145,16 +165,25 @@ def test_the_end_is_told_after_the_last_line() -> None:
     for i in range(5):
         logs.arrive("job/algo-1-17", stamp + i, f"line {i}")
     running = description("InProgress", "Starting", "Training")
-    sagemaker = SageMaker(running, running, description("Stopped", "Starting", "Training", "Stopping", "Stopped"))
+    sagemaker = SageMaker(
+        running, running, description("Stopped", "Starting", "Training", "Stopping", "Stopped")
+    )
     shown = texts(follow(logs, sagemaker))
     assert [text for text in shown if text.startswith("line")] == [f"line {i}" for i in range(5)]
-    assert [text for text in shown if not text.startswith("line")] == ["Starting", "Training", "Stopping", "Stopped"]
+    assert [text for text in shown if not text.startswith("line")] == [
+        "Starting",
+        "Training",
+        "Stopping",
+        "Stopped",
+    ]
     assert shown[-1] == "Stopped"
 
 
 def test_no_job_is_a_sentence() -> None:
     sagemaker = SageMaker(description("InProgress"))
-    sagemaker.failures = [error("DescribeTrainingJob", "ValidationException: Requested resource not found.")]
+    sagemaker.failures = [
+        error("DescribeTrainingJob", "ValidationException: Requested resource not found.")
+    ]
     with pytest.raises(JobError, match="job: no such job on target local"):
         list(follow(Logs(), sagemaker).events())
 
@@ -162,7 +191,9 @@ def test_no_job_is_a_sentence() -> None:
 @settings(deadline=None, max_examples=examples(60))
 @given(written=events, left_after=st.integers(0, 30))
 def test_a_follow_that_is_left_goes_on_at_the_same_line(
-    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[str, int, str, int]], left_after: int
+    tmp_path_factory: pytest.TempPathFactory,
+    written: list[tuple[str, int, str, int]],
+    left_after: int,
 ) -> None:
     file = tmp_path_factory.mktemp("cursor") / "job.json"
     logs = Logs()
@@ -185,7 +216,10 @@ def test_a_follow_that_is_left_goes_on_at_the_same_line(
         if arrives >= 2:
             logs.arrive(f"job/{host}-17", stamp + second * 1000, text)
     second_follow = follow(
-        logs, SageMaker(description("Completed", "Starting", "Training", "Completed")), cursor=file, resume=True
+        logs,
+        SageMaker(description("Completed", "Starting", "Training", "Completed")),
+        cursor=file,
+        resume=True,
     )
     for event in second_follow.events():
         if isinstance(event, Line):
@@ -213,9 +247,18 @@ def test_tail_gives_the_last_lines_and_all_new_ones() -> None:
     stamp = int(description("InProgress")["CreationTime"].timestamp() * 1000)
     for i in range(20):
         logs.arrive(f"job/algo-{i % 2 + 1}-17", stamp + i, f"line {i}")
-    assert texts(follow(logs, SageMaker(description("Completed")), tail=3)) == ["line 17", "line 18", "line 19"]
-    assert texts(follow(logs, SageMaker(description("Completed")), since=stamp + 18)) == ["line 18", "line 19"]
-    assert texts(follow(logs, SageMaker(description("Completed")), host="algo-2", tail=1)) == ["line 19"]
+    assert texts(follow(logs, SageMaker(description("Completed")), tail=3)) == [
+        "line 17",
+        "line 18",
+        "line 19",
+    ]
+    assert texts(follow(logs, SageMaker(description("Completed")), since=stamp + 18)) == [
+        "line 18",
+        "line 19",
+    ]
+    assert texts(follow(logs, SageMaker(description("Completed")), host="algo-2", tail=1)) == [
+        "line 19"
+    ]
 
 
 class Backwards:
@@ -226,18 +269,25 @@ class Backwards:
             return {"logStreams": [{"logStreamName": "job/algo-2-17"}]}
         return {"logStreams": [{"logStreamName": "job/algo-1-17"}], "nextToken": "more"}
 
-    def get_log_events(self, *, logStreamName: str, limit: int, nextToken: str = "b/10", **_: Any) -> dict[str, Any]:
+    def get_log_events(
+        self, *, logStreamName: str, limit: int, nextToken: str = "b/10", **_: Any
+    ) -> dict[str, Any]:
         end = int(nextToken[2:])
         if end == 8:
             return {"events": [], "nextBackwardToken": "b/7"}
         first = max(0, end - min(limit, 2))
-        events = [{"timestamp": T + i, "message": f"{logStreamName[4:10]} {i}"} for i in range(first, min(end, 10))]
+        events = [
+            {"timestamp": T + i, "message": f"{logStreamName[4:10]} {i}"}
+            for i in range(first, min(end, 10))
+        ]
         return {"events": events, "nextBackwardToken": f"b/{first}"}
 
 
 def test_last_lines_of_every_host() -> None:
     lines = last_lines(target(Backwards()), "job", count=4)
-    assert [line.text for line in lines if line.host == "algo-1"] == [f"algo-1 {i}" for i in (5, 6, 8, 9)]
+    assert [line.text for line in lines if line.host == "algo-1"] == [
+        f"algo-1 {i}" for i in (5, 6, 8, 9)
+    ]
     assert len(lines) == 8
     assert lines == sorted(lines, key=lambda line: line.timestamp)
 
@@ -245,12 +295,14 @@ def test_last_lines_of_every_host() -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        error("FilterLogEvents", "ExpiredTokenException"), error("FilterLogEvents", "ExpiredToken"),
+        error("FilterLogEvents", "ExpiredTokenException"),
+        error("FilterLogEvents", "ExpiredToken"),
         TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
-        UnauthorizedSSOTokenError(), CredentialRetrievalError(provider="process", error_msg="exit 1"),
+        UnauthorizedSSOTokenError(),
+        CredentialRetrievalError(provider="process", error_msg="exit 1"),
     ],
     ids=lambda failure: type(failure).__name__,
-)  # fmt: skip
+)
 def test_expired_credentials_say_how_to_come_back(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +314,9 @@ def test_expired_credentials_say_how_to_come_back(
     logs = Logs()
     logs.failures = [failure]
     job = Job("job", target(logs, SageMaker(description("InProgress", "Starting", "Training"))))
-    with pytest.raises(JobError, match=r"credentials have expired.*the job is still running") as caught:
+    with pytest.raises(
+        JobError, match=r"credentials have expired.*the job is still running"
+    ) as caught:
         show(job, View(), say=lambda _: None)
     assert "refresh them (`aws sso login`" in str(caught.value)
     assert "smtrain logs job --follow --resume --target local" in str(caught.value)
@@ -314,7 +368,9 @@ def test_a_tail_holds_its_own_lines_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert most <= 1007  # a page of CloudWatch, and the tail
 
 
-def test_a_cursor_keeps_so_many_events_and_repeats_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cursor_keeps_so_many_events_and_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follower_module, "MOST_KEYS", 1000)
     logs, count = _many(5_000), 5_000
     file = tmp_path / "cursor.json"
@@ -324,4 +380,7 @@ def test_a_cursor_keeps_so_many_events_and_repeats_none(tmp_path: Path, monkeypa
     assert sum(map(len, cursor.keys.values())) <= 1100  # and the first of the minute
     logs.arrive("job/algo-1-17", cursor.start, "late")
     for late in (["late"], []):
-        assert texts(follow(logs, SageMaker(description("Completed")), cursor=file, resume=True)) == late
+        assert (
+            texts(follow(logs, SageMaker(description("Completed")), cursor=file, resume=True))
+            == late
+        )

@@ -13,17 +13,25 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def line(step: int, loss: float, **more: float) -> Line:
-    return Line("algo-1", 1_700_000_000_000 + step, step_line({"step": step, "loss": loss, **more}, 100))
+    return Line(
+        "algo-1", 1_700_000_000_000 + step, step_line({"step": step, "loss": loss, **more}, 100)
+    )
 
 
-def test_steps_that_a_restart_does_again_are_there_once_with_their_last_value(tmp_path: Path) -> None:
+def test_steps_that_a_restart_does_again_are_there_once_with_their_last_value(
+    tmp_path: Path,
+) -> None:
     files = EventFiles(tmp_path / "run")
     first = [line(step, 4.0) for step in range(1, 11)]
-    second = [line(step, 2.0, val_loss=1.5) if step == 8 else line(step, 2.0) for step in range(6, 15)]
+    second = [
+        line(step, 2.0, val_loss=1.5) if step == 8 else line(step, 2.0) for step in range(6, 15)
+    ]
     for one in [*first, *first, *second, *second]:  # the log is read again and again
         files.write(one)
     files.write(Line("algo-1", 0, "no step"))

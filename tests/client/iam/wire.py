@@ -19,12 +19,15 @@ HERE = Arns("aws", "us-east-1", ACCOUNT)
 # the resource of an operation, by a word of its name; the longer words first
 _KINDS = {
     "HyperParameterTuningJob": ("HyperParameterTuningJobName", "hyper-parameter-tuning-job"),
-    "EndpointConfig": ("EndpointConfigName", "endpoint-config"), "Endpoint": ("EndpointName", "endpoint"),
+    "EndpointConfig": ("EndpointConfigName", "endpoint-config"),
+    "Endpoint": ("EndpointName", "endpoint"),
     "ModelPackageGroup": ("ModelPackageGroupName", "model-package-group"),
     "DescribeModelPackage": ("ModelPackageName", "model-package"),
-    "CreateModelPackage": ("ModelPackageGroupName", "model-package-group"), "ListModelPackages": ("", ""),
-    "Model": ("ModelName", "model"), "Pipeline": ("PipelineName", "pipeline"),
-}  # fmt: skip
+    "CreateModelPackage": ("ModelPackageGroupName", "model-package-group"),
+    "ListModelPackages": ("", ""),
+    "Model": ("ModelName", "model"),
+    "Pipeline": ("PipelineName", "pipeline"),
+}
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
 
 
@@ -64,7 +67,9 @@ def call_of(request: Any) -> Call:
     if service == "scheduler":  # REST: the operation is the method and the path
         action = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule"}[request.method]
         name = url.path.rpartition("/")[2]
-        return Call(f"scheduler:{action}", f"arn:aws:scheduler:{region}:{ACCOUNT}:schedule/default/{name}")
+        return Call(
+            f"scheduler:{action}", f"arn:aws:scheduler:{region}:{ACCOUNT}:schedule/default/{name}"
+        )
     target = request.headers.get("X-Amz-Target")
     body = request.body.decode() if isinstance(request.body, bytes) else str(request.body or "")
     if target is None:
@@ -72,14 +77,22 @@ def call_of(request: Any) -> Call:
         role = f"arn:aws:iam::{ACCOUNT}:role/{fields.get('RoleName', '')}"
         return Call(f"{service}:{fields['Action']}", role if service == "iam" else "*")
     operation = (target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
-    named = re.search(r'"(?:TrainingJobName|logGroupName)"\s*:\s*"([^"]+)"|training-job/([\w-]+)"', body)
+    named = re.search(
+        r'"(?:TrainingJobName|logGroupName)"\s*:\s*"([^"]+)"|training-job/([\w-]+)"', body
+    )
     resource = "*"
     kind = next((kind for word, kind in _KINDS.items() if word in operation), None)
-    if service == "sagemaker" and kind and (match := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body)):
+    if (
+        service == "sagemaker"
+        and kind
+        and (match := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body))
+    ):
         resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind[1]}/{match[1].lower()}"
         resource = match[1] if match[1].startswith("arn:") else resource
     elif named and service == "sagemaker":
-        resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
+        resource = (
+            f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
+        )
     elif named:
         resource = f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{named[1]}"
     return Call(f"{service}:{operation}", resource)
@@ -88,16 +101,24 @@ def call_of(request: Any) -> Call:
 def _s3(method: str, path: str, query: dict[str, str]) -> Call:
     bucket, _, key = path.lstrip("/").partition("/")
     if key:
-        action = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}.get(method, "PutObject")
+        action = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}.get(
+            method, "PutObject"
+        )
         return Call(f"s3:{action}", f"arn:aws:s3:::{bucket}/{key}")
     return Call(
-        "s3:CreateBucket" if method == "PUT" else "s3:ListBucket", f"arn:aws:s3:::{bucket}", query.get("prefix")
+        "s3:CreateBucket" if method == "PUT" else "s3:ListBucket",
+        f"arn:aws:s3:::{bucket}",
+        query.get("prefix"),
     )
 
 
 def allows(statement: dict[str, Any], call: Call) -> bool:
-    """True if a statement of ours allows a call: wildcards, and conditions on the prefix of a listing."""
-    if call.action not in statement["Action"] or not any(_like(p, call.resource) for p in statement["Resource"]):
+    """True if a statement of ours allows a call: wildcards, and conditions on the prefix of a
+    listing.
+    """
+    if call.action not in statement["Action"] or not any(
+        _like(p, call.resource) for p in statement["Resource"]
+    ):
         return False
     for test, keys in statement.get("Condition", {}).items():
         for key, patterns in keys.items():
@@ -112,15 +133,20 @@ def allows(statement: dict[str, Any], call: Call) -> bool:
 
 
 def _like(pattern: str, text: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text) is not None
+    return (
+        re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text) is not None
+    )
 
 
 def told(calls: list[Call], *services: str, everywhere: bool = False) -> set[Call]:
-    """Calls of some services, in the region of the statements (the plane has another); with `everywhere` also calls
-    without a resource."""
+    """Calls of some services, in the region of the statements (the plane has another); with
+    `everywhere` also calls without a resource.
+    """
     here = {call for call in calls if call.action.partition(":")[0] in services}
     moved = ((call.action, call.resource.split(":", 4)) for call in here if call.resource != "*")
-    calls_here = {Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved}
+    calls_here = {
+        Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved
+    }
     return calls_here | {call for call in here if everywhere and call.resource == "*"}
 
 
@@ -128,6 +154,8 @@ def held(statements: list[Statement], calls: set[Call], unseen: set[str]) -> Non
     """Every call is granted, and every action and statement is used, except the actions named."""
     granted = [statement.to_dict() for statement in statements]
     assert {call for call in calls if not any(allows(one, call) for one in granted)} == set()
-    assert {action for one in granted for action in one["Action"]} - {call.action for call in calls} == unseen
+    assert {action for one in granted for action in one["Action"]} - {
+        call.action for call in calls
+    } == unseen
     for one in granted:
         assert set(one["Action"]) <= unseen or any(allows(one, call) for call in calls), one

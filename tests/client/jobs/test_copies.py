@@ -1,4 +1,6 @@
-"""Local copies of prefixes: never a mixture of two contents, nothing copied twice, the old removed when unused."""
+"""Local copies of prefixes: never a mixture of two contents, nothing copied twice, the old removed
+when unused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ class Bucket:
     def __init__(self, target: SageMakerBackend) -> None:
         self.name, self.target, self.fetched = f"copies-{time.time_ns()}", target, list[str]()
         region = target.region_name()
-        place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        place = (
+            {}
+            if region == "us-east-1"
+            else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        )
         target.s3.create_bucket(Bucket=self.name, **place)
         self.uri = f"s3://{self.name}/m/"
 
@@ -59,7 +65,11 @@ def bucket(local_home: Path) -> Iterator[Bucket]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes()[:1] for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()[:1]
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def end_process() -> None:
@@ -77,7 +87,9 @@ def test_files_are_copied_once_also_if_they_were_sent_in_parts(bucket: Bucket) -
     assert sorted(bucket.fetched) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("change", ["other files", "fewer files", "same size", "same size in parts"])
+@pytest.mark.parametrize(
+    "change", ["other files", "fewer files", "same size", "same size in parts"]
+)
 def test_a_changed_prefix_is_another_copy(bucket: Bucket, change: str) -> None:
     bucket.put("old.safetensors", b"old")
     before = bucket.copy().fetch()
@@ -102,7 +114,11 @@ def test_a_changed_prefix_is_another_copy(bucket: Bucket, change: str) -> None:
 
 
 def test_a_copy_that_another_process_reads_stays(bucket: Bucket) -> None:
-    context, reading, done = multiprocessing.get_context("fork"), multiprocessing.Event(), multiprocessing.Event()
+    context, reading, done = (
+        multiprocessing.get_context("fork"),
+        multiprocessing.Event(),
+        multiprocessing.Event(),
+    )
     before = bucket.copy().fetch()
     end_process()
     copy = bucket.copy()
@@ -130,7 +146,9 @@ def test_a_prefix_that_changes_meanwhile_is_refused_and_nothing_is_mixed(bucket:
     for size in (3, 2):  # of the same size and of another
         copy = bucket.copy()
         bucket.put("config.json", b"[" * size)
-        with pytest.raises(JobError, match="changed while it was being copied; run the command again"):
+        with pytest.raises(
+            JobError, match="changed while it was being copied; run the command again"
+        ):
             copy.fetch()
     copy = bucket.copy()
     copy.fetch_file("config.json")
@@ -146,7 +164,11 @@ def test_only_the_wanted_files_are_copied(bucket: Bucket) -> None:
     assert copy.missing_bytes == BIG + 2
     assert "optim/state" not in content(copy.fetch())
     assert copy.missing_bytes == 0
-    assert set(content(bucket.copy().fetch())) == {"config.json", "model.safetensors", "optim/state"}
+    assert set(content(bucket.copy().fetch())) == {
+        "config.json",
+        "model.safetensors",
+        "optim/state",
+    }
 
 
 def test_an_empty_prefix_and_a_name_that_leads_out_are_refused(bucket: Bucket) -> None:
@@ -160,7 +182,10 @@ def test_an_empty_prefix_and_a_name_that_leads_out_are_refused(bucket: Bucket) -
 def test_tokens_are_not_downloaded_among_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     job: Any = SimpleNamespace(name="first-prepare-01234567")
-    with pytest.raises(JobError, match=r"holds text \(a\.txt\), and first-prepare-01234567 left tokens; name another"):
+    with pytest.raises(
+        JobError,
+        match=r"holds text \(a\.txt\), and first-prepare-01234567 left tokens; name another",
+    ):
         results._refuse_folder_of_text(job, tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
     results._refuse_folder_of_text(job, tmp_path)

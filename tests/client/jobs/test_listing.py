@@ -22,10 +22,17 @@ HASHES = ("11111111", "22222222")
 
 @pytest.fixture(scope="module")
 def jobs(local_home: Path) -> list[str]:
-    """A run `named` with two train jobs and an export between them, and jobs whose names begin like it."""
+    """A run `named` with two train jobs and an export between them, and jobs whose names begin like
+    it.
+    """
     control = plane(local_home)
     names = [f"named-train-{HASHES[0]}", f"named-export-{HASHES[0]}", f"named-train-{HASHES[1]}"]
-    for name in (*names, f"named-more-train-{HASHES[0]}", f"other-named-train-{HASHES[0]}", "foreign"):
+    for name in (
+        *names,
+        f"named-more-train-{HASHES[0]}",
+        f"other-named-train-{HASHES[0]}",
+        "foreign",
+    ):
         control.synthetic_job(hosts=1, lines=2, name=name)
     return names
 
@@ -39,7 +46,11 @@ def test_a_run_s_name_stands_for_its_newest_job(jobs: list[str]) -> None:
 
 
 def test_a_job_s_own_name_is_that_job(jobs: list[str]) -> None:
-    assert [job_of(name, "local").name for name in (*jobs, "foreign", "nothing")] == [*jobs, "foreign", "nothing"]
+    assert [job_of(name, "local").name for name in (*jobs, "foreign", "nothing")] == [
+        *jobs,
+        "foreign",
+        "nothing",
+    ]
 
 
 def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:
@@ -55,7 +66,9 @@ def test_findings_about_the_training_are_in_the_status_and_the_report(
 ) -> None:
     finding = "at step 32 the router of layer 0 has fallen; raise train.aux_loss"
     words = {"algo-1": [f"warning: {finding}", "warning: of something else"]}
-    job = plane(local_home).synthetic_job(hosts=1, lines=2, name=f"fallen-train-{HASHES[0]}", last_words=words)
+    job = plane(local_home).synthetic_job(
+        hosts=1, lines=2, name=f"fallen-train-{HASHES[0]}", last_words=words
+    )
     assert job_of(job.name, "local").warnings == [finding]
     status.app(args=[job.name, "--target", "local"], standalone_mode=False)
     assert f"warning:     {finding}\n" in capsys.readouterr().out

@@ -29,7 +29,9 @@ def leave(job: str, **files: bytes) -> str:
     uri = f"{Job(job, target).output.rstrip('/')}/"
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     for name, content in files.items():
-        target.s3.put_object(Bucket=bucket, Key=f"{prefix}{name.replace('_json', '.json')}", Body=content)
+        target.s3.put_object(
+            Bucket=bucket, Key=f"{prefix}{name.replace('_json', '.json')}", Body=content
+        )
     return uri
 
 
@@ -70,8 +72,12 @@ def test_every_command_takes_it(child: dict[str, Any]) -> None:
     [channel] = [one for one in convert["InputDataConfig"] if one["ChannelName"] == "model"]
     assert channel["DataSource"]["S3DataSource"]["S3Uri"] == uri
     report = smtrain.check(config)
-    assert not [fault for fault in report.faults if fault.check != "documents"], report  # its tokenizer is empty
-    assert any(one.check == "model" and "run://first: " + uri in one.text for one in report.findings)
+    assert not [fault for fault in report.faults if fault.check != "documents"], (
+        report
+    )  # its tokenizer is empty
+    assert any(
+        one.check == "model" and "run://first: " + uri in one.text for one in report.findings
+    )
     for name in ("run://first", f"run://first-export-{ONE}", "first"):
         assert find(name).far is not None
     assert (Path(model_folder("run://first")) / "tokenizer.json").read_bytes() == b"{}"
@@ -92,8 +98,9 @@ def test_the_newest_export_counts_and_another_parent_is_another_job(child: dict[
 def test_what_is_no_model_is_one_sentence_with_a_remedy(child: dict[str, Any]) -> None:
     control = plane()
     control.synthetic_job(lines=1, name=f"bad-train-{ONE}", end="Failed", reason="boom")
-    assert f"bad-train-{ONE} failed before a model was exported; `smtrain status bad-train" in refusal(
-        child, "run://bad"
+    assert (
+        f"bad-train-{ONE} failed before a model was exported; `smtrain status bad-train"
+        in refusal(child, "run://bad")
     )
     held = control.synthetic_job(lines=1, name=f"slow-train-{ONE}", held=True)
     assert f"slow-train-{ONE} is running; `smtrain logs" in refusal(child, "run://slow")
@@ -101,7 +108,9 @@ def test_what_is_no_model_is_one_sentence_with_a_remedy(child: dict[str, Any]) -
     control.synthetic_job(lines=1, name=f"half-train-{ONE}")
     assert "exported no model" in refusal(child, "run://half")
     control.synthetic_job(lines=1, name=f"gone-export-{ONE}")
-    assert "was deleted; `smtrain launch CONFIG --stage export --again`" in refusal(child, "run://gone")
+    assert "was deleted; `smtrain launch CONFIG --stage export --again`" in refusal(
+        child, "run://gone"
+    )
     leave(f"gone-export-{ONE}", adapter_config_json=b"{}")
     assert "exported an adapter" in refusal(child, "run://gone")
     exported("twice")
@@ -110,7 +119,9 @@ def test_what_is_no_model_is_one_sentence_with_a_remedy(child: dict[str, Any]) -
     assert f"trained again by twice-train-{TWO}" in clear
     assert f"run://twice-export-{ONE}" in clear
     smtrain.load_config(starting(child, f"run://twice-export-{ONE}"))
-    assert "is a job of stage train; name its run, run://twice" in refusal(child, f"run://twice-train-{ONE}")
+    assert "is a job of stage train; name its run, run://twice" in refusal(
+        child, f"run://twice-train-{ONE}"
+    )
     assert "did you mean twice?" in refusal(child, "run://twicee")
     assert "there is no such run on this machine; `smtrain list" in refusal(child, "run://zzzz")
     assert "is this run itself" in refusal(child, "run://child")
@@ -127,9 +138,14 @@ def test_the_reference_of_dpo_may_be_a_run_too(child: dict[str, Any]) -> None:
     uri = exported("told")
 
     def learning(path: str) -> dict[str, Any]:
-        return {**child, "train": {**child["train"], "objective": "dpo", "dpo": {"reference": path}}}
+        return {
+            **child,
+            "train": {**child["train"], "objective": "dpo", "dpo": {"reference": path}},
+        }
 
-    train = Chain(smtrain.load_config(learning("run://told")), SageMakerBackend("local")).config.train
+    train = Chain(
+        smtrain.load_config(learning("run://told")), SageMakerBackend("local")
+    ).config.train
     assert train.dpo is not None
     assert train.dpo.reference == uri
     exported("wider", vocab_size=1024)
@@ -153,6 +169,10 @@ def test_a_run_of_another_target_is_named_with_the_way_to_copy_it(
         {**child, **slurm}, "run://here"
     )
     REGISTRY.remember(Cluster(shared=str(tmp_path)), f"there-export-{ONE}")
-    assert "only on the cluster; `smtrain download there FOLDER --target slurm`" in refusal(child, "run://there")
-    planned = smtrain.plan(starting(child, "run://here"), target="aws")  # its shape is known, without credentials
+    assert "only on the cluster; `smtrain download there FOLDER --target slurm`" in refusal(
+        child, "run://there"
+    )
+    planned = smtrain.plan(
+        starting(child, "run://here"), target="aws"
+    )  # its shape is known, without credentials
     assert planned.model.startswith("here ")

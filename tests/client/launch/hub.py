@@ -1,5 +1,6 @@
-"""A Hugging Face hub on 127.0.0.1 with one model or data set, gated or not: the few answers that snapshot_download,
-`datasets` and HfFileSystem ask for."""
+"""A Hugging Face hub on 127.0.0.1 with one model or data set, gated or not: the few answers that
+snapshot_download, `datasets` and HfFileSystem ask for.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +18,29 @@ CONVERTED = "fedcba9876543210fedcba9876543210fedcba98"
 
 
 class Hub:
-    """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to every request with
-    `token` (None: to all).
+    """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to
+    every request with `token` (None: to all).
 
-    `busy` requests for parts of files are told to come again at once. With `moves` a request for the head is told
-    another commit each time, of the same files; `read` are the commits that files were asked of. `converted` holds the
-    files of the branch refs/convert/parquet.
+    `busy` requests for parts of files are told to come again at once. With `moves` a request for
+    the head is told another commit each time, of the same files; `read` are the commits that files
+    were asked of. `converted` holds the files of the branch refs/convert/parquet.
     """
 
     def __init__(
-        self, model: Path, name: str, token: str | None = None, *, data: Path | None = None,
+        self,
+        model: Path,
+        name: str,
+        token: str | None = None,
+        *,
+        data: Path | None = None,
         converted: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.converted = converted
-        self.folders, self.name, self.token = {"models": model, "datasets": data or model}, name, token
+        self.folders, self.name, self.token = (
+            {"models": model, "datasets": data or model},
+            name,
+            token,
+        )
         self.busy = 0
         self.moves = False
         self.commits = [COMMIT]
@@ -68,7 +78,9 @@ class Hub:
         if self.name in path:
             self.tokens.add(brought)
         path = path.replace("refs/convert/parquet", CONVERTED)
-        named = next((part for part in re.split("[/?]", path) if part in (*self.commits, CONVERTED)), None)
+        named = next(
+            (part for part in re.split("[/?]", path) if part in (*self.commits, CONVERTED)), None
+        )
         if named is None and self.moves:
             self.commits.append(hashlib.sha1(str(len(self.commits)).encode()).hexdigest())
         commit = named or self.commits[-1]
@@ -82,7 +94,10 @@ class Hub:
         headers = {"X-Repo-Commit": commit}
         if brought != self.token:
             status, data = 401, b'{"error": "gated"}'
-            headers |= {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted."}
+            headers |= {
+                "X-Error-Code": "GatedRepo",
+                "X-Error-Message": "Access to this model is restricted.",
+            }
         elif ranged and self.busy:
             self.busy -= 1
             status, data = 429, b"{}"
@@ -90,16 +105,30 @@ class Hub:
         elif path == api or path.startswith(f"{api}/revision/"):
             there = sorted(file for file in folder.rglob("*") if file.is_file())
             files = [{"rfilename": file.relative_to(folder).as_posix()} for file in there]
-            status, data = 200, json.dumps({"id": self.name, "sha": commit, "siblings": files}).encode()
+            status, data = (
+                200,
+                json.dumps({"id": self.name, "sha": commit, "siblings": files}).encode(),
+            )
         elif path.startswith((f"{api}/tree/", f"{api}/paths-info/")) and below.is_dir():
             if sent:
                 listed = [folder / name for name in parse_qs(sent.decode())["paths"]]
             else:
-                listed = sorted(below.iterdir() if "recursive=false" in request.path.lower() else below.rglob("*"))
+                listed = sorted(
+                    below.iterdir()
+                    if "recursive=false" in request.path.lower()
+                    else below.rglob("*")
+                )
             rows = [
-                {"type": "file", "path": str(one.relative_to(folder)), "size": one.stat().st_size, "oid": "0"}
-                if one.is_file()
-                else {"type": "directory", "path": str(one.relative_to(folder)), "oid": "0"}
+                (
+                    {
+                        "type": "file",
+                        "path": str(one.relative_to(folder)),
+                        "size": one.stat().st_size,
+                        "oid": "0",
+                    }
+                    if one.is_file()
+                    else {"type": "directory", "path": str(one.relative_to(folder)), "oid": "0"}
+                )
                 for one in listed
                 if one.exists()
             ]
@@ -115,7 +144,11 @@ class Hub:
             status, data = 404, b"{}"
             headers["X-Error-Code"] = "EntryNotFound" if self.name in path else "RepoNotFound"
         request.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data)), "Content-Type": "application/json"}.items():
+        for key, value in {
+            **headers,
+            "Content-Length": str(len(data)),
+            "Content-Type": "application/json",
+        }.items():
             request.send_header(key, value)
         request.end_headers()
         if body:

@@ -1,7 +1,8 @@
 """One of two processes that launch one run at once, each with settings of its own: `python -m
 tests.client.launch.launch_racer`.
 
-For each path of a config that it reads from stdin it says `launched`, or the sentence that the launch ended with.
+For each path of a config that it reads from stdin it says `launched`, or the sentence that the
+launch ended with.
 """
 
 from __future__ import annotations

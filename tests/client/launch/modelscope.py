@@ -1,4 +1,6 @@
-"""ModelScope on 127.0.0.1 with one model: its list of files, and the files, which it redirects to another host for."""
+"""ModelScope on 127.0.0.1 with one model: its list of files, and the files, which it redirects to
+another host for.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ OLD, NEW = "a" * 40, "b" * 40
 
 
 class ModelScope:
-    """Serves the files of a folder to every request with `token` (None: to all). Weights come from a second address.
+    """Serves the files of a folder to every request with `token` (None: to all).
 
-    `breaks` answers with part of a file end before all of it has come, and `other` names a file that arrives with
-    other bytes than listed.
+    Weights come from a second address.
+
+    `breaks` answers with part of a file end before all of it has come, and `other` names a file
+    that arrives with other bytes than listed.
     """
 
     def __init__(self, folder: Path, name: str, token: str | None = None) -> None:
@@ -40,7 +44,9 @@ class ModelScope:
 
         class Store(Site):
             def do_GET(self) -> None:
-                served.store_was_told |= {self.headers[key] for key in ("Authorization", "Cookie") if self.headers[key]}
+                served.store_was_told |= {
+                    self.headers[key] for key in ("Authorization", "Cookie") if self.headers[key]
+                }
                 served.send(self, served.folder / unquote(self.path[1:]))
 
         self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Site, Store)]
@@ -60,7 +66,9 @@ class ModelScope:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             request.send_error(403, "Forbidden")
         elif parts.path == f"{api}/files" and said["Revision"] in ("master", "v1", NEW):
-            body = json.dumps({"Code": 200, "Success": True, "Data": {"Files": self.listing()}}).encode()
+            body = json.dumps(
+                {"Code": 200, "Success": True, "Data": {"Files": self.listing()}}
+            ).encode()
             request.send_response(200)
             request.send_header("Content-Length", str(len(body)))
             request.end_headers()
@@ -81,12 +89,17 @@ class ModelScope:
         for path in sorted(self.folder.rglob("*")):
             readme = path.name == "README.md"
             data = path.read_bytes() if path.is_file() else b""
-            found.append({
-                "Name": path.name, "Path": path.relative_to(self.folder).as_posix(), "Size": len(data),
-                "Type": "blob" if path.is_file() else "tree", "Revision": NEW if readme else OLD,
-                "CommittedDate": 1_700_000_001 if readme else 1_700_000_000,
-                "Sha256": hashlib.sha256(data).hexdigest() if path.is_file() else "",
-            })  # fmt: skip
+            found.append(
+                {
+                    "Name": path.name,
+                    "Path": path.relative_to(self.folder).as_posix(),
+                    "Size": len(data),
+                    "Type": "blob" if path.is_file() else "tree",
+                    "Revision": NEW if readme else OLD,
+                    "CommittedDate": 1_700_000_001 if readme else 1_700_000_000,
+                    "Sha256": hashlib.sha256(data).hexdigest() if path.is_file() else "",
+                }
+            )
         return found
 
     def send(self, request: BaseHTTPRequestHandler, file: Path) -> None:

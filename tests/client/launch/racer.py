@@ -1,7 +1,8 @@
-"""One of two processes that race: `python -m tests.client.launch.racer NAME ROUNDS` claims the checkpoints of one run a
-round.
+"""One of two processes that race: `python -m tests.client.launch.racer NAME ROUNDS` claims the
+checkpoints of one run a round.
 
-It says `ready` before each round, waits for a line on stdin, and answers `won` or the sentence that it lost with.
+It says `ready` before each round, waits for a line on stdin, and answers `won` or the sentence that
+it lost with.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ def main() -> None:
     status = status_of(lambda _: target.sagemaker)
     for number in range(rounds):
         me = Owner(f"{name}-{number}", target.region_name(), "000000000000")
-        fence = Fence(target.s3, f"s3://{target.default_bucket()}/{sys.argv[3]}/race{number}/checkpoints/", me, status)
+        fence = Fence(
+            target.s3,
+            f"s3://{target.default_bucket()}/{sys.argv[3]}/race{number}/checkpoints/",
+            me,
+            status,
+        )
         print("ready", flush=True)
         sys.stdin.readline()
         try:

@@ -24,8 +24,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_job_kept_here_is_local_any_other_is_on_aws(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert smtrain.Job("mine").target.name == "local"  # there are no credentials to look elsewhere with
+def test_a_job_kept_here_is_local_any_other_is_on_aws(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        smtrain.Job("mine").target.name == "local"
+    )  # there are no credentials to look elsewhere with
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
     assert smtrain.Job("mine").target.name == "aws"
@@ -43,6 +47,10 @@ def test_a_job_kept_here_is_local_any_other_is_on_aws(home: Path, monkeypatch: p
 
 def test_an_arn_names_the_region_too(home: Path) -> None:
     job = smtrain.Job("arn:aws:sagemaker:eu-north-1:999988887777:training-job/llama-train-1a2b")
-    assert (job.name, job.target.name, sagemaker(job.target).region) == ("llama-train-1a2b", "aws", "eu-north-1")
+    assert (job.name, job.target.name, sagemaker(job.target).region) == (
+        "llama-train-1a2b",
+        "aws",
+        "eu-north-1",
+    )
     here = smtrain.Job("arn:aws:sagemaker:us-east-1:123456789012:training-job/x")
     assert here.target.name == "local"

@@ -21,7 +21,9 @@ def test_the_same_content_gives_the_same_bytes_in_any_process_and_at_any_time() 
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Pacific/Apia"}
     for path in bundle_files().values():
         os.utime(path)
-    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert other.stdout.strip() == build_bundle().sha256
 
 
@@ -34,7 +36,9 @@ def test_it_holds_the_container_half_and_nothing_of_the_client() -> None:
     assert {"entrypoints/requirements.txt", "entrypoints/wheels.txt"} <= set(names)
     assert "smtrain/core/facts/instances.toml" in names
     assert not [
-        name for name in names if name.startswith(("smtrain/client/launch", "smtrain/cli", "smtrain/plane/server"))
+        name
+        for name in names
+        if name.startswith(("smtrain/client/launch", "smtrain/cli", "smtrain/plane/server"))
     ]
     assert not [name for name in names if "__pycache__" in name]
 

@@ -23,8 +23,12 @@ def numbers(job: smtrain.Job) -> list[tuple[int, float, float]]:
     return [(r["step"], r["loss"], r["grad_norm"]) for r in map(json.loads, body.splitlines())]
 
 
-def test_training_gives_the_same_numbers_as_in_the_sandbox(local_home: Path, trained_inputs: dict[str, Path]) -> None:
-    """In containers it is isolated as well: two hosts meet, and their checkpoints arrive, without a way out."""
+def test_training_gives_the_same_numbers_as_in_the_sandbox(
+    local_home: Path, trained_inputs: dict[str, Path]
+) -> None:
+    """In containers it is isolated as well: two hosts meet, and their checkpoints arrive, without a
+    way out.
+    """
     base: dict[str, Any] = {
         "name": "boxes",
         "target": "local",
@@ -32,11 +36,20 @@ def test_training_gives_the_same_numbers_as_in_the_sandbox(local_home: Path, tra
         "data": {"path": trained_inputs["text"]},
         "parallel": {"tp": 1, "pp": 1, "micro_batch_size": 2},
         "train": {
-            "steps": 4, "global_batch_size": 8, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
+            "steps": 4,
+            "global_batch_size": 8,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 3e-3,
+            "warmup_steps": 2,
             "save_interval": 2,
         },
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 1},
-    }  # fmt: skip
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 1,
+        },
+    }
     prepared = smtrain.launch(base, stage="prepare", say=lambda _: None).output
     base["data"] = {"prepared": prepared}
     box = smtrain.launch(base, say=lambda _: None)

@@ -44,7 +44,9 @@ def container(folder: Path) -> Path:
     for name, body in FILES.items():
         (inputs / name).parent.mkdir(parents=True, exist_ok=True)
         (inputs / name).write_bytes(body)
-    found = [_content_addressed(inputs / channel, f"s3://b/{channel}") for channel in ("data", "model")]
+    found = [
+        _content_addressed(inputs / channel, f"s3://b/{channel}") for channel in ("data", "model")
+    ]
     channels = {"data": found[0].uri, "model": found[1].uri, "shards": "s3://mine/"}
     config = Upload("s3://b/configs/0/", (("config.json", b"{}"),))
     (inputs / "config" / UPLOADS).write_bytes(upload_digests(channels, found, config))
@@ -53,9 +55,13 @@ def container(folder: Path) -> Path:
     return folder
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
-def test_any_changed_byte_of_an_upload_is_found_and_named(uploads: Any, tmp_path: Path, data: st.DataObject) -> None:
+def test_any_changed_byte_of_an_upload_is_found_and_named(
+    uploads: Any, tmp_path: Path, data: st.DataObject
+) -> None:
     ml = container(tmp_path)
     hosts = [f"algo-{number}" for number in range(1, 4)]
     assert [uploads.damage(ml, hosts, host) for host in hosts] == [None] * 3
@@ -67,15 +73,20 @@ def test_any_changed_byte_of_an_upload_is_found_and_named(uploads: Any, tmp_path
     said = [why for host in hosts if (why := uploads.damage(ml, hosts, host))]
     assert len(said) == 1, "one host reads it"
     assert said[0].endswith(
-        f"{name.partition('/')[2]} has other bytes than were uploaded; delete it, then launch again to upload it again"
+        f"{name.partition('/')[2]} has other bytes than were uploaded; delete it, then launch again"
+        " to upload it again"
     )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"a": {"uri": 1, "files": {"b": 7}}}'])
-def test_a_damaged_list_is_written_again_by_a_launch(uploads: Any, tmp_path: Path, text: str) -> None:
+def test_a_damaged_list_is_written_again_by_a_launch(
+    uploads: Any, tmp_path: Path, text: str
+) -> None:
     ml = container(tmp_path)
     (ml / "input/data/config" / UPLOADS).write_text(text)
-    assert uploads.damage(ml).endswith("uploads.json is damaged; launch again, which writes it again")
+    assert uploads.damage(ml).endswith(
+        "uploads.json is damaged; launch again, which writes it again"
+    )
 
 
 def test_lacking_longer_and_no_lists(uploads: Any, tmp_path: Path) -> None:
@@ -113,10 +124,14 @@ def test_a_job_reads_no_changed_upload_and_the_next_launch_sends_it_again(
         s3.put_object(Bucket=bucket, Key=key, Body=bytes(body))
         changed.append(f"s3://{bucket}/{key}")
 
-    launch: Callable[[], smtrain.Job] = lambda: smtrain.launch(config, stage="prepare", say=lambda _: None)  # noqa: E731
+    launch: Callable[[], smtrain.Job] = lambda: smtrain.launch(  # noqa: E731
+        config, stage="prepare", say=lambda _: None
+    )
     monkeypatch.setattr(one_job, "upload", change_after)
     with pytest.raises(JobError) as refused:
         launch()
-    assert f"{changed[0]} has other bytes than were uploaded; delete it, then launch again" in str(refused.value)
+    assert f"{changed[0]} has other bytes than were uploaded; delete it, then launch again" in str(
+        refused.value
+    )
     monkeypatch.setattr(one_job, "upload", upload)
     assert launch().status == "Completed"

@@ -1,4 +1,6 @@
-"""A job's file says what its machines decide about section train; its name does not, so that older runs keep theirs."""
+"""A job's file says what its machines decide about section train; its name does not, so that older
+runs keep theirs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ FIRST = "llama-3-1-8b-train-b5d12c1c"
 
 def planned(config: Path, *set_: str) -> tuple[str, dict[str, Any]]:
     """The name of the train stage's first job, and section train of its file."""
-    chain = Chain(smtrain.load_config(config, set_=set_), SageMakerBackend("aws", "us-east-2"), look=False)
+    chain = Chain(
+        smtrain.load_config(config, set_=set_), SageMakerBackend("aws", "us-east-2"), look=False
+    )
     plan = chain.plan("train")
     (_, text), *_ = plan.uploads[-1].files
     assert isinstance(text, bytes)

@@ -32,7 +32,9 @@ def uri(local_home: Path) -> str:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 def test_a_second_download_leaves_what_is_the_same_and_goes_on(uri: str, tmp_path: Path) -> None:
@@ -44,7 +46,9 @@ def test_a_second_download_leaves_what_is_the_same_and_goes_on(uri: str, tmp_pat
     (tmp_path / "mine").write_text("kept")
     assert download(target, [(uri, tmp_path)]) == 3
     assert tree(tmp_path) == {**FILES, "mine": b"kept"}
-    assert all(path.stat().st_ino == inode for path, inode in before.items() if path.name != "weights.bin")
+    assert all(
+        path.stat().st_ino == inode for path, inode in before.items() if path.name != "weights.bin"
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -53,7 +57,9 @@ def test_other_files_stay_unless_asked(uri: str, tmp_path: Path, name: str, chan
     (tmp_path / name).parent.mkdir(exist_ok=True)
     mine = b"mine" if change == "size" else b"x" * len(FILES[name])
     (tmp_path / name).write_bytes(mine)
-    with pytest.raises(JobError, match=rf"holds other files of the same names \({name}\).*--overwrite"):
+    with pytest.raises(
+        JobError, match=rf"holds other files of the same names \({name}\).*--overwrite"
+    ):
         download(SageMakerBackend("local"), [(uri, tmp_path)])
     assert tree(tmp_path) == {name: mine}
     download(SageMakerBackend("local"), [(uri, tmp_path)], overwrite=True)
@@ -95,7 +101,9 @@ def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
 
     listing, asked = SageMakerBackend.listing, []
     monkeypatch.setattr(SageMakerBackend, "fetch", delayed)
-    monkeypatch.setattr(SageMakerBackend, "listing", lambda self, uri: asked.append(uri) or listing(self, uri))
+    monkeypatch.setattr(
+        SageMakerBackend, "listing", lambda self, uri: asked.append(uri) or listing(self, uri)
+    )
     assert download(target, [("s3://pruned/out/", tmp_path)]) == 6
     assert len(asked) == 3, "at the beginning, for the first file that is gone, and at the end"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_6"]
@@ -128,13 +136,17 @@ def test_weights_never_come_next_to_those_of_another_model(uri: str, tmp_path: P
     (tmp_path / "model.safetensors").write_bytes(b"old")
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(JobError, match=r"parts of another model \(model.safetensors\); delete them, or name"):
+        with pytest.raises(
+            JobError, match=r"parts of another model \(model.safetensors\); delete them, or name"
+        ):
             download(target, [("s3://downloads/model/", tmp_path)], overwrite=overwrite)
     (tmp_path / "model.safetensors").unlink()
     assert download(target, [("s3://downloads/model/", tmp_path)]) == 2
 
 
-def test_objects_that_change_meanwhile_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_change_meanwhile_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, fetch = SageMakerBackend("local"), SageMakerBackend.fetch
     target.s3.create_bucket(Bucket="changing")
     target.s3.put_object(Bucket="changing", Key="m/a", Body=b"aaa")
@@ -145,7 +157,9 @@ def test_objects_that_change_meanwhile_are_an_error(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(SageMakerBackend, "fetch", changing)
-        with pytest.raises(JobError, match=r"changed while it was being copied; run the same command .*--overwrite"):
+        with pytest.raises(
+            JobError, match=r"changed while it was being copied; run the same command .*--overwrite"
+        ):
             download(target, [("s3://changing/m/", tmp_path)])
     assert download(target, [("s3://changing/m/", tmp_path)], overwrite=True) == 1
     assert tree(tmp_path) == {"a": b"bbb"}

@@ -47,18 +47,24 @@ def test_the_token_is_read_in_the_container_and_lies_nowhere(
     hub: Hub, local_home: Path, trained_inputs: dict[str, Path]
 ) -> None:
     target = SageMakerBackend("local")
-    target.client("secretsmanager").create_secret(Name="team/hub", SecretString=json.dumps({"token": TOKEN}))
+    target.client("secretsmanager").create_secret(
+        Name="team/hub", SecretString=json.dumps({"token": TOKEN})
+    )
     raw = config(hub, trained_inputs["text"], {"secret": "team/hub", "key": "token"})
     assert smtrain.check(raw, stage="fetch").ok
     said: list[str] = []
     job = smtrain.launch(raw, stage="fetch", say=said.append)
     assert hub.tokens == {TOKEN}
-    listed = target.s3.list_objects_v2(Bucket="smtrain-local", Prefix=job.output.removeprefix("s3://smtrain-local/"))
+    listed = target.s3.list_objects_v2(
+        Bucket="smtrain-local", Prefix=job.output.removeprefix("s3://smtrain-local/")
+    )
     names = {item["Key"].rpartition("/")[2] for item in listed["Contents"]}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
     # The other stages read what it fetched, and data of the hub with the same token.
     hub.tokens.clear()
-    prepared = smtrain.launch({**raw, "data": {"path": "hf://org/gated"}}, stage="prepare", say=said.append)
+    prepared = smtrain.launch(
+        {**raw, "data": {"path": "hf://org/gated"}}, stage="prepare", say=said.append
+    )
     assert prepared.status == "Completed"
     assert hub.tokens == {TOKEN}
     assert hub.ranges
@@ -80,10 +86,16 @@ def test_the_token_is_read_in_the_container_and_lies_nowhere(
     ],
 )
 def test_what_went_wrong_is_one_sentence(
-    hub: Hub, local_home: Path, trained_inputs: dict[str, Path], token: dict[str, str] | None, reason: str
+    hub: Hub,
+    local_home: Path,
+    trained_inputs: dict[str, Path],
+    token: dict[str, str] | None,
+    reason: str,
 ) -> None:
     with pytest.raises(smtrain.JobError, match=reason):
-        smtrain.launch(config(hub, trained_inputs["text"], token), stage="fetch", say=lambda _: None)
+        smtrain.launch(
+            config(hub, trained_inputs["text"], token), stage="fetch", say=lambda _: None
+        )
 
 
 def test_a_token_nobody_keeps_is_found_before_anything_runs(
@@ -91,11 +103,17 @@ def test_a_token_nobody_keeps_is_found_before_anything_runs(
 ) -> None:
     found = smtrain.check(config(hub, trained_inputs["text"], {"ssm": "/nowhere"}), stage="fetch")
     assert [f.text for f in found.faults] == ["there is no SSM parameter /nowhere in us-east-1"]
-    SageMakerBackend("local").client("ssm").put_parameter(Name="/hub/token", Value=TOKEN, Type="SecureString")
-    assert smtrain.check(config(hub, trained_inputs["text"], {"ssm": "/hub/token"}), stage="fetch").ok
+    SageMakerBackend("local").client("ssm").put_parameter(
+        Name="/hub/token", Value=TOKEN, Type="SecureString"
+    )
+    assert smtrain.check(
+        config(hub, trained_inputs["text"], {"ssm": "/hub/token"}), stage="fetch"
+    ).ok
 
 
-def test_a_parameter_is_read_as_a_secret_is(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_is_read_as_a_secret_is(
+    local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_told.tell(monkeypatch)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.syspath_prepend(str(entrypoints_folder()))

@@ -14,7 +14,8 @@ from smtrain.core.protocol.entrypoints import entrypoints_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
-# Stands for torchrun: has handlers, a socket, a thread of its own and an exit function when it forks.
+# Stands for torchrun: has handlers, a socket, a thread of its own and an exit function when it
+# forks.
 PARENT = """
 import atexit, json, os, signal, socket, sys, threading, time
 sys.path.insert(0, os.environ["ENTRYPOINTS"])
@@ -68,8 +69,11 @@ def test_a_rank_begins_and_ends_like_a_python_of_its_own(tmp_path: Path) -> None
     hows = ["tell", "raise", "text", "unflushed", "0", "7", "SIGTERM", "SIGKILL"]
     done = subprocess.run(
         [sys.executable, "-c", PARENT, str(tmp_path / "script.py"), *hows],
-        env={**os.environ, "ENTRYPOINTS": str(entrypoints_folder())}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, "ENTRYPOINTS": str(entrypoints_folder())},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     statuses, pids, own = done.stdout.splitlines()
     assert json.loads(statuses) == [0, 1, 1, 0, 0, 7, -15, -9]
@@ -78,9 +82,16 @@ def test_a_rank_begins_and_ends_like_a_python_of_its_own(tmp_path: Path) -> None
     said = [(tmp_path / f"{n}.out").read_text() for n in range(len(hows))]
     told, thread = said[0].splitlines()
     assert json.loads(told) == {
-        "name": "__main__", "argv": [str(tmp_path / "script.py"), "an argument"], "rank": "0", "session": True,
-        "term": True, "int": True, "blocked": 0, "files": [], "home": os.environ.get("HOME"),
-    }  # fmt: skip
+        "name": "__main__",
+        "argv": [str(tmp_path / "script.py"), "an argument"],
+        "rank": "0",
+        "session": True,
+        "term": True,
+        "int": True,
+        "blocked": 0,
+        "files": [],
+        "home": os.environ.get("HOME"),
+    }
     assert thread == "a thread is waited for"
     assert said[1].splitlines()[-1] == "ValueError: a fault"
     assert "forking" not in said[1], "the traceback begins with the script"

@@ -1,4 +1,6 @@
-"""Jobs from images: one that was pulled starts without installing anything, one that lacks something installs it."""
+"""Jobs from images: one that was pulled starts without installing anything, one that lacks
+something installs it.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,16 @@ def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
 
 
 def installed(job: smtrain.Job) -> list[str]:
-    return [line.text for line in job.lines() if "install" in line.text or line.text.startswith("without ")]
+    return [
+        line.text
+        for line in job.lines()
+        if "install" in line.text or line.text.startswith("without ")
+    ]
 
 
-def test_a_job_from_a_pulled_image_installs_nothing(base: dict[str, Any], own_registry: str) -> None:
+def test_a_job_from_a_pulled_image_installs_nothing(
+    base: dict[str, Any], own_registry: str
+) -> None:
     """Pushed to a registry, gone from here, fetched once its size has been said and agreed to."""
     client, name = docker.client(), f"{own_registry}/mine/whole:1"
     try:
@@ -47,7 +55,8 @@ def test_a_job_from_a_pulled_image_installs_nothing(base: dict[str, Any], own_re
         client.images.remove(name)
         hosts = {"run_in": "docker", "image": name}
         with pytest.raises(
-            smtrain.JobError, match=rf"image {name} is not on this machine.*`smtrain image pull {name}`"
+            smtrain.JobError,
+            match=rf"image {name} is not on this machine.*`smtrain image pull {name}`",
         ):
             smtrain.launch(base, stage="prepare", local=hosts, say=lambda _: None)
         asked = CliRunner().invoke(app, ["pull", name])  # without a terminal no one can agree
@@ -59,7 +68,9 @@ def test_a_job_from_a_pulled_image_installs_nothing(base: dict[str, Any], own_re
         assert job.status == "Completed"
         assert installed(job) == []
         told = [finding.text for finding in smtrain.check(base, stage="prepare", local=hosts)]
-        assert f"{name} has every library of the stages: a job installs nothing when it starts" in told
+        assert (
+            f"{name} has every library of the stages: a job installs nothing when it starts" in told
+        )
     finally:
         with contextlib.suppress(ImageNotFound):
             client.images.remove(name, force=True)
@@ -98,7 +109,10 @@ def test_what_the_image_lacks_comes_with_the_code_and_check_says_how_long_that_t
     hosts = {"run_in": "docker", "image": lean}
     said: list[str] = []
     before = [finding.text for finding in smtrain.check(base, stage="prepare", local=hosts)]
-    lacks = f"{lean} lacks zlib-ng, which travel with the code, and every host installs them at every start; "
+    lacks = (
+        f"{lean} lacks zlib-ng, which travel with the code, and every host installs them at every"
+        " start; "
+    )
     assert f"{lacks}`smtrain image build` puts them in" in before
     job = smtrain.launch(base, stage="prepare", local=hosts, say=said.append)
     if [line for line in said if line.startswith("without ")]:
@@ -120,11 +134,16 @@ def test_an_image_without_what_a_stage_needs_is_refused_before_anything_is_uploa
     try:
         container.commit("smtrain-tiny-test", "bare", changes=["ENV PYTHONPATH=/none"])
         with pytest.raises(smtrain.JobError, match="nothing was started") as caught:
-            smtrain.launch(base, stage="prepare", local={"run_in": "docker", "image": name}, say=said.append)
+            smtrain.launch(
+                base, stage="prepare", local={"run_in": "docker", "image": name}, say=said.append
+            )
     finally:
         container.remove(force=True)
         client.images.remove(name, force=True)
     told = str(caught.value)
-    assert f"image: {name} has no transformers>=4.56, which every stage needs; `smtrain image build` adds it" in told
+    assert (
+        f"image: {name} has no transformers>=4.56, which every stage needs; `smtrain image build`"
+        " adds it" in told
+    )
     assert "which data.pii needs" in told
     assert not [line for line in said if "upload" in line]

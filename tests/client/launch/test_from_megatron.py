@@ -1,4 +1,6 @@
-"""A run that starts from Megatron's checkpoint, and a folder whose optimizer files are not uploaded."""
+"""A run that starts from Megatron's checkpoint, and a folder whose optimizer files are not
+uploaded.
+"""
 
 from __future__ import annotations
 
@@ -72,15 +74,27 @@ def without_weights(inputs: dict[str, Path], folder: Path) -> Path:
     return folder
 
 
-def test_stage_convert_reads_one_iteration(trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
+def test_stage_convert_reads_one_iteration(
+    trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     smtrain.convert(trained_inputs["model"], run, to=smtrain.Megatron(tp=1))
     (run / "manifest.json").unlink()  # as theirs have none
-    model = {"path": without_weights(trained_inputs, tmp_path / "model"), "weights": run / "iter_0000001"}
-    config = {**MEGATRON, "target": "local", "model": model, "data": {"path": trained_inputs["text"]}}
+    model = {
+        "path": without_weights(trained_inputs, tmp_path / "model"),
+        "weights": run / "iter_0000001",
+    }
+    config = {
+        **MEGATRON,
+        "target": "local",
+        "model": model,
+        "data": {"path": trained_inputs["text"]},
+    }
     job = smtrain.launch(config, stage="convert", say=lambda _: None)
     converted = job.download(tmp_path / "converted")
-    assert same(weights_of(open_weights(converted)), weights_of(open_weights(trained_inputs["model"])))
+    assert same(
+        weights_of(open_weights(converted)), weights_of(open_weights(trained_inputs["model"]))
+    )
 
 
 @pytest.mark.slow
@@ -98,27 +112,49 @@ def test_stage_convert_reads_one_iteration(trained_inputs: dict[str, Path], loca
         ),
     ],
 )
-def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
-    """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, all in S3, here."""
+def test_a_run_starts_from_it(
+    kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path
+) -> None:
+    """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, all in
+    S3, here.
+    """
     model, run = tmp_path / "model", tmp_path / "run"
     smtrain.convert(
-        trained_inputs["model"], run, to=smtrain.Megatron() if kind == "megatron" else smtrain.NemoMegatron(tp=2)
+        trained_inputs["model"],
+        run,
+        to=smtrain.Megatron() if kind == "megatron" else smtrain.NemoMegatron(tp=2),
     )
     (run / "manifest.json").unlink()  # as theirs have none
     without_weights(trained_inputs, model)
     small: dict[str, Any] = {
         "model": {"path": model, "weights": run / "iter_0000001"},
         "data": {"path": trained_inputs["text"]},
-        "train": {"seq_len": 32, "steps": 1, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
+        "train": {
+            "seq_len": 32,
+            "steps": 1,
+            "global_batch_size": 2,
+            "precision": "fp32",
+            "lr": 1e-9,
+        },
     }
     if kind == "megatron":
         config = smtrain.load_config(MEGATRON, **small, export={"megatron": True})
     else:
-        small["model"] = {"path": in_s3(model, "a-llama"), "weights": in_s3(run, "megatron_llama/checkpoints")}
+        small["model"] = {
+            "path": in_s3(model, "a-llama"),
+            "weights": in_s3(run, "megatron_llama/checkpoints"),
+        }
         small["train"] |= {"engine": "native", "min_lr": 0, "warmup_steps": 0, "save_interval": 1}
         small["parallel"] = {"tp": 2, "activation_checkpointing": "none"}
-        here = {"instance_type": "ml.m5.xlarge", "instance_count": 1, "processes_per_instance": 2, "role": None}
-        config = smtrain.load_config(EXAMPLE, **small, target="local", compute={**here, "region": None})
+        here = {
+            "instance_type": "ml.m5.xlarge",
+            "instance_count": 1,
+            "processes_per_instance": 2,
+            "role": None,
+        }
+        config = smtrain.load_config(
+            EXAMPLE, **small, target="local", compute={**here, "region": None}
+        )
     folder = smtrain.run(config, say=lambda _: None).download(tmp_path / "exported")
     if kind == "megatron":
         trained = open_weights(folder)

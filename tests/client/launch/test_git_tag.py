@@ -1,4 +1,6 @@
-"""The commit of the folder that a run was started from: in the tags of its jobs, and nowhere else."""
+"""The commit of the folder that a run was started from: in the tags of its jobs, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def git(folder: Path, *words: str) -> str:
     told = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     named = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
     return subprocess.run(
-        ["git", *named, *words], cwd=folder, env=os.environ | told, capture_output=True, text=True, check=True
+        ["git", *named, *words],
+        cwd=folder,
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
 
 
@@ -58,13 +65,17 @@ def test_without_git_nothing_is_said(repository: Path, monkeypatch: pytest.Monke
     assert committed(repository) is None
 
 
-def test_the_tag_changes_no_stage_and_one_of_the_users_stays(raw: dict[str, Any], repository: Path) -> None:
+def test_the_tag_changes_no_stage_and_one_of_the_users_stays(
+    raw: dict[str, Any], repository: Path
+) -> None:
     config = smtrain.load_config(raw)
     with_tag = tagged(config, repository)
     assert with_tag.tags[TAG] == committed(repository)
     assert keys_of(with_tag, "train") == keys_of(config, "train")
     place = backend_of(config)
-    assert Chain(with_tag, place, look=False).base_name("train") == Chain(config, place, look=False).base_name("train")
+    assert Chain(with_tag, place, look=False).base_name("train") == Chain(
+        config, place, look=False
+    ).base_name("train")
     mine = smtrain.load_config(raw | {"tags": {TAG: "mine"}})
     assert tagged(mine, repository) is mine
     assert tagged(config, repository.parent) is config
@@ -77,4 +88,6 @@ def test_a_dry_run_shows_the_tag_that_a_run_sends(
     Path("run.yaml").write_text(yaml.safe_dump(raw))
     request = json.loads(command("launch", "run.yaml", "--dry-run").stdout)
     assert {"Key": TAG, "Value": committed(repository)} in request["Tags"]
-    assert TAG not in json.dumps(smtrain.request("run.yaml")), "the request is a function of config and bundle alone"
+    assert TAG not in json.dumps(smtrain.request("run.yaml")), (
+        "the request is a function of config and bundle alone"
+    )

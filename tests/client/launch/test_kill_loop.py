@@ -1,7 +1,8 @@
 """One run, killed again and again wherever it hurts, with its newest checkpoint damaged in between.
 
-The gate kills a run of one host once, `--full` one of two hosts three times, and a mixture whose experts are divided.
-`SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments and targets.
+The gate kills a run of one host once, `--full` one of two hosts three times, and a mixture whose
+experts are divided. `SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED`
+chooses the moments and targets.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("SMTRAIN_KILL_LOOP", "3" if tiers.full() else "1"))
 SEED = int(os.environ.get("SMTRAIN_KILL_LOOP_SEED", "1"))
-# A run whose client is killed keeps running: on a busy machine it makes steps before the next client follows it.
+# A run whose client is killed keeps running: on a busy machine it makes steps before the next
+# client follows it.
 STEPS = 30 + 7 * KILLS if tiers.full() else 16
 HOSTS = 2 if tiers.full() else 1
 KEEP = 2
@@ -78,11 +80,20 @@ def config(
         "parallel": parallel,
         "checkpoint": {"keep": KEEP},
         "train": {
-            "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "warmup_steps": 2,
+            "steps": STEPS,
+            "global_batch_size": 16,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "warmup_steps": 2,
             "save_interval": 2,
         },
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": HOSTS, "processes_per_instance": 2},
-    }  # fmt: skip
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": HOSTS,
+            "processes_per_instance": 2,
+        },
+    }
 
 
 def mixture(model: Path, folder: Path) -> Path:
@@ -92,20 +103,34 @@ def mixture(model: Path, folder: Path) -> Path:
 
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}
     MixtralForCausalLM(
         MixtralConfig(
-            vocab_size=512, max_position_embeddings=256, num_key_value_heads=2, bos_token_id=0, eos_token_id=0,
-            **sizes, **experts,
+            vocab_size=512,
+            max_position_embeddings=256,
+            num_key_value_heads=2,
+            bos_token_id=0,
+            eos_token_id=0,
+            **sizes,
+            **experts,
         )
-    ).save_pretrained(folder)  # fmt: skip
+    ).save_pretrained(folder)
     return folder
 
 
 def processes(home: Path, word: Callable[[bytes, bytes], bool]) -> list[int]:
     """Processes of this home for which `word(command line, environment)` holds."""
-    return [pid for pid, line in commands().items() if pid != os.getpid() and word(line, read(pid, "environ"))]
+    return [
+        pid
+        for pid, line in commands().items()
+        if pid != os.getpid() and word(line, read(pid, "environ"))
+    ]
 
 
 def victims(home: Path, job: str, target: str) -> list[int]:
@@ -117,7 +142,9 @@ def victims(home: Path, job: str, target: str) -> list[int]:
         endpoint = running(home)
         return [endpoint.pid] if endpoint else []
     if target == "host":
-        return processes(home, lambda line, _: b"smtrain.plane.server.sandbox" in line and folder in line)
+        return processes(
+            home, lambda line, _: b"smtrain.plane.server.sandbox" in line and folder in line
+        )
     if target == "launcher":
         return processes(home, lambda line, env: of_job(env) and b"launch.py" in line)
     return ranks(processes(home, lambda _, env: of_job(env)))
@@ -127,8 +154,19 @@ class Client:
     """`smtrain launch` in a process of its own, whose lines are read as they come."""
 
     def __init__(self, path: Path) -> None:
-        command = [sys.executable, "-m", "smtrain", "launch", str(path), "--stage", "train", "--plain"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "smtrain",
+            "launch",
+            str(path),
+            "--stage",
+            "train",
+            "--plain",
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.text: list[str] = []
 
     def until_step(self, more: int) -> bool:
@@ -150,7 +188,9 @@ class Client:
 
 
 def damage(target: SageMakerBackend, prefix: str, chance: random.Random) -> str | None:
-    """Change one file of the newest whole checkpoint, if an older whole one exists to resume from."""
+    """Change one file of the newest whole checkpoint, if an older whole one exists to resume
+    from.
+    """
     whole = [step for step in saved_steps(target, prefix) if step.whole]
     if len(whole) < 2:
         return None
@@ -185,11 +225,18 @@ def final_hashes(target: SageMakerBackend, job: smtrain.Job) -> dict[str, str]:
 
 
 def test_killed_at_random_it_ends_bit_for_bit(
-    home: Path, config: dict[str, Any], tmp_path: Path, record_property: Callable[[str, object], None]
+    home: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     chance = random.Random(SEED)
-    stages: tuple[Stage, ...] = ("prepare", "convert", "train") if tiers.full() else ("prepare", "train")
-    prepared, *_, whole = (smtrain.launch(config, stage=stage, say=lambda _: None) for stage in stages)
+    stages: tuple[Stage, ...] = (
+        ("prepare", "convert", "train") if tiers.full() else ("prepare", "train")
+    )
+    prepared, *_, whole = (
+        smtrain.launch(config, stage=stage, say=lambda _: None) for stage in stages
+    )
     expected = losses(whole)
     assert sorted(expected) == list(range(1, STEPS + 1))
     hashes = final_hashes(SageMakerBackend("local"), whole)
@@ -228,7 +275,9 @@ def test_killed_at_random_it_ends_bit_for_bit(
         if target != "client":
             wait_until_ended(job, 120)
             if chance.random() < 0.3 and (
-                done := damage(SageMakerBackend("local"), job.describe()["CheckpointConfig"]["S3Uri"], chance)
+                done := damage(
+                    SageMakerBackend("local"), job.describe()["CheckpointConfig"]["S3Uri"], chance
+                )
             ):
                 damaged.append(done)
     print(f"kills: {dict(kills)}; damaged: {damaged}")
@@ -256,7 +305,9 @@ def test_killed_at_random_it_ends_bit_for_bit(
     assert sum(step.whole for step in saved_steps(SageMakerBackend("local"), prefix)) >= 1
     shut_down()
     deadline = time.monotonic() + 30
-    while left := processes(home, lambda line, env: os.fsencode(home) in line or b"TRAINING_JOB_NAME=battered" in env):
+    while left := processes(
+        home, lambda line, env: os.fsencode(home) in line or b"TRAINING_JOB_NAME=battered" in env
+    ):
         assert time.monotonic() < deadline, f"left running: {left}"
         time.sleep(0.2)
     assert str(home) not in Path("/proc/self/mounts").read_text()

@@ -29,33 +29,48 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_stage_asks_for_what_it_needs(launcher: Any, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
-    file.write_text("# a heading\npytest>=1\n\nno-such-distribution>=2  # train export\npytest<1 \\\n    # prepare\n")
+    file.write_text(
+        "# a heading\npytest>=1\n\nno-such-distribution>=2  # train export\npytest<1 \\\n    #"
+        " prepare\n"
+    )
     assert launcher.wanted(file, "train") == ["pytest>=1", "no-such-distribution>=2"]
     assert launcher.wanted(file, "prepare") == ["pytest>=1", "pytest<1"]
     assert launcher.missing(["pytest>=1", "no-such-distribution>=2", "pytest<1"]) == [
-        "no-such-distribution>=2", "pytest<1",
-    ]  # fmt: skip
+        "no-such-distribution>=2",
+        "pytest<1",
+    ]
     for stage in ("train", "prepare", "convert", "export", "generate", "fetch", "compile"):
-        pinned = [line.split("==")[0] for line in launcher.wanted(entrypoints_folder() / "wheels.txt", stage)]
+        pinned = [
+            line.split("==")[0]
+            for line in launcher.wanted(entrypoints_folder() / "wheels.txt", stage)
+        ]
         assert ("gigatoken" in pinned) == (stage == "prepare")
         assert launcher.wanted(entrypoints_folder() / "requirements.txt", stage)
 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
-    """A container with the launcher, which wants nothing yet, and a stage that shows what it can import."""
+    """A container with the launcher, which wants nothing yet, and a stage that shows what it can
+    import.
+    """
     code = tmp_path / "code/entrypoints"
     code.mkdir(parents=True)
     shutil.copy(entrypoints_folder() / "launch.py", code)
     (code / "requirements.txt").write_text("")
     (code / "wheels.txt").write_text("")
-    (code / "export.py").write_text("import smtrain_probe; print('probe', smtrain_probe.__file__)\n")
+    (code / "export.py").write_text(
+        "import smtrain_probe; print('probe', smtrain_probe.__file__)\n"
+    )
     return tmp_path
 
 
 def launched(container: Path, stage: str = "export") -> subprocess.CompletedProcess[str]:
     """Run the launcher as a job does, with no index to ask."""
-    environment = {**os.environ, "SMTRAIN_ML_ROOT": str(container), "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    environment = {
+        **os.environ,
+        "SMTRAIN_ML_ROOT": str(container),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    }
     command = [sys.executable, str(container / "code/entrypoints/launch.py"), stage]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -67,14 +82,20 @@ def wheel(folder: Path) -> str:
     about = "smtrain_probe-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("smtrain_probe.py", "")
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: smtrain-probe\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: smtrain-probe\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{about}/RECORD", "")
     return f"smtrain-probe==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def test_what_travels_with_the_code_is_installed_into_a_folder_of_the_job(container: Path) -> None:
-    """Without an index and without touching this Python; a wheel that is not the pinned one is not installed."""
+    """Without an index and without touching this Python; a wheel that is not the pinned one is not
+    installed.
+    """
     line = wheel(container / "input/data/code/wheels")
     (container / "code/entrypoints/wheels.txt").write_text(f"{line}  # export\n")
     done = launched(container)
@@ -95,17 +116,23 @@ def test_what_travels_with_the_code_is_installed_into_a_folder_of_the_job(contai
 
 
 def test_a_container_that_lacks_what_a_stage_needs_says_so_at_once(container: Path) -> None:
-    (container / "code/entrypoints/requirements.txt").write_text("no-such-distribution>=2  # export\npydantic\n")
+    (container / "code/entrypoints/requirements.txt").write_text(
+        "no-such-distribution>=2  # export\npydantic\n"
+    )
     done = launched(container)
     assert done.returncode == 1
     failure = (container / "output/failure").read_text()
-    assert failure.startswith(f"{sys.executable} has no no-such-distribution>=2, which stage export needs; ")
+    assert failure.startswith(
+        f"{sys.executable} has no no-such-distribution>=2, which stage export needs; "
+    )
     assert done.stderr.strip() == failure
     assert done.stdout == ""
 
 
 def test_what_the_data_asks_for_must_be_there_before_the_stage_begins(container: Path) -> None:
-    (container / "code/entrypoints/requirements.txt").write_text("pydantic\nno-such-distribution  # prepare+pii\n")
+    (container / "code/entrypoints/requirements.txt").write_text(
+        "pydantic\nno-such-distribution  # prepare+pii\n"
+    )
     (container / "code/entrypoints/prepare.py").write_text("print('prepared')\n")
     config = container / "input/data/config/config.json"
     config.parent.mkdir(parents=True)
@@ -115,7 +142,10 @@ def test_what_the_data_asks_for_must_be_there_before_the_stage_begins(container:
     assert done.stdout == ""
     said = done.stderr.strip()
     assert said == (container / "output/failure").read_text()
-    assert "has no no-such-distribution, which data.pii needs; build it into the image (`smtrain image build`)" in said
+    assert (
+        "has no no-such-distribution, which data.pii needs; build it into the image (`smtrain image"
+        " build`)" in said
+    )
     config.write_text(json.dumps({"data": {"path": "s3://b/text/", "pii": None}}))
     assert launched(container, "prepare").stdout == "prepared\n"
 
@@ -127,7 +157,10 @@ def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
         monkeypatch.setenv(name, "kept")
     monkeypatch.delenv("SMTRAIN_MASTER_PORT", raising=False)
     for path, content in {
-        "input/config/resourceconfig.json": {"hosts": ["algo-1", "algo-2"], "current_host": "algo-2"},
+        "input/config/resourceconfig.json": {
+            "hosts": ["algo-1", "algo-2"],
+            "current_host": "algo-2",
+        },
         "input/data/config/config.json": {"compute": {"processes_per_instance": 32}},
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -135,13 +168,21 @@ def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
     argv = launcher.command("train", tmp_path)
     assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert argv[3:8] == [
-        "--nnodes=2", "--nproc_per_node=32", "--node_rank=1", "--master_addr=algo-1", "--master_port=7777",
-    ]  # fmt: skip
+        "--nnodes=2",
+        "--nproc_per_node=32",
+        "--node_rank=1",
+        "--master_addr=algo-1",
+        "--master_port=7777",
+    ]
     assert argv[-1].endswith("entrypoints/train.py")
-    forked, started = ([str(entrypoints_folder() / name)] for name in ("forking.py", "rendezvous.py"))
+    forked, started = (
+        [str(entrypoints_folder() / name)] for name in ("forking.py", "rendezvous.py")
+    )
     assert launcher.torchrun("localhost", "nxd") == started
     monkeypatch.setattr(launcher, "accelerator", lambda: False)
-    assert launcher.torchrun("localhost", "native") == (forked if sys.platform == "linux" else started)
+    assert launcher.torchrun("localhost", "native") == (
+        forked if sys.platform == "linux" else started
+    )
     monkeypatch.setattr(launcher, "accelerator", lambda: True)
     assert launcher.torchrun("localhost", "native") == started
     assert launcher.torchrun("algo-1", "native") == ["-m", "torch.distributed.run"]

@@ -1,4 +1,6 @@
-"""A whole run on the local control plane: through the same calls, requests and containers as on AWS."""
+"""A whole run on the local control plane: through the same calls, requests and containers as on
+AWS.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,21 @@ def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         "data": {"path": trained_inputs["text"]},
         "parallel": {"tp": RANKS, "pp": 2, "micro_batch_size": 2},
         "train": {
-            "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
+            "steps": STEPS,
+            "global_batch_size": 16,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 3e-3,
+            "warmup_steps": 2,
             "save_interval": 4,
         },
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": RANKS},
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": RANKS,
+        },
         "generate": {"prompts": ["the red fox"], "max_new_tokens": 8},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +80,9 @@ def exact_records(job: smtrain.Job) -> dict[int, dict[str, Any]]:
 
 
 def losses(job: smtrain.Job) -> dict[int, tuple[float, float]]:
-    return {step: (record["loss"], record["grad_norm"]) for step, record in exact_records(job).items()}
+    return {
+        step: (record["loss"], record["grad_norm"]) for step, record in exact_records(job).items()
+    }
 
 
 def wait_for_step(job: smtrain.Job, step: int) -> None:
@@ -82,7 +95,8 @@ def wait_for_step(job: smtrain.Job, step: int) -> None:
 def kill_all_of(job: smtrain.Job) -> int:
     """kill -9 every process that runs for the job, as a power cut would; gives how many there were.
 
-    All are found before the first is killed: with a host's process 1 the kernel ends all others of it.
+    All are found before the first is killed: with a host's process 1 the kernel ends all others of
+    it.
     """
     found = processes_of(job)
     for pid in found:
@@ -92,7 +106,13 @@ def kill_all_of(job: smtrain.Job) -> int:
 
 
 def test_a_run_goes_from_text_to_text(whole: smtrain.Run) -> None:
-    assert [result.stage for result in whole.results] == ["prepare", "convert", "train", "export", "generate"]
+    assert [result.stage for result in whole.results] == [
+        "prepare",
+        "convert",
+        "train",
+        "export",
+        "generate",
+    ]
     assert not any(result.skipped for result in whole.results)
     assert len(whole.loss) == STEPS
     assert whole.loss[-1] < whole.loss[0] - 0.5
@@ -104,13 +124,17 @@ def test_a_run_goes_from_text_to_text(whole: smtrain.Run) -> None:
 
 def test_a_run_s_summary_says_what_came_of_it_and_how_to_go_on(whole: smtrain.Run) -> None:
     told = whole.summary().splitlines()
-    assert told[0] == f"loss:       {whole.loss[0]:.4f} -> {whole.loss[-1]:.4f} (steps 1 to {STEPS})"
+    assert (
+        told[0] == f"loss:       {whole.loss[0]:.4f} -> {whole.loss[-1]:.4f} (steps 1 to {STEPS})"
+    )
     assert re.fullmatch(r"time:       [\d.]+ (s|min.*)", told[1])
     assert told[2] == f"model:      {whole.model}"
     name = whole.config.name
     assert [line[12:] for line in told[3:]] == [
-        f"smtrain chat {name}", f"smtrain report {name}", f"smtrain download {name} FOLDER",
-    ]  # fmt: skip
+        f"smtrain chat {name}",
+        f"smtrain report {name}",
+        f"smtrain download {name} FOLDER",
+    ]
     assert whole.summary("mine").splitlines()[-1].endswith(f"smtrain push mine YOU/{name}")
 
 
@@ -121,7 +145,9 @@ def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
     started = [pid for pid in children_of(plane.pid) if b"warm.py" in read(pid, "cmdline")]
     assert len(started) == 1
     told = (plane.home / "local/server.log").read_text().splitlines()
-    refused = {word for line in told if "no warm start" in line for word in re.findall(r"\w+", line)}
+    refused = {
+        word for line in told if "no warm start" in line for word in re.findall(r"\w+", line)
+    }
     assert not refused & {*plane.environment(), *whole.job("train").describe()["Environment"]}
 
 
@@ -145,7 +171,9 @@ def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> 
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("the red fox", return_tensors="pt")
-    written = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, do_sample=False, pad_token_id=0)
+    written = model.generate(
+        input_ids=inputs["input_ids"], max_new_tokens=8, do_sample=False, pad_token_id=0
+    )
     text = tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert text.strip() == whole.texts[0]["completion"].strip()
     assert model.dtype == torch.float32
@@ -163,7 +191,10 @@ def test_the_demo_shows_all_but_the_curve_without_matplotlib(
     assert f"over {STEPS} steps" in said
     assert "> the red fox" in said
     assert "generate" in said
-    assert re.search("curve: not drawn: .*matplotlib, which is not installed; run `pip install .*'matplotlib", said)
+    assert re.search(
+        "curve: not drawn: .*matplotlib, which is not installed; run `pip install .*'matplotlib",
+        said,
+    )
     assert (tmp_path / "model" / "config.json").is_file()
 
 
@@ -171,7 +202,9 @@ def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:
     job = smtrain.Job(whole.job("train").name, "local")
     assert job.status == "Completed"
     assert [uri.rstrip("/")[-4:] for uri in job.checkpoints] == ["0016", "0020"]
-    assert job.loss == pytest.approx([record["loss"] for record in exact_records(job).values()], abs=1e-6)
+    assert job.loss == pytest.approx(
+        [record["loss"] for record in exact_records(job).values()], abs=1e-6
+    )
     assert {line.host for line in job.lines()} >= {"algo-1"}
     assert not list_objects(sagemaker(job.target), job.checkpoints[0] + "nothing")
     job.stop()
@@ -181,7 +214,9 @@ def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:
 
 
 @pytest.mark.full
-def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrain.Run, base: dict[str, Any]) -> None:
+def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(
+    whole: smtrain.Run, base: dict[str, Any]
+) -> None:
     other = {**base, "name": "killed", "data": {"prepared": whole.job("prepare").output}}
     expected = losses(whole.job("train"))
     job = smtrain.launch(other, wait=False, say=lambda _: None)
@@ -201,11 +236,18 @@ def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrai
 
 
 @pytest.mark.full
-def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, base: dict[str, Any]) -> None:
+def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(
+    whole: smtrain.Run, base: dict[str, Any]
+) -> None:
     plane = local_plane()
     plane.calm()
     spot = {**base["compute"], "spot": True, "max_run": 600, "max_wait": 1200}
-    other = {**base, "name": "spot", "data": {"prepared": whole.job("prepare").output}, "compute": spot}
+    other = {
+        **base,
+        "name": "spot",
+        "data": {"prepared": whole.job("prepare").output},
+        "compute": spot,
+    }
     job = smtrain.launch(other, wait=False, say=lambda _: None)
     asked, saved = 0, [0]
     for event in job.events(poll=0.05):
@@ -214,7 +256,10 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, 
             saved.append(int(found[1]))
         # The first step that is heard of in each of the first two attempts.
         elif (
-            (found := re.match(r"step=(\d+) ", text)) and asked < 2 and asked < len(saved) and int(found[1]) > saved[-1]
+            (found := re.match(r"step=(\d+) ", text))
+            and asked < 2
+            and asked < len(saved)
+            and int(found[1]) > saved[-1]
         ):
             asked += 1
             plane.interrupt(job.name)
@@ -230,7 +275,9 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, 
     assert {step: expected[step] for step in last} == last
 
 
-def test_stopped_it_saves_and_the_same_command_goes_on(whole: smtrain.Run, base: dict[str, Any]) -> None:
+def test_stopped_it_saves_and_the_same_command_goes_on(
+    whole: smtrain.Run, base: dict[str, Any]
+) -> None:
     other = {
         **base,
         "name": "stopped",
@@ -254,10 +301,15 @@ def test_stopped_it_saves_and_the_same_command_goes_on(whole: smtrain.Run, base:
     expected, after = losses(whole.job("train")), losses(again)
     assert min(after) == done + 1
     assert {step: expected[step] for step in after} == after
-    assert [uri.split("/")[-3] for uri in again.checkpoints] == [job.name, again.name], "each in a folder of its own"
+    assert [uri.split("/")[-3] for uri in again.checkpoints] == [
+        job.name,
+        again.name,
+    ], "each in a folder of its own"
 
 
-def test_a_failing_stage_is_one_sentence_with_its_cause(base: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failing_stage_is_one_sentence_with_its_cause(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nnot json\n')
     with pytest.raises(smtrain.JobError) as caught:
         smtrain.run(base, name="broken", data={"path": str(tmp_path)}, say=lambda _: None)
@@ -280,14 +332,20 @@ def test_all_that_a_train_job_left_is_downloaded(whole: smtrain.Run, tmp_path: P
     assert [record["step"] for record in logged] == [record["step"] for record in job.records]
     assert list((metrics / "tensorboard").glob("events.*"))
     checkpoints = job.download(tmp_path / "checkpoints", "checkpoints")
-    assert sorted(path.name for path in checkpoints.iterdir()) == [uri.split("/")[-2] for uri in job.checkpoints]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        uri.split("/")[-2] for uri in job.checkpoints
+    ]
     assert verify(checkpoints) > 0
     everything = whole.download(tmp_path / "all", "all")
     assert sorted(path.name for path in everything.iterdir()) == ["checkpoints", "metrics", "model"]
     assert (everything / "model/model.safetensors").is_file()
-    with pytest.raises(smtrain.JobError, match=f"smtrain download {whole.job('export').name} FOLDER"):
+    with pytest.raises(
+        smtrain.JobError, match=f"smtrain download {whole.job('export').name} FOLDER"
+    ):
         job.download(tmp_path / "model")
-    with pytest.raises(smtrain.JobError, match="has not left a whole checkpoint; it has left model: "):
+    with pytest.raises(
+        smtrain.JobError, match="has not left a whole checkpoint; it has left model: "
+    ):
         whole.job("export").download(tmp_path / "none", "checkpoints")
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "none").exists()
@@ -305,7 +363,9 @@ def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, tmp_path: Path)
     status = smtrain_cli("status", job.name)
     assert "status:      Completed (Completed)" in status
     assert f"step:        {STEPS}  loss " in status
-    assert [line.split()[2] for line in status.splitlines() if line.startswith("checkpoint:")] == saved_steps(job)
+    assert [
+        line.split()[2] for line in status.splitlines() if line.startswith("checkpoint:")
+    ] == saved_steps(job)
     assert f"smtrain download {job.name} FOLDER --what checkpoints" in status
     assert f"metrics:     {job.output.removesuffix('model/')}data/" in status
     assert f"model:       {whole.model}" in status

@@ -1,4 +1,6 @@
-"""Runs of long sequences through the local control plane: rows cut over processes, positions extended by config."""
+"""Runs of long sequences through the local control plane: rows cut over processes, positions
+extended by config.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ WHOLE: dict[str, Any] = {"parallel": {}, "processes": 1}
 
 
 @pytest.fixture(scope="module")
-def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def base(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("long")
     shutil.copytree(trained_inputs["model"], folder / "model")
     (folder / "model/chat_template.jinja").write_text(CHAT_TEMPLATE)
@@ -38,7 +42,10 @@ def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: py
         ("text", [{"text": text} for text in texts]),
         (
             "sft",
-            [{"instruction": f"what is red number {i}?", "output": f"the red fox number {i}."} for i in range(240)],
+            [
+                {"instruction": f"what is red number {i}?", "output": f"the red fox number {i}."}
+                for i in range(240)
+            ],
         ),
     ):
         (folder / name).mkdir()
@@ -59,7 +66,13 @@ def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: py
 def config(base: dict[str, Any], name: str, mesh: dict[str, Any], **train: Any) -> dict[str, Any]:
     compute = {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": mesh["processes"]}
     parallel = {"micro_batch_size": 1, **mesh["parallel"]}
-    return {**base, "name": name, "parallel": parallel, "compute": compute, "train": {**base["train"], **train}}
+    return {
+        **base,
+        "name": name,
+        "parallel": parallel,
+        "compute": compute,
+        "train": {**base["train"], **train},
+    }
 
 
 def trained(raw: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -74,7 +87,10 @@ def agree(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any]]) ->
     for step, record in ours.items():
         for key in ("loss", "grad_norm", "val_loss"):
             assert (key in record) == (key in theirs[step])
-            assert record.get(key, 0.0) == pytest.approx(theirs[step].get(key, 0.0), rel=1e-4), (step, key)
+            assert record.get(key, 0.0) == pytest.approx(theirs[step].get(key, 0.0), rel=1e-4), (
+                step,
+                key,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +123,12 @@ def test_a_run_has_the_numbers_of_one_process_and_exports_the_longer_model(
 
 def test_detach_is_refused_by_its_own_name(base: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config(base, "detached", CUT)))
-    done = subprocess.run([warm.smtrain(), "run", "run.yaml", "--detach"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [warm.smtrain(), "run", "run.yaml", "--detach"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert "--detach: only a Slurm cluster runs a chain by itself" in done.stderr
 
 
@@ -139,24 +160,42 @@ def test_so_it_is_with(kind: str, base: dict[str, Any], tmp_path: Path) -> None:
     if kind == "experts":
         mesh = {"parallel": {"cp": 2, "ep": 2}, "processes": 2}
         shutil.copytree(folder / "model", tmp_path / "model")
-        sizes = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        sizes = {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        }
         left_out = ("model_type", "architectures", "torch_dtype")
         described = {key: value for key, value in LLAMA.items() if key not in left_out} | sizes
         torch.manual_seed(0)
-        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**described)).save_pretrained(tmp_path / "model")
+        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**described)).save_pretrained(
+            tmp_path / "model"
+        )
         changed["model"] = {**base["model"], "path": str(tmp_path / "model")}
     run = smtrain.run(config(changed, f"cut-{kind}", mesh, **train), say=_silent)
     assert run.results[-1].stage == "generate"
-    agree(exact_records(run.job("train")), trained(config(changed, f"whole-{kind}", WHOLE, **train)))
+    agree(
+        exact_records(run.job("train")), trained(config(changed, f"whole-{kind}", WHOLE, **train))
+    )
 
 
 def test_its_needles_and_losses_by_position_are_measured(
     cut: smtrain.Run, base: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = Path(base["model"]["path"]).parent
-    words = ["--base", str(folder / "model"), "--tasks", "needle,loss_by_position", "--text", str(folder / "text")]
+    words = [
+        "--base",
+        str(folder / "model"),
+        "--tasks",
+        "needle,loss_by_position",
+        "--text",
+        str(folder / "text"),
+    ]
     more = ["--lengths", "64,128,256,500", "--limit", "4", "--out", str(tmp_path / "out")]
-    done = subprocess.run([warm.smtrain(), "evaluate", cut.config.name, *words, *more], capture_output=True, text=True)
+    done = subprocess.run(
+        [warm.smtrain(), "evaluate", cut.config.name, *words, *more], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     made = json.loads((tmp_path / "out/evaluation.json").read_text())["long"]["after"]
     assert [last for _, last, _ in made["loss_by_position"]] == [64, 128, 256, 500]

@@ -1,4 +1,6 @@
-"""A model of ModelScope: all that belongs to it, as it was at one commit, through broken connections, and its token."""
+"""A model of ModelScope: all that belongs to it, as it was at one commit, through broken
+connections, and its token.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def site(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSco
 
 
 @pytest.fixture
-def fetched(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def fetched(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
     """Run stage fetch and return the prefix of the model."""
     monkeypatch.syspath_prepend(str(entrypoints_folder()))
     monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path / "fetched"))
@@ -61,7 +65,9 @@ def fetched(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "fetched").mkdir()
         monkeypatch.setattr(module, "read", lambda _: token)
         model = {"path": path, **({"token": {"ssm": "/team/modelscope"}} if token else {})}
-        module.stage(load_config({**raw, "model": model}), Container(tmp_path, ("algo-1",), "algo-1"))
+        module.stage(
+            load_config({**raw, "model": model}), Container(tmp_path, ("algo-1",), "algo-1")
+        )
         return tmp_path / "fetched"
 
     return run
@@ -74,8 +80,12 @@ def test_all_that_belongs_to_a_model_comes_as_it_was_at_one_commit(
     folder = fetched("modelscope://org/model")
     source = json.loads((folder / "source.json").read_text())
     assert source == {
-        "endpoint": site.url, "model": "org/model", "revision": "master", "commit": NEW, "hub": "modelscope",
-    }  # fmt: skip
+        "endpoint": site.url,
+        "model": "org/model",
+        "revision": "master",
+        "commit": NEW,
+        "hub": "modelscope",
+    }
     wanted = {path.name for path in repository.iterdir() if path.is_file()} - {"training_args.bin"}
     assert {path.name for path in folder.iterdir()} == wanted | {"source.json"}
     assert all((folder / name).read_bytes() == (repository / name).read_bytes() for name in wanted)
@@ -92,7 +102,9 @@ def test_a_connection_that_breaks_goes_on_where_it_was(
             path.unlink()
     site.breaks = 3
     folder = fetched("modelscope://org/model@v1")
-    assert (folder / "model.safetensors").read_bytes() == (repository / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        repository / "model.safetensors"
+    ).read_bytes()
     assert site.ranges == ["model.safetensors"] * 3
 
 
@@ -107,16 +119,37 @@ def test_a_token_goes_to_modelscope_alone(site: ModelScope, fetched: Callable[..
 @pytest.mark.parametrize(
     ("path", "change", "words"),
     [
-        ("org/none", "", r"refuses org/none at master \(404 Not Found\); check its name and revision"),
+        (
+            "org/none",
+            "",
+            r"refuses org/none at master \(404 Not Found\); check its name and revision",
+        ),
         ("org/model@v9", "", r"refuses org/model at v9 \(404 Not Found\)"),
-        ("org/model", "token", r"refuses org/model at master \(403 Forbidden\); .*token \(model.token\)"),
-        ("org/model", "other", r"config.json of org/model did not arrive .* \(it is not what ModelScope lists\)"),
-        ("org/model", "weights", r"modelscope://org/model holds an ONNX export \(onnx/model.onnx\); take the model"),
+        (
+            "org/model",
+            "token",
+            r"refuses org/model at master \(403 Forbidden\); .*token \(model.token\)",
+        ),
+        (
+            "org/model",
+            "other",
+            r"config.json of org/model did not arrive .* \(it is not what ModelScope lists\)",
+        ),
+        (
+            "org/model",
+            "weights",
+            r"modelscope://org/model holds an ONNX export \(onnx/model.onnx\); take the model",
+        ),
         ("org/model", "empty", r"lists no files of org/model at master"),
     ],
-)  # fmt: skip
+)
 def test_what_went_wrong_is_one_sentence(
-    site: ModelScope, repository: Path, fetched: Callable[..., Path], path: str, change: str, words: str
+    site: ModelScope,
+    repository: Path,
+    fetched: Callable[..., Path],
+    path: str,
+    change: str,
+    words: str,
 ) -> None:
     if change == "token":
         site.token = TOKEN
@@ -149,9 +182,15 @@ def test_a_run_has_a_stage_that_fetches_it(raw: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"path": "modelscope://model"}}, "must look like modelscope://organization/model@revision"),
         (
-            {"model": {"path": "modelscope://org/model", "token": {"ssm": "/t"}}, "data": {"path": "hf://org/text"}},
+            {"model": {"path": "modelscope://model"}},
+            "must look like modelscope://organization/model@revision",
+        ),
+        (
+            {
+                "model": {"path": "modelscope://org/model", "token": {"ssm": "/t"}},
+                "data": {"path": "hf://org/text"},
+            },
             "model.token: is the token of one hub, and model and data are on two",
         ),
         (
@@ -160,6 +199,8 @@ def test_a_run_has_a_stage_that_fetches_it(raw: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_starts(raw: dict[str, Any], changes: Any, words: str) -> None:
+def test_what_cannot_be_is_told_before_anything_starts(
+    raw: dict[str, Any], changes: Any, words: str
+) -> None:
     with pytest.raises(smtrain.ConfigError, match=words):
         load_config({**raw, **changes})

@@ -1,4 +1,6 @@
-"""Compiled graphs of engine native: in S3 between jobs, on the host's disk or in its warm pool while one runs."""
+"""Compiled graphs of engine native: in S3 between jobs, on the host's disk or in its warm pool
+while one runs.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def host(tmp_path: Path) -> Path:
         (ml / "code/entrypoints" / name).write_text(TORCHRUN)
     for path, content in {
         "input/config/resourceconfig.json": {"hosts": ["algo-1"], "current_host": "algo-1"},
-        "input/data/config/config.json": {"compute": {"processes_per_instance": 1}, "train": {"engine": "nxd"}},
+        "input/data/config/config.json": {
+            "compute": {"processes_per_instance": 1},
+            "train": {"engine": "nxd"},
+        },
     }.items():
         (ml / path).parent.mkdir(parents=True)
         (ml / path).write_text(json.dumps(content))
@@ -69,15 +74,23 @@ def host(tmp_path: Path) -> Path:
 
 def environment(host: Path, uri: str, **more: str) -> dict[str, str]:
     return {
-        **os.environ, **ensure_running().environment(), "SMTRAIN_ML_ROOT": str(host), "SMTRAIN_GRAPHS": uri,
-        "SMTRAIN_MASTER_ADDR": "127.0.0.1", "SMTRAIN_MASTER_PORT": "7777", "MAKES": "a", **more,
-    }  # fmt: skip
+        **os.environ,
+        **ensure_running().environment(),
+        "SMTRAIN_ML_ROOT": str(host),
+        "SMTRAIN_GRAPHS": uri,
+        "SMTRAIN_MASTER_ADDR": "127.0.0.1",
+        "SMTRAIN_MASTER_PORT": "7777",
+        "MAKES": "a",
+        **more,
+    }
 
 
 def trained(host: Path, uri: str, **more: str) -> list[str]:
     """The lines of a job on a host."""
     command = [sys.executable, str(host / "code/entrypoints/launch.py"), "train"]
-    done = subprocess.run(command, env=environment(host, uri, **more), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment(host, uri, **more), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.partition(" in ")[0] for line in done.stdout.splitlines()]
 
@@ -88,15 +101,26 @@ def kept(bucket: str) -> dict[str, bytes]:
     return {name: s3.get_object(Bucket=bucket, Key=name)["Body"].read() for name in names}
 
 
-def test_the_next_job_finds_the_graphs_of_the_last_and_stores_only_new_ones(bucket: str, host: Path) -> None:
+def test_the_next_job_finds_the_graphs_of_the_last_and_stores_only_new_ones(
+    bucket: str, host: Path
+) -> None:
     uri = f"s3://{bucket}/out/neuron-cache/0123"
     assert trained(host, uri) == [
-        f"graphs: 0 files from {uri}", "found []", "ready", f"graphs: 1 files new ones to {uri}"
-    ]  # fmt: skip
+        f"graphs: 0 files from {uri}",
+        "found []",
+        "ready",
+        f"graphs: 1 files new ones to {uri}",
+    ]
     assert kept(bucket) == {"out/neuron-cache/0123/neff/v1/a/graph.neff": b"compiled a"}
     shutil.rmtree(host / "graphs")
-    assert trained(host, uri, MAKES="b")[1:] == ["found ['graph.neff']", "ready", f"graphs: 1 files new ones to {uri}"]
-    assert kept(bucket).keys() == {f"out/neuron-cache/0123/neff/v1/{name}/graph.neff" for name in "ab"}
+    assert trained(host, uri, MAKES="b")[1:] == [
+        "found ['graph.neff']",
+        "ready",
+        f"graphs: 1 files new ones to {uri}",
+    ]
+    assert kept(bucket).keys() == {
+        f"out/neuron-cache/0123/neff/v1/{name}/graph.neff" for name in "ab"
+    }
     assert "own.neff" not in str(kept(bucket)), "what is only of a host stays there"
 
 
@@ -112,7 +136,11 @@ def test_a_stopped_job_stores_them_too(bucket: str, host: Path) -> None:
     uri = f"s3://{bucket}/stopped"
     command = [sys.executable, str(host / "code/entrypoints/launch.py"), "train"]
     with subprocess.Popen(
-        command, env=environment(host, uri, WAITS="1"), stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment(host, uri, WAITS="1"),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout
         while "ready" not in process.stdout.readline():
@@ -127,7 +155,9 @@ def test_a_stopped_job_stores_them_too(bucket: str, host: Path) -> None:
 def test_a_cache_that_cannot_be_used_costs_only_time(bucket: str, host: Path, uri: str) -> None:
     told = trained(host, uri)
     assert "ready" in told
-    assert any(line.startswith("graphs: store failed, so graphs may be compiled again (") for line in told), told
+    assert any(
+        line.startswith("graphs: store failed, so graphs may be compiled again (") for line in told
+    ), told
 
 
 def test_a_shared_folder_keeps_them_on_a_cluster(bucket: str, host: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The launcher ends a job whose image or host cannot train on its Neuron devices, in one sentence, before torchrun."""
+"""The launcher ends a job whose image or host cannot train on its Neuron devices, in one sentence,
+before torchrun.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ Ended = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Ended]:
-    """Run the launcher's train stage on a host with these packages, driver and devices; torchrun is left out.
+def ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Ended]:
+    """Run the launcher's train stage on a host with these packages, driver and devices; torchrun is
+    left out.
 
     Gives the exit status (0: training would have begun), the failure file, and the output.
     """
@@ -56,13 +61,22 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
         raise neuron_host.metadata.PackageNotFoundError(name)
 
     def run(
-        packages: dict[str, str], *, engine: str = "native", driver: str | None = DRIVER, device: bool = True,
-        processes: int = 64, lnc: str | None = "2", listed: str | None = None, on_aws: bool = False,
-    ) -> tuple[int, str, str]:  # fmt: skip
+        packages: dict[str, str],
+        *,
+        engine: str = "native",
+        driver: str | None = DRIVER,
+        device: bool = True,
+        processes: int = 64,
+        lnc: str | None = "2",
+        listed: str | None = None,
+        on_aws: bool = False,
+    ) -> tuple[int, str, str]:
         for name, number in packages.items():
             about = site / f"{name.replace('-', '_')}-{number}.dist-info"
             about.mkdir()
-            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+            )
         if device:
             (root / "dev/neuron0").touch()
         if driver:
@@ -74,8 +88,12 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
             monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", lnc)
         kind = "ml.trn1.32xlarge" if engine == "nxd" else "ml.trn2.48xlarge"
         compute = {"processes_per_instance": processes, "instance_type": kind}
-        (ml / "input/data/config/config.json").write_text(json.dumps({"compute": compute, "train": {"engine": engine}}))
-        (ml / "input/config/resourceconfig.json").write_text('{"hosts": ["algo-1"], "current_host": "algo-1"}')
+        (ml / "input/data/config/config.json").write_text(
+            json.dumps({"compute": compute, "train": {"engine": engine}})
+        )
+        (ml / "input/config/resourceconfig.json").write_text(
+            '{"hosts": ["algo-1"], "current_host": "algo-1"}'
+        )
         monkeypatch.setattr(neuron_host.metadata, "version", version)
         if on_aws:
             monkeypatch.delenv("SMTRAIN_ML_ROOT")
@@ -85,7 +103,11 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
             launch.main()
         monkeypatch.setattr(neuron_host.metadata, "version", hidden)
         failure = ml / "output/failure"
-        return int(left.value.code or 0), failure.read_text() if failure.exists() else "", capsys.readouterr().out
+        return (
+            int(left.value.code or 0),
+            failure.read_text() if failure.exists() else "",
+            capsys.readouterr().out,
+        )
 
     yield run
     for name in ("launch", "neuron_host"):
@@ -95,11 +117,15 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Captur
 def listing(devices: int, ids: int, lnc: int, count: int | None = None) -> str:
     return json.dumps(
         [
-            {"neuron_device": n, "nc_count": count or ids, "logical_neuroncore_config": lnc,
-             "neuroncore_ids": list(range(n * ids, (n + 1) * ids))}
+            {
+                "neuron_device": n,
+                "nc_count": count or ids,
+                "logical_neuroncore_config": lnc,
+                "neuroncore_ids": list(range(n * ids, (n + 1) * ids)),
+            }
             for n in range(devices)
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,21 +133,53 @@ def listing(devices: int, ids: int, lnc: int, count: int | None = None) -> str:
     [
         ({}, {}, "the image has no torch, so it cannot use the Neuron devices"),
         ({"torch": "2.14.0"}, {}, "the image has torch 2.14.0 and no torch-neuronx"),
-        (XLA, {}, "torch-neuronx 2.9.0.2.14.27725, which is PyTorch/XLA, and engine native needs TorchNeuron (2.13 or"),
+        (
+            XLA,
+            {},
+            (
+                "torch-neuronx 2.9.0.2.14.27725, which is PyTorch/XLA, and engine native needs"
+                " TorchNeuron (2.13 or"
+            ),
+        ),
         (NATIVE, {"engine": "nxd"}, "which is TorchNeuron, and engine nxd needs PyTorch/XLA"),
-        ({**NATIVE, "torch": "2.13.0+cpu"}, {}, "2.13.0+cpu, and torch-neuronx 2.14.3.0.31415 is made for"),
+        (
+            {**NATIVE, "torch": "2.13.0+cpu"},
+            {},
+            "2.13.0+cpu, and torch-neuronx 2.14.3.0.31415 is made for",
+        ),
         ({**XLA, "torch": "2.8.0"}, {"engine": "nxd"}, "is made for torch 2.9"),
         (
-            {k: v for k, v in XLA.items() if k != "neuronx-distributed"}, {"engine": "nxd"},
+            {k: v for k, v in XLA.items() if k != "neuronx-distributed"},
+            {"engine": "nxd"},
             "has no neuronx-distributed, which engine nxd needs",
         ),
-        (NATIVE, {"driver": "2.26.5.0"}, "is 2.26.5.0, and the image's runtime refuses drivers up to 2.26; launch"),
-        (XLA, {"engine": "nxd", "driver": "2.22.0", "lnc": None, "processes": 32}, "drivers up to 2.26; take an"),
-        (NATIVE, {"listed": listing(16, 4, 2), "lnc": "2", "processes": 128}, "128 processes with LNC 2 need 256"),
-        (NATIVE, {"listed": listing(1, 4, 2), "processes": 64}, "has 8; set compute.processes_per_instance: 4"),
-        (NATIVE, {"device": False, "on_aws": True}, "this host of ml.trn2.48xlarge shows no Neuron device"),
+        (
+            NATIVE,
+            {"driver": "2.26.5.0"},
+            "is 2.26.5.0, and the image's runtime refuses drivers up to 2.26; launch",
+        ),
+        (
+            XLA,
+            {"engine": "nxd", "driver": "2.22.0", "lnc": None, "processes": 32},
+            "drivers up to 2.26; take an",
+        ),
+        (
+            NATIVE,
+            {"listed": listing(16, 4, 2), "lnc": "2", "processes": 128},
+            "128 processes with LNC 2 need 256",
+        ),
+        (
+            NATIVE,
+            {"listed": listing(1, 4, 2), "processes": 64},
+            "has 8; set compute.processes_per_instance: 4",
+        ),
+        (
+            NATIVE,
+            {"device": False, "on_aws": True},
+            "this host of ml.trn2.48xlarge shows no Neuron device",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_combination_is_one_sentence_in_the_failure_reason(
     ended: Ended, packages: dict[str, str], given: dict[str, Any], sentence: str
 ) -> None:
@@ -144,7 +202,10 @@ def test_a_wrong_combination_is_one_sentence_in_the_failure_reason(
         (NATIVE, {"driver": "2.27.1.0"}),
         ({"torch": "2.13.1", "torch-neuronx": "2.13.3.0"}, {}),
         (XLA, {"engine": "nxd", "lnc": None, "processes": 32, "listed": listing(16, 2, 1)}),
-        ({**XLA, "torch-neuronx": "2.9.0.2.12.22436"}, {"engine": "nxd", "driver": "2.22.0", "lnc": None}),
+        (
+            {**XLA, "torch-neuronx": "2.9.0.2.12.22436"},
+            {"engine": "nxd", "driver": "2.22.0", "lnc": None},
+        ),
     ],
 )
 def test_a_right_one_trains_and_its_versions_are_in_the_log(
@@ -153,7 +214,10 @@ def test_a_right_one_trains_and_its_versions_are_in_the_log(
     status, failure, told = ended(packages, **given)
     assert (status, failure) == (0, "")
     driver = given.get("driver", DRIVER) or "unknown"
-    assert f"neuron: driver {driver}, torch {packages['torch']}, torch-neuronx {packages['torch-neuronx']}" in told
+    assert (
+        f"neuron: driver {driver}, torch {packages['torch']}, torch-neuronx"
+        f" {packages['torch-neuronx']}" in told
+    )
 
 
 def test_a_host_without_devices_here_is_no_error(ended: Ended) -> None:

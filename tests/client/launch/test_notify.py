@@ -80,12 +80,19 @@ def test_a_command_and_a_webhook_hear_of_the_end(
     config["notify"]["webhook_env"] = "RUNS_WEBHOOK"
     said = prepared(config)
     told = json.loads((tmp_path / "event.json").read_text())
-    assert (told["run"], told["what"], told["stage"], told["reason"]) == (config["name"], "finished", "prepare", "")
+    assert (told["run"], told["what"], told["stage"], told["reason"]) == (
+        config["name"],
+        "finished",
+        "prepare",
+        "",
+    )
     assert webhook == [told]
     assert webhook.url not in "\n".join(said)
 
 
-def test_a_failure_is_told_with_its_reason_and_the_error_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failure_is_told_with_its_reason_and_the_error_goes_on(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.jsonl").write_text('{"words": "no text here"}\n')
     with pytest.raises(JobError) as failed:
@@ -101,7 +108,9 @@ def test_only_what_is_asked_for_is_told_and_who_does_not_listen_changes_nothing(
 ) -> None:
     prepared(config | {"notify": config["notify"] | {"on": ["failed"]}})
     assert not (tmp_path / "event.json").exists()
-    said = prepared(config | {"name": f"{config['name']}-b", "notify": {"command": ["/no/such/program"]}})
+    said = prepared(
+        config | {"name": f"{config['name']}-b", "notify": {"command": ["/no/such/program"]}}
+    )
     assert any("notify.command: /no/such/program failed" in line for line in said)
 
 
@@ -112,9 +121,17 @@ def test_a_webhook_that_is_not_there_is_said_before_anything_starts(config: dict
 
 @pytest.mark.parametrize(
     "url",
-    ["http://h/a b", "http://h/secret\r\nX: y", "http://h:port/secret", "http://h:99999/secret", "http:///secret",
-     "ftp://h/secret", "http://[::1/secret", "http://h/secr\u00e9t"],
-)  # fmt: skip
+    [
+        "http://h/a b",
+        "http://h/secret\r\nX: y",
+        "http://h:port/secret",
+        "http://h:99999/secret",
+        "http:///secret",
+        "ftp://h/secret",
+        "http://[::1/secret",
+        "http://h/secr\u00e9t",
+    ],
+)
 def test_a_url_that_no_request_can_have_is_refused_first_and_not_shown(
     config: dict[str, Any], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,10 +142,19 @@ def test_a_url_that_no_request_can_have_is_refused_first_and_not_shown(
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"hello\n", b"HTTP/1.1 200 " + b"x" * 70_000, b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200,
-               b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", b"HTTP/9 abc\r\n"]
-)  # fmt: skip
-def test_an_answer_that_is_no_http_changes_nothing(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    "answer",
+    [
+        b"",
+        b"hello\n",
+        b"HTTP/1.1 200 " + b"x" * 70_000,
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort",
+        b"HTTP/9 abc\r\n",
+    ],
+)
+def test_an_answer_that_is_no_http_changes_nothing(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("SECRET_HOOK", f"http://127.0.0.1:{server.getsockname()[1]}/secret")
 
@@ -141,14 +167,18 @@ def test_an_answer_that_is_no_http_changes_nothing(answer: bytes, monkeypatch: p
         thread = threading.Thread(target=reply)
         thread.start()
         said: list[str] = []
-        event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+        event = notify.RunEvent(
+            "llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0
+        )
         notify.tell(of(webhook_env="SECRET_HOOK", sns=None), event, said.append)
         thread.join()
     assert not any("/secret" in line for line in said)
     assert said == [] or "could not be told" in said[0]
 
 
-def test_a_receiver_that_never_ends_its_answer_is_left_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_never_ends_its_answer_is_left_after_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each byte comes in time, so that a limit of each read would never end the call."""
     monkeypatch.setattr(notify, "PATIENCE", 0.3)
     over = threading.Event()
@@ -163,7 +193,9 @@ def test_a_receiver_that_never_ends_its_answer_is_left_after_the_time(monkeypatc
         thread = threading.Thread(target=drip)
         thread.start()
         said: list[str] = []
-        event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+        event = notify.RunEvent(
+            "llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0
+        )
         notify.tell(of(webhook_env="SECRET_HOOK", sns=None), event, said.append)
         over.set()
         thread.join()
@@ -172,13 +204,17 @@ def test_a_receiver_that_never_ends_its_answer_is_left_after_the_time(monkeypatc
 
 def test_a_variable_that_is_unset_during_the_run_changes_nothing() -> None:
     said: list[str] = []
-    event = notify.RunEvent("llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0)
+    event = notify.RunEvent(
+        "llama", "finished", "train", "llama-train-1", "", "run llama has finished", 0.0
+    )
     notify.tell(of(webhook_env="NO_SUCH_HOOK", sns=None), event, said.append)
     assert "the variable NO_SUCH_HOOK is not set" in said[0]
 
 
 def of(**asked: Any) -> JobConfig:
-    return JobConfig.model_validate({"name": "llama", "model": {"path": "s3://b/m"}, "notify": {"sns": TOPIC, **asked}})
+    return JobConfig.model_validate(
+        {"name": "llama", "model": {"path": "s3://b/m"}, "notify": {"sns": TOPIC, **asked}}
+    )
 
 
 def test_the_rule_tells_of_the_last_stages_end_and_of_every_failure() -> None:
@@ -186,8 +222,14 @@ def test_the_rule_tells_of_the_last_stages_end_and_of_every_failure() -> None:
     assert fault_of("events", "PutRule", rule) is None
     assert fault_of("events", "PutTargets", notify.put_targets(of())) is None
     good, bad = json.loads(rule["EventPattern"])["detail"]["$or"]
-    assert good == {"TrainingJobName": [{"prefix": "llama-export-"}], "TrainingJobStatus": ["Completed"]}
+    assert good == {
+        "TrainingJobName": [{"prefix": "llama-export-"}],
+        "TrainingJobStatus": ["Completed"],
+    }
     assert bad["TrainingJobStatus"] == ["Failed", "Stopped"]
     assert {"prefix": "llama-train-"} in bad["TrainingJobName"]
     alone = json.loads(notify.put_rule(of(on=["failed"]), ["train"])["EventPattern"])["detail"]
-    assert alone == {"TrainingJobName": [{"prefix": "llama-train-"}], "TrainingJobStatus": ["Failed"]}
+    assert alone == {
+        "TrainingJobName": [{"prefix": "llama-train-"}],
+        "TrainingJobStatus": ["Failed"],
+    }

@@ -1,4 +1,6 @@
-"""One writer a run: S3 decides who owns the checkpoints, and another job may have them only after the owner's end."""
+"""One writer a run: S3 decides who owns the checkpoints, and another job may have them only after
+the owner's end.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +73,12 @@ def test_of_two_that_claim_at_once_one_wins_and_the_loser_names_it(
     racers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.client.launch.racer", name, str(rounds), place],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for name in names
-    ]  # fmt: skip
+    ]
     for number in range(rounds):
         for racer in racers:
             assert racer.stdout
@@ -113,10 +117,17 @@ def test_two_launches_with_different_settings_make_one_job(
     for number in range(races):
         name = f"race{number}-{time.time_ns()}"[:36]
         for lr, racer in zip((1e-3, 2e-3), racers, strict=True):
-            config = {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
+            config = {
+                **raw,
+                "name": name,
+                "target": "local",
+                "data": {"prepared": f"s3://smtrain-local/{name}/"},
+            }
             config["train"] = {**config["train"], "lr": lr}
             path = tmp_path / f"{name}-{lr}.yaml"
-            path.write_text(yaml.safe_dump({k: str(v) if isinstance(v, Path) else v for k, v in config.items()}))
+            path.write_text(
+                yaml.safe_dump({k: str(v) if isinstance(v, Path) else v for k, v in config.items()})
+            )
             assert racer.stdin
             racer.stdin.write(f"{path}\n")
         for racer in racers:
@@ -128,7 +139,9 @@ def test_two_launches_with_different_settings_make_one_job(
         assert len(made) == 1
         last = next(text for text in said if text != "launched")
         assert last.startswith(f"{made[0].name} "), last
-        assert "own" in last or "writing checkpoints" in last or "took the run's checkpoints" in last
+        assert (
+            "own" in last or "writing checkpoints" in last or "took the run's checkpoints" in last
+        )
         made[0].stop()
     for racer in racers:
         racer.communicate()
@@ -138,7 +151,9 @@ def test_two_launches_with_different_settings_make_one_job(
 def test_the_owner_changes_only_after_its_job_has_ended(prefix: str, jobs: Jobs) -> None:
     fence(prefix, "one", jobs).claim()
     jobs["one"] = "InProgress"
-    with pytest.raises(OwnerError, match=r"^one is writing checkpoints of this run; wait for it, stop it with"):
+    with pytest.raises(
+        OwnerError, match=r"^one is writing checkpoints of this run; wait for it, stop it with"
+    ):
         fence(prefix, "two", jobs).claim()
     for status in ENDED:
         jobs["one"] = status
@@ -152,11 +167,15 @@ def test_the_owner_changes_only_after_its_job_has_ended(prefix: str, jobs: Jobs)
         fence(prefix, "one", jobs).claim()
 
 
-def test_the_same_job_may_claim_again_and_a_job_that_was_never_made_lets_go(prefix: str, jobs: Jobs) -> None:
+def test_the_same_job_may_claim_again_and_a_job_that_was_never_made_lets_go(
+    prefix: str, jobs: Jobs
+) -> None:
     one = fence(prefix, "one", jobs)
     one.claim()
     fence(prefix, "one", jobs).claim()
-    with pytest.raises(OwnerError, match=r"one took the run's checkpoints \d+ s ago and is being created"):
+    with pytest.raises(
+        OwnerError, match=r"one took the run's checkpoints \d+ s ago and is being created"
+    ):
         fence(prefix, "two", jobs).claim()
     one.claim()
     one.release()
@@ -179,7 +198,10 @@ def test_an_owner_whom_nobody_can_ask_for_keeps_them_until_its_lease_or_its_limi
 ) -> None:
     fence(prefix, "one", jobs).claim()
     jobs.unreachable = True
-    refusal = r"one \(account 111122223333, us-east-1\) owns the run's checkpoints and cannot be looked up"
+    refusal = (
+        r"one \(account 111122223333, us-east-1\) owns the run's checkpoints and cannot be"
+        r" looked up"
+    )
     with pytest.raises(OwnerError, match=refusal):
         fence(prefix, "two", jobs).claim()
     monkeypatch.setattr(ownership, "LEASE", -1.0)
@@ -197,18 +219,31 @@ def test_a_record_that_cannot_be_read_blocks_with_a_sentence(prefix: str, jobs: 
     assert key.endswith("/checkpoints.owner.json"), "next to the prefix, not in it"
     for body in (b"", b"[]", b'{"format": "other"}', b"\xff"):
         SageMakerBackend("local").s3.put_object(Bucket=bucket, Key=key, Body=body)
-        with pytest.raises(JobError, match=r"checkpoints\.owner\.json cannot be read .* delete it once no job"):
+        with pytest.raises(
+            JobError, match=r"checkpoints\.owner\.json cannot be read .* delete it once no job"
+        ):
             fence(prefix, "one", jobs).claim()
 
 
-def test_a_refused_request_leaves_the_checkpoints_to_the_next(plane: Plane, raw: dict[str, Any]) -> None:
+def test_a_refused_request_leaves_the_checkpoints_to_the_next(
+    plane: Plane, raw: dict[str, Any]
+) -> None:
     name = f"refused-{time.time_ns()}"[:36]
     raw["model"]["init"] = "scratch"
-    config = {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
+    config = {
+        **raw,
+        "name": name,
+        "target": "local",
+        "data": {"prepared": f"s3://smtrain-local/{name}/"},
+    }
     with pytest.raises(JobError, match="was refused"):
-        smtrain.launch(config, wait=False, tags={f"k{number}": "x" for number in range(60)}, say=lambda _: None)
+        smtrain.launch(
+            config, wait=False, tags={f"k{number}": "x" for number in range(60)}, say=lambda _: None
+        )
     plane.no_capacity(KIND, pending=600)
-    job = smtrain.launch(config, train={**config["train"], "lr": 5e-4}, wait=False, say=lambda _: None)
+    job = smtrain.launch(
+        config, train={**config["train"], "lr": 5e-4}, wait=False, say=lambda _: None
+    )
     assert job.known_running
 
 
@@ -220,7 +255,12 @@ def test_runs_whose_names_end_or_begin_alike_have_nothing_to_do_with_each_other(
     made = {}
     mark = f"n{time.time_ns()}"[:14]
     for name in (f"my-{mark}", f"{mark}-train-b", mark):
-        config = {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
+        config = {
+            **raw,
+            "name": name,
+            "target": "local",
+            "data": {"prepared": f"s3://smtrain-local/{name}/"},
+        }
         made[name] = smtrain.launch(config, wait=False, say=lambda _: None).name
     for name, job in made.items():
         assert [found.name for found in jobs_of(SageMakerBackend("local"), name, "train")] == [job]
@@ -234,13 +274,24 @@ def test_runs_whose_names_end_or_begin_alike_have_nothing_to_do_with_each_other(
 def test_jobs_made_beside_smtrain_end_or_write_apart(
     plane: Plane, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Requests sent without its launch: one that can ask S3 ends, one without a network keeps to its own folder."""
+    """Requests sent without its launch: one that can ask S3 ends, one without a network keeps to
+    its own folder.
+    """
     config: dict[str, Any] = {
-        "name": f"beside-{time.time_ns()}"[:36], "target": "local", "checkpoint": {"keep": 3},
-        "model": {"path": trained_inputs["model"], "init": "scratch"}, "data": {"path": trained_inputs["text"]},
-        "train": {"steps": 100_000, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "save_interval": 2},
+        "name": f"beside-{time.time_ns()}"[:36],
+        "target": "local",
+        "checkpoint": {"keep": 3},
+        "model": {"path": trained_inputs["model"], "init": "scratch"},
+        "data": {"path": trained_inputs["text"]},
+        "train": {
+            "steps": 100_000,
+            "global_batch_size": 4,
+            "seq_len": 32,
+            "precision": "fp32",
+            "save_interval": 2,
+        },
         "compute": {"instance_type": KIND, "processes_per_instance": 1},
-    }  # fmt: skip
+    }
     smtrain.launch(config, stage="prepare", say=lambda _: None)
     first = smtrain.launch(config, wait=False, say=lambda _: None)
     for event in first.events(poll=0.05):

@@ -1,4 +1,6 @@
-"""Warm pools from the client: which there are, what they cost, which one a job will get, and their end."""
+"""Warm pools from the client: which there are, what they cost, which one a job will get, and their
+end.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,20 @@ def request(command: str = "true", **resources: Any) -> dict[str, Any]:
         "TrainingJobName": f"pool-{time.time_ns()}",
         "RoleArn": ROLE,
         "AlgorithmSpecification": {
-            "TrainingImage": "image", "TrainingInputMode": "File", "ContainerEntrypoint": ["bash", "-c", command],
+            "TrainingImage": "image",
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash", "-c", command],
         },
         "OutputDataConfig": {"S3OutputPath": "s3://smtrain-local/out"},
         "ResourceConfig": {
-            "InstanceType": KIND, "InstanceCount": 2, "VolumeSizeInGB": 512, "KeepAlivePeriodInSeconds": 900,
+            "InstanceType": KIND,
+            "InstanceCount": 2,
+            "VolumeSizeInGB": 512,
+            "KeepAlivePeriodInSeconds": 900,
             **resources,
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": 600},
-    }  # fmt: skip
+    }
 
 
 def run(target: SageMakerBackend, asked: dict[str, Any]) -> str:
@@ -85,25 +92,36 @@ def test_a_pool_is_listed_with_its_price_and_its_end_and_released(
     assert pools.available(target) == []
     assert cli(capsys, "list")[1] == "no warm pools on target local\n"
     status, _, error = cli(capsys, "release", name)
-    assert (status, error) == (2, f"smtrain: {name}: its warm pool is terminated; `smtrain pool list` shows all\n")
+    assert (status, error) == (
+        2,
+        f"smtrain: {name}: its warm pool is terminated; `smtrain pool list` shows all\n",
+    )
     assert "name the job that left the pool" in cli(capsys, "release")[2]
     run(target, request())
     assert cli(capsys, "release", "--all")[1].endswith("its warm pool is released\n")
 
 
-def test_before_a_launch_the_pool_is_named_or_the_first_field_that_differs(target: SageMakerBackend) -> None:
+def test_before_a_launch_the_pool_is_named_or_the_first_field_that_differs(
+    target: SageMakerBackend,
+) -> None:
     assert said_before(target, request()) == []
     name = run(target, request())
     far = run(target, request(InstanceCount=1))
-    assert said_before(target, request()) == [f"will reuse the warm pool of {name} (2 x ml.trn1.2xlarge)"]
+    assert said_before(target, request()) == [
+        f"will reuse the warm pool of {name} (2 x ml.trn1.2xlarge)"
+    ]
     assert said_before(target, request(VolumeSizeInGB=256)) == [
         f"will miss the warm pool of {name}: VolumeSizeInGB 256 is not 512"
     ]
     other = {**request(InstanceCount=1), "RoleArn": "arn:aws:iam::123456789012:role/other"}
     assert said_before(target, other) == [
-        f"will miss the warm pool of {far}: RoleArn arn:aws:iam::123456789012:role/other is not {ROLE}"
+        f"will miss the warm pool of {far}: RoleArn arn:aws:iam::123456789012:role/other is not"
+        f" {ROLE}"
     ]
-    assert run(target, request()) == smtrain.Job(name, target).describe()["WarmPoolStatus"]["ReusedByJob"]
+    assert (
+        run(target, request())
+        == smtrain.Job(name, target).describe()["WarmPoolStatus"]["ReusedByJob"]
+    )
 
 
 def test_it_waits_for_a_pool_that_is_about_to_be_there(target: SageMakerBackend) -> None:
@@ -111,7 +129,8 @@ def test_it_waits_for_a_pool_that_is_about_to_be_there(target: SageMakerBackend)
     target.sagemaker.create_training_job(**busy)
     name = busy["TrainingJobName"]
     assert said_before(target, request()) == [
-        f"will not wait for {name}, whose warm pool would match once it ends; set compute.pool_wait to wait"
+        f"will not wait for {name}, whose warm pool would match once it ends; set compute.pool_wait"
+        " to wait"
     ]
     waited = said_before(target, request(), wait=120)
     assert waited[0].startswith(f"waiting for the warm pool of {name}, which still runs, for ")
@@ -128,23 +147,36 @@ BASE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"ResourceConfig": {"InstanceType": "ml.trn1.32xlarge"}}, f"InstanceType ml.trn1.32xlarge is not {KIND}"),
+        (
+            {"ResourceConfig": {"InstanceType": "ml.trn1.32xlarge"}},
+            f"InstanceType ml.trn1.32xlarge is not {KIND}",
+        ),
         ({"ResourceConfig": {"InstanceCount": 1}}, "InstanceCount 1 is not 2"),
         ({"ResourceConfig": {"VolumeSizeInGB": 256}}, "VolumeSizeInGB 256 is not 512"),
         ({"ResourceConfig": {"VolumeKmsKeyId": "k"}}, "VolumeKmsKeyId k is not unset"),
         ({"RoleArn": "other"}, "RoleArn other is not role"),
         ({"VpcConfig": {"Subnets": ["a"]}}, "Subnets a is not a, b"),
         ({"VpcConfig": {"SecurityGroupIds": ["d"]}}, "SecurityGroupIds d is not c"),
-        ({"EnableInterContainerTrafficEncryption": True}, "EnableInterContainerTrafficEncryption True is not unset"),
+        (
+            {"EnableInterContainerTrafficEncryption": True},
+            "EnableInterContainerTrafficEncryption True is not unset",
+        ),
         ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation True is not unset"),
-        ({"SessionChainingConfig": {"EnableSessionTagChaining": True}}, "EnableSessionTagChaining True is not unset"),
+        (
+            {"SessionChainingConfig": {"EnableSessionTagChaining": True}},
+            "EnableSessionTagChaining True is not unset",
+        ),
         ({"EnableNetworkIsolation": False, "VpcConfig": {"Subnets": ["b", "a"]}}, None),
         ({"Environment": {"A": "b"}, "HyperParameters": {"c": "d"}, "OutputDataConfig": {}}, None),
     ],
-)  # fmt: skip
+)
 def test_every_field_that_must_match(change: dict[str, Any], told: str | None) -> None:
     changed = {
-        key: {**BASE[key], **change[key]} if isinstance(BASE.get(key), dict) and key in change else value
+        key: (
+            {**BASE[key], **change[key]}
+            if isinstance(BASE.get(key), dict) and key in change
+            else value
+        )
         for key, value in {**BASE, **change}.items()
     }
     assert first_difference(changed, BASE) == told

@@ -1,4 +1,6 @@
-"""A prepare job of several hosts of the local plane writes what one host writes, also after one of them was killed."""
+"""A prepare job of several hosts of the local plane writes what one host writes, also after one of
+them was killed.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,33 @@ from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.processes import processes_of
 
 
-def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(raw: dict[str, Any]) -> None:
+def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(
+    raw: dict[str, Any],
+) -> None:
     alone = smtrain.request(raw, stage="prepare")
     made = smtrain.request({**raw, "data": {**raw["data"], "machines": 5}}, stage="prepare")
     assert made["TrainingJobName"] == alone["TrainingJobName"], "the same bytes need no other job"
     assert made["ResourceConfig"]["InstanceCount"] == 5
     assert made["EnableManagedSpotTraining"] is True
     assert made["AlgorithmSpecification"]["MetricDefinitions"][0]["Name"] == "prepare:mb_per_s"
-    told = {"ResourceConfig", "EnableManagedSpotTraining", "AlgorithmSpecification", "StoppingCondition", "Environment"}
+    told = {
+        "ResourceConfig",
+        "EnableManagedSpotTraining",
+        "AlgorithmSpecification",
+        "StoppingCondition",
+        "Environment",
+    }
     shares = made["Environment"].pop("SMTRAIN_SHARES")
     assert shares == made["CheckpointConfig"]["S3Uri"].rstrip("/") + "-shares"
     assert made["Environment"] == alone["Environment"]
-    assert {k: v for k, v in made.items() if k not in told} == {k: v for k, v in alone.items() if k not in told}
+    assert {k: v for k, v in made.items() if k not in told} == {
+        k: v for k, v in alone.items() if k not in told
+    }
     assert "EnableManagedSpotTraining" not in alone
     data = {**raw["data"], "machines": 2, "spot": False}
-    assert "EnableManagedSpotTraining" not in smtrain.request({**raw, "data": data}, stage="prepare")
+    assert "EnableManagedSpotTraining" not in smtrain.request(
+        {**raw, "data": data}, stage="prepare"
+    )
 
 
 @pytest.mark.slow
@@ -43,15 +57,29 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
     text = tmp_path / "text"
     text.mkdir()
     for number in range(3):
-        rows = "".join(f'{{"text": "{"words of the text " * 60} {number} {i}"}}\n' for i in range(9000))
+        rows = "".join(
+            f'{{"text": "{"words of the text " * 60} {number} {i}"}}\n' for i in range(9000)
+        )
         (text / f"{number:02}.jsonl").write_text(rows)
     environment = {"SMTRAIN_SHARE_MB": "4.2"}
     config: dict[str, Any] = {
-        "name": "machines", "target": "local", "model": {"path": str(trained_inputs["model"])},
-        "data": {"path": str(text), "workers": 1, "machines": 3, "deduplicate": True,
-                 "shard_size": 0.009}, "train": {"seq_len": 32},
-        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "environment": environment},
-    }  # fmt: skip
+        "name": "machines",
+        "target": "local",
+        "model": {"path": str(trained_inputs["model"])},
+        "data": {
+            "path": str(text),
+            "workers": 1,
+            "machines": 3,
+            "deduplicate": True,
+            "shard_size": 0.009,
+        },
+        "train": {"seq_len": 32},
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "processes_per_instance": 1,
+            "environment": environment,
+        },
+    }
     job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and job.status == "InProgress":
@@ -64,7 +92,9 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
     while time.monotonic() < deadline and job.status in ("InProgress", "Stopping"):
         time.sleep(0.1)
     last = smtrain.launch(config, stage="prepare", say=lambda _: None)
-    assert {host for host in ("algo-2", "algo-3") if any(host in line.text for line in last.lines())}
+    assert {
+        host for host in ("algo-2", "algo-3") if any(host in line.text for line in last.lines())
+    }
     download(last.target, [(last.output, tmp_path / "there")])
     from smtrain.worker.data.clean.cleaning import Cleaning
 

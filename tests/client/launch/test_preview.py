@@ -20,7 +20,8 @@ def test_it_shows_itself_in_a_line_and_opens_in_a_notebook(raw: dict[str, Any]) 
     request = smtrain.request(raw, target="local")
     assert isinstance(request, Request)
     assert re.fullmatch(
-        r"<request of tiny-train-\w+ on 2 x ml.trn1.2xlarge, at most \d+ h; json.dumps shows its \d+ fields>",
+        r"<request of tiny-train-\w+ on 2 x ml.trn1.2xlarge, at most \d+ h; json.dumps shows its"
+        r" \d+ fields>",
         repr(request),
     )
     shown = request._repr_html_()
@@ -33,7 +34,9 @@ def test_it_is_a_dict_to_everyone_else(raw: dict[str, Any]) -> None:
     raw["output"] = {"s3_uri": "s3://bucket/runs"}
     request = smtrain.request(raw, target="local")
     assert json.loads(json.dumps(request)) == request == dict(request) == copy.deepcopy(request)
-    shape = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    shape = (
+        Session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    )
     assert shape is not None
     assert not ParamValidator().validate(request, shape).has_errors()
 

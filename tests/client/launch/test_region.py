@@ -20,9 +20,9 @@ def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PLACES:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config").write_text(
-        "[profile work]\nregion = eu-north-1\n"
-        "[profile login]\nregion = eu-south-1\nsso_session = s\nsso_account_id = 1\nsso_role_name = r\n"
-        "[sso-session s]\nsso_region = eu-west-1\nsso_start_url = https://example.com\n"
+        "[profile work]\nregion = eu-north-1\n[profile login]\nregion = eu-south-1\nsso_session ="
+        " s\nsso_account_id = 1\nsso_role_name = r\n[sso-session s]\nsso_region ="
+        " eu-west-1\nsso_start_url = https://example.com\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -37,7 +37,9 @@ def instance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             self._answer(b"token")
 
         def do_GET(self) -> None:
-            self._answer(b"ap-south-1b" if self.path.endswith("placement/availability-zone/") else b"")
+            self._answer(
+                b"ap-south-1b" if self.path.endswith("placement/availability-zone/") else b""
+            )
 
         def _answer(self, body: bytes) -> None:
             self.send_response(200)
@@ -51,7 +53,9 @@ def instance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
         monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setenv(
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/"
+        )
         yield
         server.shutdown()
 
@@ -61,7 +65,10 @@ def instance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ({"AWS_REGION": "us-west-1"}, "us-west-1"),
         ({"AWS_DEFAULT_REGION": "us-west-2"}, "us-west-2"),
-        ({"AWS_REGION": "us-west-1", "AWS_DEFAULT_REGION": "us-west-2", "AWS_PROFILE": "work"}, "us-west-1"),
+        (
+            {"AWS_REGION": "us-west-1", "AWS_DEFAULT_REGION": "us-west-2", "AWS_PROFILE": "work"},
+            "us-west-1",
+        ),
         ({"AWS_DEFAULT_REGION": "us-west-2", "AWS_PROFILE": "work"}, "us-west-2"),
         ({"AWS_PROFILE": "work"}, "eu-north-1"),
         ({"AWS_PROFILE": "login"}, "eu-south-1"),
@@ -85,7 +92,9 @@ def test_then_the_instances_own(instance: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_nothing_says_so_all_places_are_named() -> None:
-    with pytest.raises(ConfigError, match="AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region"):
+    with pytest.raises(
+        ConfigError, match="AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region"
+    ):
         SageMakerBackend("aws").region_name()
     with pytest.raises(ConfigError, match=r"compute\.region: is not set"):
         SageMakerBackend("aws").client("sagemaker")

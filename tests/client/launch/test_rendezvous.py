@@ -43,19 +43,44 @@ dist.destroy_process_group()
 LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF0000" + "0100007F"}
 
 
-@pytest.mark.parametrize("torchrun", [pytest.param("rendezvous.py", marks=pytest.mark.full), "forking.py"])
+@pytest.mark.parametrize(
+    "torchrun", [pytest.param("rendezvous.py", marks=pytest.mark.full), "forking.py"]
+)
 def test_ranks_of_this_machine_listen_on_loopback_alone(tmp_path: Path, torchrun: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     port = free_port()
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    }
     done = subprocess.run(
-        [sys.executable, str(entrypoints_folder() / torchrun), "--nnodes=1", "--nproc_per_node=2", "--node_rank=0",
-         "--master_addr=127.0.0.1", f"--master_port={port}", str(script), str(tmp_path)],
-        env={**environment, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "SMTRAIN_ML_ROOT": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(entrypoints_folder() / torchrun),
+            "--nnodes=1",
+            "--nproc_per_node=2",
+            "--node_rank=0",
+            "--master_addr=127.0.0.1",
+            f"--master_port={port}",
+            str(script),
+            str(tmp_path),
+        ],
+        env={
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SMTRAIN_ML_ROOT": str(tmp_path),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
-    found = [address for rank in (0, 1) for address in json.loads((tmp_path / f"rank{rank}.json").read_text())]
+    found = [
+        address
+        for rank in (0, 1)
+        for address in json.loads((tmp_path / f"rank{rank}.json").read_text())
+    ]
     assert found
     assert set(found) <= LOOPBACK, found

@@ -1,4 +1,6 @@
-"""The one request: accepted by botocore's own validation, a pure function, honest about every option."""
+"""The one request: accepted by botocore's own validation, a pure function, honest about every
+option.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ def request(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 @pytest.mark.parametrize("target", ["local", "aws"])
-def test_botocore_accepts_every_stage_on_every_target(raw: dict[str, Any], stage: Any, target: Any) -> None:
-    own: dict[str, Any] = {"compile": {"train": {"engine": "nxd"}}, "evaluate": {"evaluate": {"tasks": ["mmlu"]}}}
+def test_botocore_accepts_every_stage_on_every_target(
+    raw: dict[str, Any], stage: Any, target: Any
+) -> None:
+    own: dict[str, Any] = {
+        "compile": {"train": {"engine": "nxd"}},
+        "evaluate": {"evaluate": {"tasks": ["mmlu"]}},
+    }
     more = own.get(stage, {})
     made = request(raw, stage=stage, target=target, **more)
     assert faults(made) == ""
@@ -50,11 +57,19 @@ def test_the_train_request_says_what_the_config_decides(raw: dict[str, Any]) -> 
     made = request(
         raw,
         compute={"spot": True, "max_run": "2h", "volume_gb": 100, "environment": {"A": "b"}},
-        network={"subnets": ["subnet-1"], "security_group_ids": ["sg-1"], "encrypt_inter_container_traffic": True},
+        network={
+            "subnets": ["subnet-1"],
+            "security_group_ids": ["sg-1"],
+            "encrypt_inter_container_traffic": True,
+        },
         tags={"team": "llm"},
     )
     assert made["RoleArn"] == ROLE
-    assert made["ResourceConfig"] == {"InstanceType": "ml.trn1.2xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100}
+    assert made["ResourceConfig"] == {
+        "InstanceType": "ml.trn1.2xlarge",
+        "InstanceCount": 2,
+        "VolumeSizeInGB": 100,
+    }
     assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 14400}
     assert made["CheckpointConfig"] == {
         "S3Uri": "s3://bucket/prefix/tiny/checkpoints/",
@@ -67,7 +82,13 @@ def test_the_train_request_says_what_the_config_decides(raw: dict[str, Any]) -> 
     assert made["Environment"]["A"] == "b"
     assert made["ProfilerConfig"] == {"DisableProfiler": True}
     modes = {channel["ChannelName"]: channel["InputMode"] for channel in made["InputDataConfig"]}
-    assert modes == {"data": "FastFile", "model": "FastFile", "shards": "FastFile", "code": "File", "config": "File"}
+    assert modes == {
+        "data": "FastFile",
+        "model": "FastFile",
+        "shards": "FastFile",
+        "code": "File",
+        "config": "File",
+    }
     assert made["AlgorithmSpecification"]["TrainingImage"].startswith(
         "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
     )
@@ -81,7 +102,9 @@ def test_keep_alive_is_asked_for_the_train_stage_only(raw: dict[str, Any]) -> No
     assert prepared["ResourceConfig"]["InstanceType"] == "ml.m5.4xlarge"
 
 
-def test_the_checkpoint_prefix_ends_in_a_slash_so_that_no_sibling_is_synced(raw: dict[str, Any]) -> None:
+def test_the_checkpoint_prefix_ends_in_a_slash_so_that_no_sibling_is_synced(
+    raw: dict[str, Any],
+) -> None:
     made = request(raw, checkpoint={"s3_uri": "s3://elsewhere/run"})
     assert made["CheckpointConfig"]["S3Uri"] == "s3://elsewhere/run/"
 
@@ -89,7 +112,10 @@ def test_the_checkpoint_prefix_ends_in_a_slash_so_that_no_sibling_is_synced(raw:
 def test_a_stage_reads_where_the_one_before_writes(raw: dict[str, Any]) -> None:
     def channel(stage: str, name: str) -> str:
         made = request(raw, stage=stage)
-        found = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in made["InputDataConfig"]}
+        found = {
+            c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+            for c in made["InputDataConfig"]
+        }
         return str(found[name])
 
     def output(stage: str) -> str:
@@ -106,7 +132,9 @@ def test_another_learning_rate_is_another_training_of_the_same_data(raw: dict[st
     one, other = request(raw), request(raw, train={"lr": 3e-4})
     assert one["TrainingJobName"] != other["TrainingJobName"]
     assert one["CheckpointConfig"] == other["CheckpointConfig"]
-    names = [request(raw, stage="prepare", train={"lr": lr})["TrainingJobName"] for lr in (1e-4, 3e-4)]
+    names = [
+        request(raw, stage="prepare", train={"lr": lr})["TrainingJobName"] for lr in (1e-4, 3e-4)
+    ]
     assert names[0] == names[1]
 
 
@@ -128,7 +156,9 @@ def test_options_of_the_template_name_the_jobs_that_use_them() -> None:
     assert keys(train.STAGE, on) == keys(train.STAGE, {})
 
 
-def test_other_text_under_the_same_path_is_another_input(raw: dict[str, Any], text_folder: Any) -> None:
+def test_other_text_under_the_same_path_is_another_input(
+    raw: dict[str, Any], text_folder: Any
+) -> None:
     before = request(raw, stage="prepare")
     (text_folder / "a.jsonl").write_text('{"text": "hello there"}\n')
     after = request(raw, stage="prepare")
@@ -136,10 +166,18 @@ def test_other_text_under_the_same_path_is_another_input(raw: dict[str, Any], te
     assert before["TrainingJobName"] != after["TrainingJobName"]
 
 
-def test_each_source_is_a_channel_and_a_hub_data_set_is_none(raw: dict[str, Any], text_folder: Any) -> None:
-    named = [{"path": str(text_folder)}, {"path": "hf://some/set"}, {"path": str(text_folder / "*.jsonl")}]
+def test_each_source_is_a_channel_and_a_hub_data_set_is_none(
+    raw: dict[str, Any], text_folder: Any
+) -> None:
+    named = [
+        {"path": str(text_folder)},
+        {"path": "hf://some/set"},
+        {"path": str(text_folder / "*.jsonl")},
+    ]
     made = request({**raw, "data": {"sources": named}}, stage="prepare")
-    found = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in made["InputDataConfig"]}
+    found = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in made["InputDataConfig"]
+    }
     assert set(found) == {"text_0", "text_2", "model", "code", "config"}
     assert found["text_0"] == found["text_2"]  # the same files under the same names
 
@@ -151,15 +189,23 @@ def test_a_role_is_needed_on_aws(raw: dict[str, Any]) -> None:
 
 def test_an_instance_type_that_there_is_not_is_refused(raw: dict[str, Any]) -> None:
     with pytest.raises(smtrain.ConfigError) as caught:
-        request(raw, compute={"instance_type": "ml.trn9.48xlarge", "cpu_instance_type": "ml.m5.5xlarge"})
+        request(
+            raw, compute={"instance_type": "ml.trn9.48xlarge", "cpu_instance_type": "ml.m5.5xlarge"}
+        )
     first, second = caught.value.faults
-    assert first.startswith("compute.instance_type: ml.trn9.48xlarge is no instance type that smtrain knows")
-    assert first.endswith("; take ml.trn2.48xlarge, or describe ml.trn9.48xlarge under machines"), first
+    assert first.startswith(
+        "compute.instance_type: ml.trn9.48xlarge is no instance type that smtrain knows"
+    )
+    assert first.endswith("; take ml.trn2.48xlarge, or describe ml.trn9.48xlarge under machines"), (
+        first
+    )
     assert "compute.cpu_instance_type: ml.m5.5xlarge" in second
     assert request(raw, compute={"cpu_instance_type": "ml.c5.4xlarge"})
 
 
-def test_a_role_may_be_a_name_and_studio_has_one(raw: dict[str, Any], tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_role_may_be_a_name_and_studio_has_one(
+    raw: dict[str, Any], tmp_path: Any, monkeypatch: Any
+) -> None:
     assert request(raw, target="local", compute={"role": "mine"})["RoleArn"].endswith(":role/mine")
     metadata = tmp_path / "resource-metadata.json"
     metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
@@ -168,15 +214,23 @@ def test_a_role_may_be_a_name_and_studio_has_one(raw: dict[str, Any], tmp_path: 
 
 
 def test_a_region_without_a_known_registry_needs_an_image(raw: dict[str, Any]) -> None:
-    with pytest.raises(smtrain.ConfigError, match=r"compute.region: .*'xx-nowhere-1'; set compute.image"):
+    with pytest.raises(
+        smtrain.ConfigError, match=r"compute.region: .*'xx-nowhere-1'; set compute.image"
+    ):
         request(raw, compute={"region": "xx-nowhere-1"})
-    assert request(raw, compute={"region": "xx-nowhere-1", "image": "a/b:c"})["AlgorithmSpecification"][
-        "TrainingImage"
-    ] == "a/b:c"  # fmt: skip
+    assert (
+        request(raw, compute={"region": "xx-nowhere-1", "image": "a/b:c"})[
+            "AlgorithmSpecification"
+        ]["TrainingImage"]
+        == "a/b:c"
+    )
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(name=st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,17}", fullmatch=True), count=st.sampled_from([1, 2, 4, 32]))
+@given(
+    name=st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,17}", fullmatch=True),
+    count=st.sampled_from([1, 2, 4, 32]),
+)
 def test_any_run_name_gives_a_legal_job_name(name: str, count: int) -> None:
     raw = {
         "name": name,

@@ -28,16 +28,22 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def base(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("sft")
     shutil.copytree(trained_inputs["model"], folder / "model")
     (folder / "model/chat_template.jinja").write_text(CHAT_TEMPLATE)
     (folder / "data").mkdir()
     pairs = [(f"what is red number {i}?", f"the red fox number {i}.") for i in range(120)]
     alpaca = [{"instruction": q, "input": "", "output": a} for q, a in pairs[:60]]
-    shared = [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in pairs[60:90]]
+    shared = [
+        {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
+        for q, a in pairs[60:90]
+    ]
     openai = [
-        {"messages": [{"role": r, "content": c} for r, c in (("user", q), ("assistant", a)) * 2]} for q, a in pairs[90:]
+        {"messages": [{"role": r, "content": c} for r, c in (("user", q), ("assistant", a)) * 2]}
+        for q, a in pairs[90:]
     ]
     for name, rows in (("alpaca", alpaca), ("messages", shared + openai)):
         (folder / f"data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -48,12 +54,18 @@ def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: py
         "data": {"path": folder / "data"},
         "parallel": {"tp": 2},
         "train": {
-            "objective": "sft", "steps": STEPS, "global_batch_size": 8, "seq_len": 64, "precision": "fp32",
-            "lr": 3e-3, "schedule": "constant", "save_interval": 6,
+            "objective": "sft",
+            "steps": STEPS,
+            "global_batch_size": 8,
+            "seq_len": 64,
+            "precision": "fp32",
+            "lr": 3e-3,
+            "schedule": "constant",
+            "save_interval": 6,
         },
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
         "generate": {"prompts": ["what is red number 7?"], "max_new_tokens": 8},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +74,13 @@ def whole(base: dict[str, Any]) -> smtrain.Run:
 
 
 def test_a_run_goes_from_records_to_an_answer(whole: smtrain.Run, tmp_path: Path) -> None:
-    assert [result.stage for result in whole.results] == ["prepare", "convert", "train", "export", "generate"]
+    assert [result.stage for result in whole.results] == [
+        "prepare",
+        "convert",
+        "train",
+        "export",
+        "generate",
+    ]
     assert whole.loss[-1] < whole.loss[0] - 1
     assert whole.texts[0]["prompt"] == "what is red number 7?"
     assert "### " not in whole.texts[0]["completion"]
@@ -72,7 +90,9 @@ def test_a_run_goes_from_records_to_an_answer(whole: smtrain.Run, tmp_path: Path
     assert "answers found by what each turn adds to its prompt" in told
 
 
-def test_the_demo_shows_its_answers_before_and_after(whole: smtrain.Run, base: dict[str, Any], tmp_path: Path) -> None:
+def test_the_demo_shows_its_answers_before_and_after(
+    whole: smtrain.Run, base: dict[str, Any], tmp_path: Path
+) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
     run_and_show(base, tmp_path, console)
     said = console.export_text()
@@ -87,12 +107,18 @@ def test_the_demo_shows_its_answers_before_and_after(whole: smtrain.Run, base: d
     assert (tmp_path / "model/config.json").is_file()
     [kept] = (home() / "demo").glob("answers-*.jsonl")
     records = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
-    kept.write_text("".join(json.dumps(one | {"completion": "as it was"}) + "\n" for one in records), "utf-8")
-    assert set(answers(load_config(base, target="local")).values()) == {"as it was"}  # a second call asks nothing
+    kept.write_text(
+        "".join(json.dumps(one | {"completion": "as it was"}) + "\n" for one in records), "utf-8"
+    )
+    assert set(answers(load_config(base, target="local")).values()) == {
+        "as it was"
+    }  # a second call asks nothing
     kept.unlink()
 
 
-def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(whole: smtrain.Run, base: dict[str, Any]) -> None:
+def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(
+    whole: smtrain.Run, base: dict[str, Any]
+) -> None:
     before = whole.job("train")
     expected, newest = exact_records(before), before.checkpoints[-1]
     assert newest.rstrip("/").endswith(f"{STEPS:08d}")

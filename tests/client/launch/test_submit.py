@@ -1,4 +1,6 @@
-"""Once and not twice, and with patience: what a launch does when AWS loses answers, has no machines, holds no more."""
+"""Once and not twice, and with patience: what a launch does when AWS loses answers, has no
+machines, holds no more.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def config(raw: dict[str, Any]) -> dict[str, Any]:
     """A train stage whose data is not there: its job fails once it has its machines."""
     name = f"t{time.time_ns()}"
     raw["model"]["init"] = "scratch"
-    return {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
+    return {
+        **raw,
+        "name": name,
+        "target": "local",
+        "data": {"prepared": f"s3://smtrain-local/{name}/"},
+    }
 
 
 @pytest.fixture
@@ -43,7 +50,10 @@ def hold(plane: Plane) -> Callable[[], None]:
 
 
 def jobs_of(config: dict[str, Any]) -> list[str]:
-    return sorted(job.name for job in list_jobs(SageMakerBackend("local"), name_contains=config["name"], limit=100))
+    return sorted(
+        job.name
+        for job in list_jobs(SageMakerBackend("local"), name_contains=config["name"], limit=100)
+    )
 
 
 def launch(config: dict[str, Any], said: list[str], **more: Any) -> smtrain.Job:
@@ -57,7 +67,8 @@ def with_compute(config: dict[str, Any], **compute: Any) -> dict[str, Any]:
 def single_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """botocore gives up at once, as after twelve attempts."""
     monkeypatch.setattr(
-        "smtrain.client.backends.sagemaker.clients.retrying", lambda _: Config(retries={"total_max_attempts": 1})
+        "smtrain.client.backends.sagemaker.clients.retrying",
+        lambda _: Config(retries={"total_max_attempts": 1}),
     )
 
 
@@ -77,17 +88,23 @@ def test_a_config_submitted_twice_is_joined_and_again_doubles_it(
     assert launch(config, said, again=True).name == f"{first.name}-2"
 
 
-def test_a_step_that_was_not_saved_is_refused_before_anything_starts(config: dict[str, Any]) -> None:
+def test_a_step_that_was_not_saved_is_refused_before_anything_starts(
+    config: dict[str, Any],
+) -> None:
     config["checkpoint"] = {"step": 99}
     said: list[str] = []
     for call in (smtrain.run, smtrain.launch):
-        with pytest.raises(smtrain.ConfigError, match=r"checkpoint.step: 99 is not a whole .*those are: none"):
+        with pytest.raises(
+            smtrain.ConfigError, match=r"checkpoint.step: 99 is not a whole .*those are: none"
+        ):
             call(config, say=said.append)
     assert jobs_of(config) == said == []
 
 
 def test_an_export_without_a_training_is_refused_before_it_starts(config: dict[str, Any]) -> None:
-    with pytest.raises(smtrain.JobError, match=r"reads the checkpoints of stage train, and .* has none"):
+    with pytest.raises(
+        smtrain.JobError, match=r"reads the checkpoints of stage train, and .* has none"
+    ):
         launch(config, [], stage="export")
     assert jobs_of(config) == []
 
@@ -98,9 +115,18 @@ def test_of_two_processes_at_once_one_starts_the_job(
     hold()
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-c", "from smtrain.cli import main; main()", "launch", str(file), "--detach"]
+    command = [
+        sys.executable,
+        "-c",
+        "from smtrain.cli import main; main()",
+        "launch",
+        str(file),
+        "--detach",
+    ]
     both = [
-        subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     told = [process.communicate(timeout=120) for process in both]
@@ -112,11 +138,17 @@ def test_of_two_processes_at_once_one_starts_the_job(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", [{"drops": 1.0}, {"errors": 1.0}])
-@pytest.mark.parametrize("retried", [True, False], ids=["botocore tries again", "botocore gives up"])
+@pytest.mark.parametrize(
+    "retried", [True, False], ids=["botocore tries again", "botocore gives up"]
+)
 def test_a_lost_answer_makes_no_second_job(
-    config: dict[str, Any], plane: Plane, hold: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
-    fault: dict[str, Any], retried: bool,
-) -> None:  # fmt: skip
+    config: dict[str, Any],
+    plane: Plane,
+    hold: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    retried: bool,
+) -> None:
     hold()
     if not retried:
         single_attempts(monkeypatch)
@@ -127,13 +159,20 @@ def test_a_lost_answer_makes_no_second_job(
 
 
 @pytest.mark.parametrize("skew_s", [-3600, 0, 3600], ids=["behind", "right", "ahead"])
-def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPatch, skew_s: float) -> None:
-    """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
+def test_a_lost_answer_is_known_by_the_clock_of_aws(
+    monkeypatch: pytest.MonkeyPatch, skew_s: float
+) -> None:
+    """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes
+    ago is not.
+    """
     there = datetime.now(timezone.utc)
     monkeypatch.setattr("smtrain.client.sdk.session.time.time", lambda: there.timestamp() + skew_s)
     response: Any = {
         "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},
-        "ResponseMetadata": {"RetryAttempts": 1, "HTTPHeaders": {"date": format_datetime(there, usegmt=True)}},
+        "ResponseMetadata": {
+            "RetryAttempts": 1,
+            "HTTPHeaders": {"date": format_datetime(there, usegmt=True)},
+        },
     }
     error = ClientError(response, "CreateTrainingJob")
     assert answer_was_lost(error, {"CreationTime": there - timedelta(minutes=1)})
@@ -145,27 +184,38 @@ def test_a_call_that_never_arrived_is_said_to(
 ) -> None:
     single_attempts(monkeypatch)
     plane.faults(operations="sagemaker:CreateTrainingJob", drops=1, times=1)
-    with pytest.raises(smtrain.JobError, match=r"could not be created: .*the same command tries again"):
+    with pytest.raises(
+        smtrain.JobError, match=r"could not be created: .*the same command tries again"
+    ):
         launch(config, [])
     assert jobs_of(config) == []
 
 
-def test_a_launch_survives_when_a_third_of_all_calls_fails(config: dict[str, Any], plane: Plane) -> None:
+def test_a_launch_survives_when_a_third_of_all_calls_fails(
+    config: dict[str, Any], plane: Plane
+) -> None:
     plane.no_capacity(KIND, attempts=1)
     plane.faults(throttle=0.05, errors=0.15, drops=0.1, after=0.5, seed=4)
     job = launch(with_compute(config, capacity_wait="5m"), [])
     counts = plane.counts()
     plane.calm()
-    assert sum(count["failed"] + count["dropped"] + count["throttled"] for count in counts.values()) >= 2
+    assert (
+        sum(count["failed"] + count["dropped"] + count["throttled"] for count in counts.values())
+        >= 2
+    )
     assert jobs_of(config) == [job.name.removesuffix("-2"), job.name]
 
 
-def test_without_capacity_it_tries_again_until_there_is_some(config: dict[str, Any], plane: Plane) -> None:
+def test_without_capacity_it_tries_again_until_there_is_some(
+    config: dict[str, Any], plane: Plane
+) -> None:
     plane.no_capacity(KIND, attempts=2)
     said: list[str] = []
     job = launch(with_compute(config, capacity_wait="10m"), said)
     assert job.name.endswith("-3")
-    assert [status["Status"] for status in job.describe()["SecondaryStatusTransitions"]][1] == "Downloading"
+    assert [status["Status"] for status in job.describe()["SecondaryStatusTransitions"]][
+        1
+    ] == "Downloading"
     told = [line for line in said if "AWS has no" in line or "next try" in line]
     base = job.name.removesuffix("-3")
     assert [line.split()[0] for line in told] == [f"{base}:", "next", f"{base}-2:", "next"]
@@ -175,7 +225,9 @@ def test_without_capacity_it_tries_again_until_there_is_some(config: dict[str, A
 def test_patience_ends_and_says_what_else_there_is(config: dict[str, Any], plane: Plane) -> None:
     plane.no_capacity(KIND)
     began = time.monotonic()
-    with pytest.raises(smtrain.JobError, match=r"AWS had no ml.trn1.2xlarge for .*compute.fallback_instance_types"):
+    with pytest.raises(
+        smtrain.JobError, match=r"AWS had no ml.trn1.2xlarge for .*compute.fallback_instance_types"
+    ):
         launch(with_compute(config, capacity_wait="2s"), [])
     assert time.monotonic() - began >= 2
     job = launch({**config, "name": config["name"] + "b"}, [])
@@ -188,7 +240,9 @@ def test_the_next_type_takes_the_job_and_the_same_command_finds_it(
 ) -> None:
     plane.no_capacity(KIND)
     both = with_compute(config, fallback_instance_types=[OTHER])
-    SageMakerBackend("local").s3.put_object(Bucket="smtrain-local", Key=f"{config['name']}/manifest.json", Body=b"{}")
+    SageMakerBackend("local").s3.put_object(
+        Bucket="smtrain-local", Key=f"{config['name']}/manifest.json", Body=b"{}"
+    )
     said: list[str] = []
     job = launch(both, said)
     assert job.describe()["ResourceConfig"]["InstanceType"] == OTHER
@@ -197,26 +251,37 @@ def test_the_next_type_takes_the_job_and_the_same_command_finds_it(
     assert len(jobs_of(config)) == 2
 
 
-def test_a_quota_is_named_with_the_command_that_asks_for_more(config: dict[str, Any], plane: Plane) -> None:
+def test_a_quota_is_named_with_the_command_that_asks_for_more(
+    config: dict[str, Any], plane: Plane
+) -> None:
     plane.quota(f"{KIND} for training job usage", 1)
     with pytest.raises(smtrain.JobError) as caught:
         launch(config, [])
     told = str(caught.value)
     assert f"the quota '{KIND} for training job usage' is 1, 0 in use, 2 asked for" in told
-    assert "aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code L-" in told
+    assert (
+        "aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code L-"
+        in told
+    )
     assert "--desired-value 2 --region us-east-1" in told
     assert "quota_wait" not in told, "waiting would not help: the quota is below what is asked for"
     plane.quota(f"{KIND} for training job usage", 9)
     plane.quota(f"{KIND} for training warm pool usage", 0)
-    with pytest.raises(smtrain.JobError, match=r"for training warm pool usage' is 0.*compute.keep_alive to 0"):
+    with pytest.raises(
+        smtrain.JobError, match=r"for training warm pool usage' is 0.*compute.keep_alive to 0"
+    ):
         launch(with_compute(config, keep_alive=60), [])
 
 
-def test_it_waits_for_a_quota_when_asked(config: dict[str, Any], plane: Plane, hold: Callable[[], None]) -> None:
+def test_it_waits_for_a_quota_when_asked(
+    config: dict[str, Any], plane: Plane, hold: Callable[[], None]
+) -> None:
     hold()
     plane.quota(f"{KIND} for training job usage", 2)
     other = launch({**config, "name": config["name"] + "x"}, [])
-    with pytest.raises(smtrain.JobError, match=r"2 in use.*wait for what is in use with compute.quota_wait"):
+    with pytest.raises(
+        smtrain.JobError, match=r"2 in use.*wait for what is in use with compute.quota_wait"
+    ):
         launch(config, [])
     said: list[str] = []
 

@@ -1,4 +1,6 @@
-"""A request that a dry run prints with --upload can be sent by hand: everything that it reads is there."""
+"""A request that a dry run prints with --upload can be sent by hand: everything that it reads is
+there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from smtrain.plane.client import ensure_running
 from tests.typed import typed
 
 
-def test_a_printed_request_is_sent_by_boto3(local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_printed_request_is_sent_by_boto3(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
     config = {
         "name": "by-hand",
         "target": "local",

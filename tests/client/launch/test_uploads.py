@@ -1,4 +1,6 @@
-"""Uploads: in parts that are resumed and checked, nothing abandoned, nothing but the model, of one content."""
+"""Uploads: in parts that are resumed and checked, nothing abandoned, nothing but the model, of one
+content.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from botocore.compat import HTTPHeaders
 from smtrain.client.backends.sagemaker import s3
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.backends.sagemaker.s3 import owner, send
-from smtrain.client.launch.inputs import Upload, _content_addressed, described_uploads, is_model_file, upload_all
+from smtrain.client.launch.inputs import (
+    Upload,
+    _content_addressed,
+    described_uploads,
+    is_model_file,
+    upload_all,
+)
 from smtrain.core.errors import JobError
 from tests.typed import typed
 
@@ -84,17 +92,27 @@ def test_a_large_file_goes_in_parts_with_checksums_and_the_owner(
     assert content(target, key) == file.read_bytes()
     assert sent_parts(calls) == [1, 2, 3, 4]
     moved = [
-        params for name, params in calls if name in ("UploadPart", "CreateMultipartUpload", "ListMultipartUploads")
+        params
+        for name, params in calls
+        if name in ("UploadPart", "CreateMultipartUpload", "ListMultipartUploads")
     ]
     assert all(params["ExpectedBucketOwner"] == "123456789012" for params in moved)
-    assert all(len(params["ChecksumSHA256"]) == 44 for name, params in calls if name == "UploadPart")
+    assert all(
+        len(params["ChecksumSHA256"]) == 44 for name, params in calls if name == "UploadPart"
+    )
     assert not begun(target, key)
 
 
 def test_a_killed_upload_is_gone_on_with(
-    target: SageMakerBackend, file: Path, key: str, calls: list[tuple[str, dict[str, Any]]], local_home: Path
+    target: SageMakerBackend,
+    file: Path,
+    key: str,
+    calls: list[tuple[str, dict[str, Any]]],
+    local_home: Path,
 ) -> None:
-    """kill -9 when the third part is about to be sent: the next call sends what is missing, and nothing is left."""
+    """kill -9 when the third part is about to be sent: the next call sends what is missing, and
+    nothing is left.
+    """
     program = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
@@ -132,7 +150,9 @@ def begin_with(target: SageMakerBackend, key: str, parts: list[bytes]) -> None:
         target.s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=number, Body=part)
 
 
-def test_parts_of_another_size_are_thrown_away(target: SageMakerBackend, file: Path, key: str) -> None:
+def test_parts_of_another_size_are_thrown_away(
+    target: SageMakerBackend, file: Path, key: str
+) -> None:
     begin_with(target, key, [os.urandom(PART + 1)])
     assert send(target, BUCKET, key, file, sha(file)) == 0
     assert content(target, key) == file.read_bytes()
@@ -172,7 +192,9 @@ def test_an_answer_that_is_lost_when_an_upload_is_completed_is_found_out(
 
 def test_the_owner_is_named_where_the_name_of_the_bucket_tells_it() -> None:
     there = SageMakerBackend("aws", "eu-north-1")
-    assert owner(there, "sagemaker-eu-north-1-111122223333") == {"ExpectedBucketOwner": "111122223333"}
+    assert owner(there, "sagemaker-eu-north-1-111122223333") == {
+        "ExpectedBucketOwner": "111122223333"
+    }
     assert owner(there, "team-bucket-111122223333") == {}
 
 
@@ -189,12 +211,27 @@ BESIDE = (
     "license_key.txt",
 )
 MODEL = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model", "merges.txt", "vocab.json", "model-00001-of-00002.safetensors",
-    "model.safetensors.index.json", "pytorch_model.bin",
-    "chat_template.jinja", "tekken.json", "additional_chat_templates/tools.jinja", "modeling_own.py",
-    "preprocessor_config.json", "README.md", "LICENSE", "USE_POLICY.md",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.json",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "chat_template.jinja",
+    "tekken.json",
+    "additional_chat_templates/tools.jinja",
+    "modeling_own.py",
+    "preprocessor_config.json",
+    "README.md",
+    "LICENSE",
+    "USE_POLICY.md",
+)
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
@@ -205,13 +242,17 @@ def test_only_what_models_consist_of_is_uploaded(
         path = tmp_path / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    found = _content_addressed(tmp_path / "model", f"s3://{BUCKET}/only-{time.time_ns()}", is_model_file)
+    found = _content_addressed(
+        tmp_path / "model", f"s3://{BUCKET}/only-{time.time_ns()}", is_model_file
+    )
     assert sorted(name for name, _ in found.files) == sorted(MODEL)
     assert set(found.left_out) == {name for name in BESIDE if not name.startswith(".")}
     monkeypatch.setattr("smtrain.client.launch.inputs.SMALL", small)
     said: list[str] = []
     upload_all(target, [found], said.append)
-    assert any(line.startswith("not uploaded, as no part of a model: credentials.txt") for line in said)
+    assert any(
+        line.startswith("not uploaded, as no part of a model: credentials.txt") for line in said
+    )
     prefix = found.uri.removeprefix(f"s3://{BUCKET}/")
     there = target.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]
     assert {item["Key"].removeprefix(prefix) for item in there} == set(MODEL)
@@ -240,7 +281,11 @@ def test_the_command_line_lists_them_and_sends_nothing(
 
 @pytest.mark.parametrize("size", [PART + 1234, 600 << 10])
 def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
-    target: SageMakerBackend, tmp_path: Path, key: str, size: int, calls: list[tuple[str, dict[str, Any]]]
+    target: SageMakerBackend,
+    tmp_path: Path,
+    key: str,
+    size: int,
+    calls: list[tuple[str, dict[str, Any]]],
 ) -> None:
     """In parts and in one piece, a byte in its middle and its last one."""
     files = {name: os.urandom(size) for name in ("a", "b")}
@@ -248,7 +293,9 @@ def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
         (tmp_path / name).write_bytes(body)
     uri = f"s3://{BUCKET}/{key}/"
     upload = Upload(
-        uri, tuple((name, tmp_path / name) for name in files), tuple(sha(tmp_path / name) for name in files)
+        uri,
+        tuple((name, tmp_path / name) for name in files),
+        tuple(sha(tmp_path / name) for name in files),
     )
     upload_all(target, [upload], lambda _: None)
     for at in (size // 2, size - 1):
@@ -261,7 +308,11 @@ def test_a_changed_byte_in_s3_is_sent_again_and_no_other_file(
         calls.clear()
         upload_all(target, [upload], lambda _: None)
         assert content(target, f"{key}/a") == files["a"]
-        sent = {params["Key"] for name, params in calls if name in ("PutObject", "CreateMultipartUpload")}
+        sent = {
+            params["Key"]
+            for name, params in calls
+            if name in ("PutObject", "CreateMultipartUpload")
+        }
         assert sent == {f"{key}/a"}
 
 
@@ -271,7 +322,9 @@ def copy_in_parts(target: SageMakerBackend, key: str, body: bytes) -> None:
     parts = [
         {
             "PartNumber": number,
-            "ETag": target.s3.upload_part(**place, PartNumber=number, Body=body[start : start + PART])["ETag"],
+            "ETag": target.s3.upload_part(
+                **place, PartNumber=number, Body=body[start : start + PART]
+            )["ETag"],
         }
         for number, start in enumerate(range(0, len(body), PART), 1)
     ]
@@ -282,7 +335,10 @@ def copy_in_parts(target: SageMakerBackend, key: str, body: bytes) -> None:
 def test_an_etag_that_is_no_md5_is_replaced_by_the_checksum_of_the_upload(
     target: SageMakerBackend, tmp_path: Path, size: int, request: pytest.FixtureRequest
 ) -> None:
-    """With SSE-KMS. S3 keeps the SHA-256 with the object; of one in parts that of their SHA-256s, and their number."""
+    """With SSE-KMS.
+
+    S3 keeps the SHA-256 with the object; of one in parts that of their SHA-256s, and their number.
+    """
     body = os.urandom(size)
     (tmp_path / "a").write_bytes(body)
     parts = [hashlib.sha256(body[start : start + PART]).digest() for start in range(0, size, PART)]
@@ -294,7 +350,9 @@ def test_an_etag_that_is_no_md5_is_replaced_by_the_checksum_of_the_upload(
         return AWSResponse("", 200, HTTPHeaders(), None), {"ChecksumSHA256": kept}
 
     target.s3.meta.events.register("before-call.s3.HeadObject", answer)
-    request.addfinalizer(lambda: target.s3.meta.events.unregister("before-call.s3.HeadObject", answer))
+    request.addfinalizer(
+        lambda: target.s3.meta.events.unregister("before-call.s3.HeadObject", answer)
+    )
     item = {"Key": "a", "Size": size, "ETag": '"of-kms"'}
     assert s3.has_content(target, BUCKET, item, tmp_path / "a")
     (tmp_path / "a").write_bytes(bytes([body[0] ^ 1]) + body[1:])

@@ -1,4 +1,6 @@
-"""A script that begins as a copy of a Python with its imports made is what a new Python would be."""
+"""A script that begins as a copy of a Python with its imports made is what a new Python would
+be.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,23 @@ from smtrain.core.protocol.entrypoints import entrypoints_folder
 from smtrain.plane.server.processes import children_of, runs
 from tests.processes import commands, read
 
-UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+UNSHARE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+]
 
 
 def allowed() -> bool:
     """Whether this machine lets us make a PID namespace."""
-    return bool(shutil.which("unshare")) and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("unshare"))
+        and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+    )
 
 
 pytestmark = pytest.mark.skipif(not allowed(), reason="this machine gives no PID namespaces")
@@ -92,18 +105,32 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     listening.bind(f"\0{name}")
     listening.listen()
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(entrypoints_folder()), str(listening.fileno()), "-" * 4096],
-        env={**own, "SMTRAIN_WARM_ROOM": "-" * 8192}, pass_fds=[listening.fileno()], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            SERVER,
+            str(entrypoints_folder()),
+            str(listening.fileno()),
+            "-" * 4096,
+        ],
+        env={**own, "SMTRAIN_WARM_ROOM": "-" * 8192},
+        pass_fds=[listening.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert server.stdout
     assert server.stdin
     assert server.stdout.readline() == "ready\n"
     yield {
-        **own, "PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "more"), "SMTRAIN_WARM": name,
-        "SMTRAIN_WORD": "said", "SMTRAIN_ENTRYPOINTS": str(entrypoints_folder()),
+        **own,
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(tmp_path / "more"),
+        "SMTRAIN_WARM": name,
+        "SMTRAIN_WORD": "said",
+        "SMTRAIN_ENTRYPOINTS": str(entrypoints_folder()),
         "SMTRAIN_SERVER": str(server.pid),
-    }  # fmt: skip
+    }
     listening.close()
     server.stdin.close()
     assert server.wait(20) == 0, "it ends with its standard input"
@@ -113,23 +140,44 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 def called(how: str, environment: dict[str, str], folder: Path) -> tuple[Any, list[str], str]:
     """The launcher's report (pid and exit status), and the script's output."""
     command = [*UNSHARE, sys.executable, "-c", CLIENT, str(folder / "script.py"), how]
-    done = subprocess.run(command, env=environment, cwd=folder, input="typed", capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment, cwd=folder, input="typed", capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     *said, told = done.stdout.splitlines()
     return json.loads(told), said, done.stderr
 
 
-def test_a_copy_begins_and_ends_like_a_python_of_its_own(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_copy_begins_and_ends_like_a_python_of_its_own(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     (pid, status), said, errors = called("tell", environment, tmp_path)
     script = str(tmp_path / "script.py")
     assert (status, errors, said[1:]) == (0, "", ["at exit"])
     assert json.loads(said[0]) == {
-        "name": "__main__", "argv": [script, "tell"], "folder": str(tmp_path), "pid": pid, "parent": 0,
-        "beside": str(tmp_path / "more/beside.py"), "path": [str(tmp_path), str(tmp_path / "more")],
-        "shown": [script, "tell"], "word": "said", "seen": True, "typed": "typed", "child": "said\n", "files": [],
-    }  # fmt: skip
+        "name": "__main__",
+        "argv": [script, "tell"],
+        "folder": str(tmp_path),
+        "pid": pid,
+        "parent": 0,
+        "beside": str(tmp_path / "more/beside.py"),
+        "path": [str(tmp_path), str(tmp_path / "more")],
+        "shown": [script, "tell"],
+        "word": "said",
+        "seen": True,
+        "typed": "typed",
+        "child": "said\n",
+        "files": [],
+    }
     assert pid > 1, "in the caller's PID namespace"
-    for how, expected in {"0": 0, "7": 7, "text": 1, "raise": 1, "SIGTERM": -15, "SIGKILL": -9}.items():
+    for how, expected in {
+        "0": 0,
+        "7": 7,
+        "text": 1,
+        "raise": 1,
+        "SIGTERM": -15,
+        "SIGKILL": -9,
+    }.items():
         (_, status), said, errors = called(how, environment, tmp_path)
         assert (status, said) == (expected, []), how
         if how == "raise":
@@ -139,12 +187,16 @@ def test_a_copy_begins_and_ends_like_a_python_of_its_own(environment: dict[str, 
             assert errors == ("a sentence\n" if how == "text" else "")
 
 
-def test_a_copy_can_start_its_own_command_again(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_copy_can_start_its_own_command_again(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     (pid, status), said, errors = called("again", environment, tmp_path)
     assert (status, said, errors) == (0, [f"{pid} again"], "")
 
 
-@pytest.mark.parametrize("change", [{"HF_HOME": "/elsewhere"}, {"LANG": "C"}, {"PYTHONHASHSEED": "0"}])
+@pytest.mark.parametrize(
+    "change", [{"HF_HOME": "/elsewhere"}, {"LANG": "C"}, {"PYTHONHASHSEED": "0"}]
+)
 def test_whoever_would_have_imported_otherwise_gets_none(
     change: dict[str, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -155,7 +207,9 @@ def test_without_a_server_there_is_none(environment: dict[str, str], tmp_path: P
     assert called("0", environment | {"SMTRAIN_WARM": "smtrain-nobody"}, tmp_path)[:2] == (None, [])
 
 
-def test_who_leaves_in_the_middle_of_asking_leaves_nothing_running(environment: dict[str, str]) -> None:
+def test_who_leaves_in_the_middle_of_asking_leaves_nothing_running(
+    environment: dict[str, str],
+) -> None:
     server = int(environment["SMTRAIN_SERVER"])
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(f"\0{environment['SMTRAIN_WARM']}")
@@ -168,7 +222,9 @@ def test_who_leaves_in_the_middle_of_asking_leaves_nothing_running(environment: 
 
 def test_a_copy_ends_with_the_launcher(environment: dict[str, str], tmp_path: Path) -> None:
     command = [*UNSHARE, sys.executable, "-c", CLIENT, str(tmp_path / "script.py"), "wait"]
-    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as launcher:
         assert launcher.stdout
         assert launcher.stdout.readline() == "waits\n"
         mark = f"{tmp_path}/script.py\0wait".encode()

@@ -1,9 +1,11 @@
-"""The peak of tensor memory of a rank: bytes of every storage that an operator made, from its making to its end.
+"""The peak of tensor memory of a rank: bytes of every storage that an operator made, from its
+making to its end.
 
-Counted at torch's dispatcher, forward and backward, so it is what an accelerator's caching allocator reports as peak
-allocated memory but for scratch inside kernels, and does not depend on the machine. What gloo and Python hold outside
-tensors is not in it. (The allocator's own profile, `torch.profiler(profile_memory=True)`, gives the same figures to
-0.1 % for one process, but miscounts if gloo's threads release what this thread allocated.)
+Counted at torch's dispatcher, forward and backward, so it is what an accelerator's caching
+allocator reports as peak allocated memory but for scratch inside kernels, and does not depend on
+the machine. What gloo and Python hold outside tensors is not in it. (The allocator's own profile,
+`torch.profiler(profile_memory=True)`, gives the same figures to 0.1 % for one process, but
+miscounts if gloo's threads release what this thread allocated.)
 """
 
 from __future__ import annotations
@@ -22,19 +24,30 @@ from smtrain.worker.train.operators import HeldBytes
 
 
 def peak(
-    rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None,
-    paired: bool = False, packed: bool = False, varlen: bool = False,
-) -> tuple[int, int, int, float]:  # fmt: skip
-    """(pipeline stage, bytes between steps, peak bytes in a step, its experts' rows over the mean) of this rank.
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    batch: int,
+    seq_len: int,
+    lora: Lora | None = None,
+    paired: bool = False,
+    packed: bool = False,
+    varlen: bool = False,
+) -> tuple[int, int, int, float]:
+    """(pipeline stage, bytes between steps, peak bytes in a step, its experts' rows over the mean)
+    of this rank.
 
-    `batch` samples for each dp rank. `paired`: two pairs of answers in each row, whose reference has its pass in the
-    peak too. `packed`: four samples in each row. `varlen`: attention takes documents in place of masks, as on CUDA.
+    `batch` samples for each dp rank. `paired`: two pairs of answers in each row, whose reference
+    has its pass in the peak too. `packed`: four samples in each row. `varlen`: attention takes
+    documents in place of masks, as on CUDA.
     """
     with HeldBytes() as held:
         preference = DpoSection() if paired else None
         engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora, preference)
         engine.stage.context.varlen = varlen
-        ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))
+        ids = torch.randint(
+            config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank)
+        )
         pairs: tuple[torch.Tensor, ...] = ()
         if paired:
             pairs = (_quarters(batch, seq_len), torch.zeros(batch, 2, 2))
@@ -58,7 +71,8 @@ def _quarters(batch: int, seq_len: int) -> torch.Tensor:
 
 
 SEQ_LEN, BATCH = 64, 8
-# A family, and a mesh as tests/worker/engine/cases.py writes it: tp, pp, dp, then options, micro-batches of m samples.
+# A family, and a mesh as tests/worker/engine/cases.py writes it: tp, pp, dp, then options,
+# micro-batches of m samples.
 COMBINATIONS = [
     ("llama", "111 m4"),
     ("llama", "111 m2 full bf16"),
@@ -115,13 +129,23 @@ def model(family: str) -> dict[str, Any]:
 
     if family == "gpt2":
         dropouts = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-        return config(family, n_embd=192, n_head=8, n_inner=480, n_positions=128, vocab_size=1024, **dropouts)
-    sizes: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 8, "intermediate_size": 480, "vocab_size": 1024}
+        return config(
+            family, n_embd=192, n_head=8, n_inner=480, n_positions=128, vocab_size=1024, **dropouts
+        )
+    sizes: dict[str, Any] = {
+        "hidden_size": 192,
+        "num_attention_heads": 8,
+        "intermediate_size": 480,
+        "vocab_size": 1024,
+    }
     if family != "gpt_neox":
         sizes |= {"num_key_value_heads": 4, "head_dim": 24}
     if family == "gemma4_text":
         sizes |= {"global_head_dim": 48, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
-        sizes |= {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        sizes |= {
+            "hidden_size_per_layer_input": 0,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
     if family in ("mistral", "gemma3_text", "gemma4_text"):
         sizes["sliding_window"] = 32
     if family == "qwen3_5_text":
@@ -129,7 +153,9 @@ def model(family: str) -> dict[str, Any]:
         sizes |= {"linear_key_head_dim": 24, "linear_value_head_dim": 32}
     if family in ("qwen3_moe", "mixtral", "gpt_oss"):
         sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 160}
-        sizes |= {"moe_intermediate_size": 160, "mlp_only_layers": []} if family == "qwen3_moe" else {}
+        sizes |= (
+            {"moe_intermediate_size": 160, "mlp_only_layers": []} if family == "qwen3_moe" else {}
+        )
         sizes |= {"num_experts": 8} if family == "qwen3_moe" else {}
         sizes |= {"sliding_window": 32} if family == "gpt_oss" else {}
     if family == "smollm3":
@@ -215,7 +241,9 @@ def compare(
     varlen: bool = False,
     quantized: bool = False,
 ) -> list[tuple[int, int, float]]:
-    """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
+    """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed
+    most.
+    """
     from smtrain.client.planner.machines import Machine, Mesh, Work
     from smtrain.client.planner.memory import core_memory
     from smtrain.core.model.shape import ModelShape
@@ -225,12 +253,29 @@ def compare(
     size = o.tp * o.pp * o.dp * o.cp
     shape = ModelShape.from_config(described)
     targets = ("all-linear", *(STACKED if shape.experts else ()))
-    lora = Lora(8, 16.0, targets=targets_of(shape, targets), quantize="nf4" if quantized else None) if adapted else None
-    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired, packed, varlen)
-    worst = [max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)]
+    lora = (
+        Lora(8, 16.0, targets=targets_of(shape, targets), quantize="nf4" if quantized else None)
+        if adapted
+        else None
+    )
+    measured = worlds[size].run(
+        peak, described, o, batch // o.dp, seq_len, lora, paired, packed, varlen
+    )
+    worst = [
+        max((row for row in measured if row[0] == s), key=lambda row: row[2]) for s in range(o.pp)
+    ]
     work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired or packed)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=varlen, link=1e9 * varlen)
-    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp, ep=o.ep)
+    cut = Mesh(
+        o.tp,
+        o.pp,
+        o.dp,
+        o.micro_batch_size,
+        o.activation_checkpointing,
+        o.sequence_parallel,
+        o.cp,
+        ep=o.ep,
+    )
     return [
         (stage, top, memory.total - memory.runtime)
         for stage, _, top, share in worst

@@ -1,4 +1,6 @@
-"""Before a job is paid for, and afterwards: the question at the price limit, the tag, plan against actual."""
+"""Before a job is paid for, and afterwards: the question at the price limit, the tag, plan against
+actual.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_only_a_job_that_aws_would_bill_is_planned(capsys: pytest.CaptureFixture
 
 
 def test_above_the_limit_somebody_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match=r"above compute\.price_limit = \$100\.00: raise the limit, or confirm with -y"):
+    with pytest.raises(
+        JobError,
+        match=r"above compute\.price_limit = \$100\.00: raise the limit, or confirm with -y",
+    ):
         planned(config(100.0), "aws", ask=True, show=False)
     assert planned(config(1e6), "aws", ask=True, show=False).tags
     assert planned(config(100.0), "aws", ask=False, show=False).tags

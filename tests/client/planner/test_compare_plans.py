@@ -49,6 +49,8 @@ def test_what_is_said_to_be_faster_is_doubted_where_the_intervals_overlap() -> N
 
 
 def test_one_that_does_not_fit_is_said_and_ends_in_one(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, [A, B, "--set", "parallel.tp=1", "--set", "parallel.sequence_parallel=false"])
+    told = CliRunner().invoke(
+        app, [A, B, "--set", "parallel.tp=1", "--set", "parallel.sequence_parallel=false"]
+    )
     assert told.exit_code == 1
     assert "DOES NOT FIT" in told.stdout

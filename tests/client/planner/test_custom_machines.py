@@ -10,7 +10,14 @@ import pytest
 import smtrain
 from smtrain.core.errors import ConfigError
 
-BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "link_gbs": 12, "host_memory_gib": 256, "dollars_per_hour": 2.5}
+BOX = {
+    "devices": 4,
+    "memory_gib": 24,
+    "tflops": 80,
+    "link_gbs": 12,
+    "host_memory_gib": 256,
+    "dollars_per_hour": 2.5,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +44,10 @@ def test_a_machine_of_the_config_plans_by_its_name_at_its_price() -> None:
 
 
 def test_a_config_that_trains_on_it_is_planned_for_it() -> None:
-    given = raw(box={**BOX, "network_gbs": 3}) | {"target": "slurm", "cluster": {"shared": "/fsx/smtrain"}}
+    given = raw(box={**BOX, "network_gbs": 3}) | {
+        "target": "slurm",
+        "cluster": {"shared": "/fsx/smtrain"},
+    }
     given["compute"] = {"instance_type": "box", "instance_count": 2}
     given["model"] = {"path": "hf://meta-llama/Llama-3.2-1B"}
     plan = smtrain.plan(given, parallel="auto")
@@ -56,7 +66,9 @@ def test_a_better_machine_is_faster_and_more_hosts_need_a_network() -> None:
     assert rate(tflops=160) > rate()
     assert rate(link_gbs=100) > rate()
     assert rate(2, network_gbs=10) > rate(2, network_gbs=1)
-    with pytest.raises(ConfigError, match=r"machines\.box\.network_gbs: is needed to plan with 2 hosts"):
+    with pytest.raises(
+        ConfigError, match=r"machines\.box\.network_gbs: is needed to plan with 2 hosts"
+    ):
         rate(2)
 
 
@@ -66,10 +78,21 @@ def test_a_file_describes_machines_and_the_config_wins(home: Path, tmp_path: Pat
         "machines:\n  box: {devices: 2, memory_gib: 48, tflops: 100, host_memory_gib: 64}\n"
         "  other: {devices: 1, memory_gib: 80, tflops: 300, host_memory_gib: 64}\n"
     )
-    assert smtrain.plan(raw(), machines=[("box", 1)], machine_file=file).memory_gib["available"] == 48
-    assert smtrain.plan(raw(box=BOX), machines=[("box", 1)], machine_file=file).memory_gib["available"] == 24
-    both = smtrain.plan(raw(box=BOX), machines=[("box", 1), ("other", 1), ("ml.p5.4xlarge", 1)], machine_file=file)
-    assert {choice.machines for choice in both.choices} == {"1 x box", "1 x other", "1 x ml.p5.4xlarge"}
+    assert (
+        smtrain.plan(raw(), machines=[("box", 1)], machine_file=file).memory_gib["available"] == 48
+    )
+    assert (
+        smtrain.plan(raw(box=BOX), machines=[("box", 1)], machine_file=file).memory_gib["available"]
+        == 24
+    )
+    both = smtrain.plan(
+        raw(box=BOX), machines=[("box", 1), ("other", 1), ("ml.p5.4xlarge", 1)], machine_file=file
+    )
+    assert {choice.machines for choice in both.choices} == {
+        "1 x box",
+        "1 x other",
+        "1 x ml.p5.4xlarge",
+    }
     home.mkdir()
     (home / "machines.yaml").write_text(file.read_text())
     assert smtrain.plan(raw(), machines=[("other", 1)]).machines == "1 x other"
@@ -81,9 +104,18 @@ def test_a_file_describes_machines_and_the_config_wins(home: Path, tmp_path: Pat
         ({"box": {**BOX, "devices": 0}}, "machines.box.devices: got 0"),
         ({"box": {**BOX, "memory_gib": -1}}, "machines.box.memory_gib: got -1"),
         ({"box": {**BOX, "tflops": "fast"}}, "machines.box.tflops: got 'fast'"),
-        ({"box": {**BOX, "tflop": 1}}, "machines.box.tflop: unknown key; did you mean machines.box.tflops?"),
-        ({"box": {k: v for k, v in BOX.items() if k != "tflops"}}, "machines.box.tflops: is missing"),
-        ({"ml.box": BOX}, "machines.ml.box: got 'ml.box'; a machine's name begins with a small letter"),
+        (
+            {"box": {**BOX, "tflop": 1}},
+            "machines.box.tflop: unknown key; did you mean machines.box.tflops?",
+        ),
+        (
+            {"box": {k: v for k, v in BOX.items() if k != "tflops"}},
+            "machines.box.tflops: is missing",
+        ),
+        (
+            {"ml.box": BOX},
+            "machines.ml.box: got 'ml.box'; a machine's name begins with a small letter",
+        ),
         ({"box": 5}, "machines.box: got 5; it is a section"),
     ],
 )
@@ -115,7 +147,9 @@ def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path
 
 
 def test_a_name_that_nobody_described_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"bax is not an instance type .* or one of your own \(known: box\)"):
+    with pytest.raises(
+        ConfigError, match=r"bax is not an instance type .* or one of your own \(known: box\)"
+    ):
         smtrain.plan(raw(box=BOX), machines=[("bax", 1)])
 
 
@@ -135,7 +169,11 @@ def test_fp16_is_planned_as_bf16_is_and_not_on_cpus() -> None:
     def planned(precision: str, **box: Any) -> Any:
         asked = raw(box={**BOX, **box})
         asked["train"] |= {"precision": precision}
-        asked |= {"target": "slurm", "cluster": {"shared": "/fsx"}, "compute": {"instance_type": "box"}}
+        asked |= {
+            "target": "slurm",
+            "cluster": {"shared": "/fsx"},
+            "compute": {"instance_type": "box"},
+        }
         return smtrain.plan(asked)
 
     bf16, fp16 = planned("bf16"), planned("fp16")
@@ -148,7 +186,11 @@ def test_fp16_is_planned_as_bf16_is_and_not_on_cpus() -> None:
 @pytest.mark.parametrize("way", ["config", "option"])
 def test_a_plan_for_ones_own_machine_has_no_word_of_aws(way: str) -> None:
     box = {key: value for key, value in BOX.items() if key != "dollars_per_hour"}
-    given = {**raw(box=box), "data": {"path": "s3://texts/t/"}, "model": {"path": "s3://models/qwen3-30b-a3b"}}
+    given = {
+        **raw(box=box),
+        "data": {"path": "s3://texts/t/"},
+        "model": {"path": "s3://models/qwen3-30b-a3b"},
+    }
     given["machines"]["box"] |= {"devices": 8, "memory_gib": 79.1}
     if way == "config":
         plan = smtrain.plan({**given, "target": "local", "compute": {"instance_type": "box"}})
@@ -158,6 +200,8 @@ def test_a_plan_for_ones_own_machine_has_no_word_of_aws(way: str) -> None:
     assert plan.hours is not None
     text = str(plan)
     assert [
-        word for word in ("billed", "AWS", "ml.", "pull", "--prices", "nxd", "Trainium", "image") if word in text
+        word
+        for word in ("billed", "AWS", "ml.", "pull", "--prices", "nxd", "Trainium", "image")
+        if word in text
     ] == []
     assert " of training" in text

@@ -30,30 +30,70 @@ from smtrain.core.model.shape import ModelShape
 
 # Published values of the keys that decide sizes (Hugging Face, 2026-11-26).
 QWEN3_30B: dict[str, Any] = {
-    "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
-    "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
-    "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
-    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "sliding_window": None,
-    "router_aux_loss_coef": 0.001, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
-MIXTRAL = {
-    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
-    "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
-    "num_local_experts": 8, "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
-    "vocab_size": 32000,
-}  # fmt: skip
-OSS_20B = {
-    "model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880,
-    "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12, "num_local_experts": 32,
-    "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
-    "num_key_value_heads": 8, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "vocab_size": 201088,
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": None,
+    "router_aux_loss_coef": 0.001,
     "tie_word_embeddings": False,
-}  # fmt: skip
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+OSS_20B = {
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "num_local_experts": 32,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    "vocab_size": 201088,
+    "tie_word_embeddings": False,
+}
 OSS_120B = {
-    **OSS_20B, "num_local_experts": 128, "num_hidden_layers": 36,
+    **OSS_20B,
+    "num_local_experts": 128,
+    "num_hidden_layers": 36,
     "layer_types": ["sliding_attention", "full_attention"] * 18,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +106,9 @@ OSS_120B = {
     ],
     ids=["qwen3-30b-a3b", "mixtral", "gpt-oss-20b", "gpt-oss-120b"],
 )
-def test_parameters_are_exact(config: dict[str, Any], name: str, total: int, active: int, gflop: float) -> None:
+def test_parameters_are_exact(
+    config: dict[str, Any], name: str, total: int, active: int, gflop: float
+) -> None:
     shape = ModelShape.from_config(config)
     assert (shape.parameters(), shape.active_parameters()) == (total, active)
     assert shape.flops_per_token(1) / 1e9 == pytest.approx(gflop, rel=5e-3)
@@ -97,27 +139,40 @@ def test_messages_grow_with_ep_and_leave_the_host_dearly() -> None:
     assert times[1] / times[3] == pytest.approx((1 / 2) / (7 / 8))
     k = Coefficients.fitted(inside)
     slow, sent = k.network_share * 4e11 / 8 * k.swap_share, 4 * 48 * 8 * 4096 * 2048 * 2
-    far = step_time(work(), outside, Mesh(1, 1, 16, ep=16)).expert_parallel / 4  # 4 micro-batches in place of 8
-    assert far == pytest.approx(times[3] / 8 * 7 / 16 / (7 / 8) + sent * 8 / 16 / slow), "8 of 16 on another host"
+    far = (
+        step_time(work(), outside, Mesh(1, 1, 16, ep=16)).expert_parallel / 4
+    )  # 4 micro-batches in place of 8
+    assert far == pytest.approx(times[3] / 8 * 7 / 16 / (7 / 8) + sent * 8 / 16 / slow), (
+        "8 of 16 on another host"
+    )
     parts = step_time(work(whole_experts=True), outside, Mesh(2, 1, 8, ep=8)).expert_parallel
-    assert parts < step_time(work(), outside, Mesh(2, 1, 8, ep=8)).expert_parallel / 2, "half of the tokens, one host"
+    assert parts < step_time(work(), outside, Mesh(2, 1, 8, ep=8)).expert_parallel / 2, (
+        "half of the tokens, one host"
+    )
     dense = replace(work(), shape=replace(work().shape, experts=None))
     assert "expert_parallel" not in step_time(dense, inside, Mesh(1, 1, 8)).parts()
 
 
 def test_only_experts_that_a_token_chooses_take_time() -> None:
     machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8)
-    plain = replace(Coefficients.fitted(machine), expert_products=1.0, routed_bytes_per_flop=inf, kernels=None)
+    plain = replace(
+        Coefficients.fitted(machine), expert_products=1.0, routed_bytes_per_flop=inf, kernels=None
+    )
 
     def compute(chosen: int, k: Coefficients = plain, **changes: Any) -> float:
-        return step_time(work({**QWEN3_30B, "num_experts_per_tok": chosen}, **changes), machine, mesh, k).compute
+        return step_time(
+            work({**QWEN3_30B, "num_experts_per_tok": chosen}, **changes), machine, mesh, k
+        ).compute
 
     share = 4 * 48 * 3 * 2048 * 768 / (3_353_032_704 - 151936 * 2048)
     assert (compute(8) - compute(4)) / compute(8) == pytest.approx(share, rel=0.01)
     padded = (compute(8, capacity=1.25) - compute(8)) / compute(8)
-    assert padded == pytest.approx(share * 2 * 0.25, rel=0.01), "rows that fill a capacity are multiplied too"
+    assert padded == pytest.approx(share * 2 * 0.25, rel=0.01), (
+        "rows that fill a capacity are multiplied too"
+    )
     sorting = compute(8, replace(plain, routed_bytes_per_flop=1e-3)) - compute(8)
-    # 64 sequences over 8 ranks; forward and, twice as long, backward; 8 hidden states of 2 bytes for each token
+    # 64 sequences over 8 ranks; forward and, twice as long, backward; 8 hidden states of 2 bytes
+    # for each token
     assert sorting == pytest.approx(8 * 3 * 48 * 4096 * 8 * 2048 * 2 / (1e-3 * machine.core_flops))
 
 
@@ -131,13 +186,27 @@ def test_gradients_of_experts_are_exchanged_between_the_ranks_that_hold_the_same
 
 def test_each_published_figure_is_as_far_off_as_the_table_says() -> None:
     k = Coefficients.fitted(Machine.of("ml.p5.48xlarge", 1))
-    off = {run.id: round(100 * (predicted(run, k) / run.sequences_per_s - 1)) for run in published_experts()}
+    off = {
+        run.id: round(100 * (predicted(run, k) / run.sequences_per_s - 1))
+        for run in published_experts()
+    }
     assert off == {
-        "e01": -26, "e02": 19, "e03": 12, "e04": 25, "e05": 37, "e06": 29, "e08": -34, "e10": -25, "e11": -29,
-        "e12": 20, "e13": -21,
-    }  # fmt: skip
-    assert all(abs(log(1 + error / 100)) < 2.13 * table("throughput_gpu")["experts"]["residual"]
-               for error in off.values())  # fmt: skip
+        "e01": -26,
+        "e02": 19,
+        "e03": 12,
+        "e04": 25,
+        "e05": 37,
+        "e06": 29,
+        "e08": -34,
+        "e10": -25,
+        "e11": -29,
+        "e12": 20,
+        "e13": -21,
+    }
+    assert all(
+        abs(log(1 + error / 100)) < 2.13 * table("throughput_gpu")["experts"]["residual"]
+        for error in off.values()
+    )
     # What the pages print of two of them next to the step: tokens a second and GPU.
     rates = {run.id: run.sequences_per_s * 4096 / run.machine.world for run in published_experts()}
     assert [rates["e01"], rates["e03"]] == pytest.approx([12_040, 7_626], rel=2e-3)
@@ -162,37 +231,57 @@ def test_the_search_takes_ep_where_experts_would_not_fit() -> None:
     assert best.ep > 1
     assert not list(mesh_faults(work(), machine, best))
     assert any(
-        "does not divide the 128 experts" in fault for fault in mesh_faults(work(), machine, replace(best, ep=3))
+        "does not divide the 128 experts" in fault
+        for fault in mesh_faults(work(), machine, replace(best, ep=3))
     )
     near = nearest(work(), machine, best)
     assert near is not None
     assert near.calibrated
-    assert nearest(work(), Machine.of("ml.p4d.24xlarge", 4), best) is None  # its runs are of dense models
+    assert (
+        nearest(work(), Machine.of("ml.p4d.24xlarge", 4), best) is None
+    )  # its runs are of dense models
 
 
 def test_a_plan_says_both_counts() -> None:
     planned = smtrain.plan(
-        {"name": "moe", "model": {"path": "hf://Qwen/Qwen3-30B-A3B"}, "data": {"path": "s3://texts/text"}},
-        compute={"instance_type": "ml.p5.48xlarge", "instance_count": 4}, parallel="auto",
-    )  # fmt: skip
+        {
+            "name": "moe",
+            "model": {"path": "hf://Qwen/Qwen3-30B-A3B"},
+            "data": {"path": "s3://texts/text"},
+        },
+        compute={"instance_type": "ml.p5.48xlarge", "instance_count": 4},
+        parallel="auto",
+    )
     assert (planned.parameters, planned.active_parameters) == (30_532_122_624, 3_353_032_704)
     assert "30.53 B parameters, 3.35 B of them active on 4 x ml.p5.48xlarge" in str(planned)
     assert planned.calibrated
     assert planned.sequences_per_s is not None
-    assert planned.sequences_per_s["value"] > 1.9 * planned.sequences_per_s["low"], "eleven runs spread widely"
+    assert planned.sequences_per_s["value"] > 1.9 * planned.sequences_per_s["low"], (
+        "eleven runs spread widely"
+    )
     assert any("NeMo AutoModel's and Megatron-core's" in warning for warning in planned.warnings)
     assert planned.fits
-    assert (planned.mesh.tp, planned.mesh.ep) == (1, 8), "as NeMo's and Megatron-core's runs on hosts of 8"
+    assert (planned.mesh.tp, planned.mesh.ep) == (
+        1,
+        8,
+    ), "as NeMo's and Megatron-core's runs on hosts of 8"
     assert f"(ep {planned.mesh.ep})" in str(planned)
     assert any("1.5 times the mean" in warning for warning in planned.warnings)
 
 
 def test_on_trainium_a_plan_asks_for_rows_of_one_shape() -> None:
-    config: Any = {"name": "moe", "model": {"path": "hf://Qwen/Qwen3-30B-A3B"}, "data": {"path": "s3://texts/text"}}
+    config: Any = {
+        "name": "moe",
+        "model": {"path": "hf://Qwen/Qwen3-30B-A3B"},
+        "data": {"path": "s3://texts/text"},
+    }
     compute = {"instance_type": "ml.trn2.48xlarge", "instance_count": 2}
     free = smtrain.plan(config, compute=compute, parallel="auto")
     assert any("set parallel.expert_capacity" in warning for warning in free.warnings)
-    assert any("published for a mixture of experts on ml.trn2.48xlarge" in warning for warning in free.warnings)
+    assert any(
+        "published for a mixture of experts on ml.trn2.48xlarge" in warning
+        for warning in free.warnings
+    )
     assert free.mesh.tp * free.mesh.ep <= 64, "all-to-alls stay on a host"
     mesh = {key: getattr(free.mesh, key) for key in ("tp", "pp", "ep")}
     bound = smtrain.plan(config, compute=compute, parallel={**mesh, "expert_capacity": 1.25})
@@ -201,7 +290,10 @@ def test_on_trainium_a_plan_asks_for_rows_of_one_shape() -> None:
 
 def test_a_capacity_bounds_the_rows() -> None:
     machine, mesh = Machine.of("ml.p5.48xlarge", 1), Mesh(1, 1, 8, ep=8)
-    held = [core_memory(work(capacity=share), machine, mesh, 0).activations for share in (1.0, 1.25, None)]
+    held = [
+        core_memory(work(capacity=share), machine, mesh, 0).activations
+        for share in (1.0, 1.25, None)
+    ]
     assert held == sorted(held)
 
 
@@ -218,7 +310,9 @@ def given(**compute: Any) -> dict[str, Any]:
     return {"name": "m", "data": {"path": "s3://bucket/text"}, "train": train, "compute": compute}
 
 
-@pytest.mark.parametrize("compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}])
+@pytest.mark.parametrize(
+    "compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}]
+)
 @pytest.mark.parametrize("more", [{}, {"best": True}, {"machines": [("ml.trn1.32xlarge", 16)]}])
 def test_no_plan_is_made_for_an_engine_without_experts(
     mixtral: str, compute: dict[str, Any], more: dict[str, Any]
@@ -226,34 +320,51 @@ def test_no_plan_is_made_for_an_engine_without_experts(
     with pytest.raises(ConfigError) as raised:
         smtrain.plan(given(**compute), model=mixtral, target="aws", **more)
     [fault] = raised.value.faults
-    assert fault.startswith("model.path: engine nxd trains no mixtral models; set train.engine: native and take ")
+    assert fault.startswith(
+        "model.path: engine nxd trains no mixtral models; set train.engine: native and take "
+    )
 
 
-@pytest.mark.parametrize("compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}])
-def test_machines_that_are_named_are_planned_though_its_own_would_not_do(mixtral: str, compute: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "compute", [{}, {"instance_type": "ml.trn1.32xlarge", "instance_count": 16}]
+)
+def test_machines_that_are_named_are_planned_though_its_own_would_not_do(
+    mixtral: str, compute: dict[str, Any]
+) -> None:
     machines = [("ml.trn1.32xlarge", 16), ("ml.p5.48xlarge", 4)]
     plan = smtrain.plan(given(**compute), model=mixtral, machines=machines)
     assert plan.fits
     assert {choice.machines for choice in plan.choices} == {"4 x ml.p5.48xlarge"}
 
 
-@pytest.mark.parametrize(("section", "key"), [("parallel", "expert_capacity"), ("train", "aux_loss")])
-def test_options_of_experts_are_refused_for_a_dense_model_that_is_known_by_name(section: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("section", "key"), [("parallel", "expert_capacity"), ("train", "aux_loss")]
+)
+def test_options_of_experts_are_refused_for_a_dense_model_that_is_known_by_name(
+    section: str, key: str
+) -> None:
     asked = given(instance_type="ml.p5.48xlarge")
     asked[section] = {**asked.get(section, {}), key: 1.5}
-    with pytest.raises(ConfigError, match=f"{section}.{key}: a llama model has no experts; leave it out"):
+    with pytest.raises(
+        ConfigError, match=f"{section}.{key}: a llama model has no experts; leave it out"
+    ):
         smtrain.plan(asked, model="llama-3.1-8b")
 
 
 def test_the_ep_that_a_fault_names_is_one_that_the_torus_connects(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B, "num_experts": 96}))
     asked = given(instance_type="ml.trn2.48xlarge", instance_count=2)
-    asked |= {"model": {"path": str(tmp_path), "init": "scratch"}, "data": {"prepared": "s3://bucket/data"}}
+    asked |= {
+        "model": {"path": str(tmp_path), "init": "scratch"},
+        "data": {"prepared": "s3://bucket/data"},
+    }
     asked["parallel"] = {"tp": 1, "pp": 1, "ep": 64}
     with pytest.raises(ConfigError) as raised:
         smtrain.load_config(asked, target="aws")
     [fault] = raised.value.faults
-    found = re.fullmatch(r"parallel\.ep = 64 does not divide the 96 experts .*; ep = (\d+) would do", fault)
+    found = re.fullmatch(
+        r"parallel\.ep = 64 does not divide the 96 experts .*; ep = (\d+) would do", fault
+    )
     assert found
     asked["parallel"]["ep"] = int(found[1])
     assert smtrain.load_config(asked, target="aws").parallel.ep == int(found[1])

@@ -1,4 +1,6 @@
-"""Fallback instance types: accepted if the mesh fits, else a fault of the config with the reason."""
+"""Fallback instance types: accepted if the mesh fits, else a fault of the config with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def faults(raw: dict[str, Any], **compute: Any) -> list[str]:
 
 
 def test_types_with_as_many_processes_are_taken_in_their_order(raw: dict[str, Any]) -> None:
-    raw["compute"].update(fallback_instance_types=["ml.trn1.32xlarge", "ml.trn2.48xlarge"], capacity_wait="6h")
+    raw["compute"].update(
+        fallback_instance_types=["ml.trn1.32xlarge", "ml.trn2.48xlarge"], capacity_wait="6h"
+    )
     compute = load_config(raw).compute
     assert compute.fallback_instance_types == ("ml.trn1.32xlarge", "ml.trn2.48xlarge")
     assert compute.capacity_wait == 6 * 3600
@@ -33,7 +37,10 @@ def test_what_cannot_take_the_job_is_refused_with_the_reason(raw: dict[str, Any]
     assert "named twice" in faults(raw, fallback_instance_types=["ml.trn1.32xlarge"] * 2)[0]
     # tp 2 x pp 2 x dp 1 on two hosts: 64 processes ask for a global batch that 16 divides.
     by_cores = {"processes_per_instance": None, "fallback_instance_types": ["ml.trn1.32xlarge"]}
-    assert "train.global_batch_size = 4 is not a multiple of dp x micro-batch" in faults(raw, **by_cores)[0]
+    assert (
+        "train.global_batch_size = 4 is not a multiple of dp x micro-batch"
+        in faults(raw, **by_cores)[0]
+    )
     raw["parallel"]["dp"] = 1
     assert "tp x pp x dp = 4 is not the 2 x 32 = 64 cores" in faults(raw, **by_cores)[0]
 
@@ -47,11 +54,22 @@ def test_more_processes_than_cores_are_refused(raw: dict[str, Any]) -> None:
 
 def test_memory_is_counted_where_the_model_is_known(raw: dict[str, Any]) -> None:
     big = {
-        "name": "big", "model": {"path": "s3://models/llama-2-70b"}, "data": {"prepared": "s3://data/tokens/"},
-        "parallel": {"tp": 16, "pp": 2, "activation_checkpointing": "full", "sequence_parallel": True},
+        "name": "big",
+        "model": {"path": "s3://models/llama-2-70b"},
+        "data": {"prepared": "s3://data/tokens/"},
+        "parallel": {
+            "tp": 16,
+            "pp": 2,
+            "activation_checkpointing": "full",
+            "sequence_parallel": True,
+        },
         "train": {"global_batch_size": 64, "seq_len": 4096},
-        "compute": {"instance_type": "ml.trn2.48xlarge", "instance_count": 1, "processes_per_instance": 32},
-    }  # fmt: skip
+        "compute": {
+            "instance_type": "ml.trn2.48xlarge",
+            "instance_count": 1,
+            "processes_per_instance": 32,
+        },
+    }
     told = faults(big, fallback_instance_types=["ml.trn1.32xlarge"])
     assert len(told) == 1
     assert "ml.trn1.32xlarge cannot take this job: memory: a core of pipeline stage" in told[0]

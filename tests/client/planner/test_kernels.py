@@ -38,7 +38,9 @@ def test_each_measured_run_is_planned_within_its_interval(run: MeasuredRun) -> N
 
 
 def test_the_median_error_and_the_spread_are_those_that_the_table_states() -> None:
-    """Profiles of the 1B gave the speeds of kernels, of which seven numbers were fitted to all runs."""
+    """Profiles of the 1B gave the speeds of kernels, of which seven numbers were fitted to all
+    runs.
+    """
     errors = {run.id: abs(log(run.predicted / run.tokens_per_s)) for run in measured_runs()}
     assert median(errors.values()) < 0.025
     assert residual() == pytest.approx(table("gpu_kernels")["residual"], abs=0.003)
@@ -57,7 +59,8 @@ def test_measured_peaks_are_planned_within_three_percent(run: MeasuredRun) -> No
     assert (need.total - need.runtime) / GIB == pytest.approx(run.gib, rel=0.03)
 
 
-ATTENTION = [  # rows, tokens, head, then ms: cuDNN, FlashAttention 2 deterministic, by documents, deterministic
+# rows, tokens, head, then ms: cuDNN, FlashAttention 2 deterministic, by documents, deterministic
+ATTENTION = [
     (2, 4096, 64, 1.33, 2.65, 1.13, 1.67),
     (1, 8192, 64, 2.37, 5.48, 1.18, 1.54),
     (1, 32768, 64, 35.5, 79.8, 4.05, 4.48),
@@ -65,15 +68,30 @@ ATTENTION = [  # rows, tokens, head, then ms: cuDNN, FlashAttention 2 determinis
 ]
 
 
-@pytest.mark.parametrize(("rows", "tokens", "head", "cudnn", "flash", "varlen", "varlen_fixed"), ATTENTION)
+@pytest.mark.parametrize(
+    ("rows", "tokens", "head", "cudnn", "flash", "varlen", "varlen_fixed"), ATTENTION
+)
 def test_attention_takes_what_its_kernel_took(
-    rows: int, tokens: int, head: int, cudnn: float, flash: float, varlen: float, varlen_fixed: float
+    rows: int,
+    tokens: int,
+    head: int,
+    cudnn: float,
+    flash: float,
+    varlen: float,
+    varlen_fixed: float,
 ) -> None:
     config: dict[str, Any] = table("gpu_kernels")["models"]["llama-0.3b"]
     shape = ModelShape.from_config({**config, "head_dim": head})
 
     def milliseconds(document: float | None, *, deterministic: bool) -> float:
-        work = Work(shape, tokens, rows, apart=document is not None, document=document, deterministic=deterministic)
+        work = Work(
+            shape,
+            tokens,
+            rows,
+            apart=document is not None,
+            document=document,
+            deterministic=deterministic,
+        )
         seconds = speeds().layer(work, Mesh(1, 1, 1, rows), rows * tokens)[1]
         return 1000 * seconds * table("gpu_kernels")["rates"]["busy"]
 
@@ -98,7 +116,9 @@ def test_documents_apart_are_less_work_than_whole_rows_and_windows_than_both() -
 def test_a_step_is_as_slow_as_the_slower_of_device_and_host() -> None:
     shape = named_shape("llama-3.2-1b")
     assert shape is not None
-    short, long = (step_time(Work(shape, length, 8), H200, Mesh(1, 1, 1, 1)) for length in (256, 4096))
+    short, long = (
+        step_time(Work(shape, length, 8), H200, Mesh(1, 1, 1, 1)) for length in (256, 4096)
+    )
     assert short.overhead > short.compute, "launches take longer than so few tokens"
     assert long.overhead == 0
     fused = step_time(Work(shape, 256, 8, compiled=True), H200, Mesh(1, 1, 1, 1))
@@ -112,7 +132,9 @@ def test_h100_has_the_same_products_and_slower_memory() -> None:
 
 
 def test_llama_2_7b_with_all_its_weights_fits_one_h200() -> None:
-    """115.6 GiB were measured; a plan that counted terms of an Adam that is not fused refused it."""
+    """115.6 GiB were measured; a plan that counted terms of an Adam that is not fused refused
+    it.
+    """
     shape = named_shape("llama-2-7b")
     assert shape is not None
     need = core_memory(Work(shape, 4096, 2, deterministic=True), H200, Mesh(1, 1, 1, 1, "full"), 0)
@@ -121,11 +143,17 @@ def test_llama_2_7b_with_all_its_weights_fits_one_h200() -> None:
 
 def test_a_plan_says_what_its_speed_rests_on() -> None:
     raw = {
-        "model": {"path": "s3://models/llama-3.2-1b"}, "data": {"prepared": "s3://texts/t/", "document_mask": True},
-        "train": {"steps": 1000, "seq_len": 4096}, "compute": {"instance_type": "ml.p5.48xlarge"},
-    }  # fmt: skip
+        "model": {"path": "s3://models/llama-3.2-1b"},
+        "data": {"prepared": "s3://texts/t/", "document_mask": True},
+        "train": {"steps": 1000, "seq_len": 4096},
+        "compute": {"instance_type": "ml.p5.48xlarge"},
+    }
     plan = smtrain.plan(smtrain.load_config(raw, target="aws"))
-    [basis] = [warning for warning in plan.warnings if warning.startswith("speed: from engine native's kernels")]
+    [basis] = [
+        warning
+        for warning in plan.warnings
+        if warning.startswith("speed: from engine native's kernels")
+    ]
     assert "H100, whose memory is slower" in basis
     assert "taken to have 1,024, an assumption, tokens each" in basis
     assert plan.calibrated
@@ -154,9 +182,13 @@ def test_a_plan_shows_both_prices_of_compiling_and_of_the_same_bits() -> None:
     assert 10 <= options.compile_earns_from * saved <= 10 + saved
     assert (plan.hours, plan.dollars) == (options.other_bits.hours, options.other_bits.dollars)
     lines = str(plan).splitlines()
-    assert f"; pays from {options.compile_earns_from} steps on" in next(li for li in lines if li.startswith("compile "))
+    assert f"; pays from {options.compile_earns_from} steps on" in next(
+        li for li in lines if li.startswith("compile ")
+    )
     bits = next(line for line in lines if line.startswith("bits "))
-    assert re.fullmatch(r"bits +not deterministic: .* s a step, .*, \$[\d.,]+; deterministic: .*, \$[\d.,]+", bits)
+    assert re.fullmatch(
+        r"bits +not deterministic: .* s a step, .*, \$[\d.,]+; deterministic: .*, \$[\d.,]+", bits
+    )
     assert plan.to_dict()["gpu_options"]["same_bits"]["dollars"] == options.same_bits.dollars
 
 
@@ -166,7 +198,11 @@ def test_a_plan_compiles_layers_with_experts() -> None:
         "train": {"steps": 1000, "seq_len": 4096, "global_batch_size": 64},
         "compute": {"instance_type": "ml.p5.48xlarge", "region": "us-east-1"},
     }  # fmt: skip
-    line = next(li for li in str(smtrain.plan(smtrain.load_config(raw, target="aws"))).splitlines() if "compile " in li)
+    line = next(
+        li
+        for li in str(smtrain.plan(smtrain.load_config(raw, target="aws"))).splitlines()
+        if "compile " in li
+    )
     assert line.startswith("compile     on")
 
 

@@ -1,4 +1,6 @@
-"""Plans of engine native on Neuron cores: what is unknown is wide and says why, and a run of one's own narrows it."""
+"""Plans of engine native on Neuron cores: what is unknown is wide and says why, and a run of one's
+own narrows it.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def raw(
     model: str = "llama-3.1-8b", kind: str = TRN2, data: dict[str, Any] | None = None, **train: Any
 ) -> dict[str, Any]:
     return {
-        "model": {"path": f"s3://models/{model}"}, "data": {"path": "s3://texts/t/", **(data or {})},
-        "train": {"steps": 100, **train}, "compute": {"instance_type": kind},
-    }  # fmt: skip
+        "model": {"path": f"s3://models/{model}"},
+        "data": {"path": "s3://texts/t/", **(data or {})},
+        "train": {"steps": 100, **train},
+        "compute": {"instance_type": kind},
+    }
 
 
 def warned(plan: smtrain.Plan, begin: str) -> list[str]:
@@ -75,7 +79,10 @@ def test_the_first_step_compiles_in_the_train_job_and_no_stage_does() -> None:
     (told,) = warned(plan, "the first step compiles every graph, 15 min 00 s by assumption")
     assert "stages" not in told
     deep = smtrain.plan({**raw(), "parallel": {"tp": 4, "pp": 4}}, target="aws")
-    assert "each of the 4 stages compiles its own while the others wait" in warned(deep, "the first step")[0]
+    assert (
+        "each of the 4 stages compiles its own while the others wait"
+        in warned(deep, "the first step")[0]
+    )
     assert "compile" not in smtrain.plan(raw(kind="ml.trn1.32xlarge"), target="aws").hours_by_stage
 
 
@@ -91,9 +98,13 @@ def test_a_measured_run_narrows_it(tmp_path: Path) -> None:
     assert ", by your own run" in str(made)
     assert not warned(made, "uncalibrated")
     assert not warned(made, "AWS published no throughput")
-    other = smtrain.plan(raw(), target="aws", machines=[("ml.trn2u.48xlarge", 4)], measured=plain.tokens_per_s / 8)
+    other = smtrain.plan(
+        raw(), target="aws", machines=[("ml.trn2u.48xlarge", 4)], measured=plain.tokens_per_s / 8
+    )
     assert other.calibrated, "the same chip"
-    apart = smtrain.plan(raw(), target="aws", machines=[("trn3-gen1", 1)], measured=plain.tokens_per_s / 8)
+    apart = smtrain.plan(
+        raw(), target="aws", machines=[("trn3-gen1", 1)], measured=plain.tokens_per_s / 8
+    )
     assert not apart.calibrated
     assert warned(apart, "your own run was on another chip")
     assert warned(apart, "trn3-gen1 is for a Slurm cluster on EC2")
@@ -105,7 +116,9 @@ def test_a_measured_run_narrows_it(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = tmp_path / "trn2.yaml"
     config.write_text(json.dumps(raw()))
-    result = CliRunner().invoke(app, [str(config), "--target", "aws", "--measured", str(file), "--json"])
+    result = CliRunner().invoke(
+        app, [str(config), "--target", "aws", "--measured", str(file), "--json"]
+    )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["by_own_run"]
@@ -131,7 +144,13 @@ def test_a_probed_machine_of_neuron_cores_is_planned_as_one() -> None:
 @pytest.mark.parametrize(
     ("model", "data", "train", "reason", "remedy"),
     [
-        ("llama-3.1-8b", {}, {"seq_len": 4000}, "a multiple of 512, and train.seq_len is 4000", {"seq_len": 4096}),
+        (
+            "llama-3.1-8b",
+            {},
+            {"seq_len": 4000},
+            "a multiple of 512, and train.seq_len is 4000",
+            {"seq_len": 4096},
+        ),
         (
             "llama-3.1-8b",
             {},
@@ -141,7 +160,13 @@ def test_a_probed_machine_of_neuron_cores_is_planned_as_one() -> None:
         ),
         ("llama-2-7b", {}, {"seq_len": 4001}, "a multiple of 512", {"seq_len": 4096}),
         ("pythia-1.4b", {}, {"seq_len": 2000}, "a multiple of 512", {"seq_len": 2048}),
-        ("llama-3.1-8b", {"document_mask": True}, {}, "the kernel takes no mask", {"document_mask": None}),
+        (
+            "llama-3.1-8b",
+            {"document_mask": True},
+            {},
+            "the kernel takes no mask",
+            {"document_mask": None},
+        ),
         ("llama-3.1-8b", {}, {"objective": "sft"}, "the kernel takes no mask", None),
         ("gpt-neox-20b", {}, {}, None, None),
         ("llama-3.1-8b", {}, {}, None, None),
@@ -149,7 +174,11 @@ def test_a_probed_machine_of_neuron_cores_is_planned_as_one() -> None:
     ],
 )
 def test_what_leaves_the_flash_kernel_is_said_with_its_memory_and_what_brings_it_back(
-    model: str, data: dict[str, Any], train: dict[str, Any], reason: str | None, remedy: dict[str, Any] | None
+    model: str,
+    data: dict[str, Any],
+    train: dict[str, Any],
+    reason: str | None,
+    remedy: dict[str, Any] | None,
 ) -> None:
     given = raw(model, data=data, **train)
     config = smtrain.load_config(given, target="aws")
@@ -179,7 +208,9 @@ def test_what_leaves_the_flash_kernel_is_said_with_its_memory_and_what_brings_it
 
 
 def test_scores_are_counted_layer_by_layer() -> None:
-    """S x S of each head of a rank, as scores and as their softmax: in all layers, or in one that is computed again."""
+    """S x S of each head of a rank, as scores and as their softmax: in all layers, or in one that
+    is computed again.
+    """
     shape = named_shape("llama-3.1-8b")
     assert shape is not None
     machine, s, heads = Machine.of(TRN2, 1), 4096, 8
@@ -190,10 +221,15 @@ def test_scores_are_counted_layer_by_layer() -> None:
         if recompute == "none":  # torch's fused kernels keep their mask as numbers
             saved = [s * layers * saved_per_token(work, mesh) for work in works]
             assert saved[1] - saved[0] == pytest.approx(2 * (2 * heads - 1) * s * s * layers)
-            assert held[1] - held[0] == pytest.approx(saved[1] - saved[0], rel=0.01)  # the peak may be another moment
+            assert held[1] - held[0] == pytest.approx(
+                saved[1] - saved[0], rel=0.01
+            )  # the peak may be another moment
         else:
             assert held[1] > held[0] + heads * s * s
-    mask = [core_memory(Work(shape, s, 64, apart=apart), machine, Mesh(4, 1, 16), 0).buffers for apart in (False, True)]
+    mask = [
+        core_memory(Work(shape, s, 64, apart=apart), machine, Mesh(4, 1, 16), 0).buffers
+        for apart in (False, True)
+    ]
     assert mask[1] - mask[0] == pytest.approx(s * s)
     assert not Machine.of("ml.trn1.32xlarge", 1).torus_chip
 
@@ -201,19 +237,24 @@ def test_scores_are_counted_layer_by_layer() -> None:
 def test_where_no_run_is_known_the_interval_is_shown_and_no_single_number_of_dollars() -> None:
     compute = {"image": "2.14.0-neuronx-py314-sdk2.33.0-ubuntu26.04", "region": "us-east-2"}
     given = {
-        "model": {"path": "s3://models/llama-3.1-8b"}, "data": {"prepared": "s3://texts/t/"},
-        "train": {"steps": 1000, "seq_len": 4096}, "compute": {"instance_type": "ml.trn2.48xlarge", **compute},
-    }  # fmt: skip
+        "model": {"path": "s3://models/llama-3.1-8b"},
+        "data": {"prepared": "s3://texts/t/"},
+        "train": {"steps": 1000, "seq_len": 4096},
+        "compute": {"instance_type": "ml.trn2.48xlarge", **compute},
+    }
     plan = smtrain.plan(given, target="aws")
     text = str(plan).splitlines()
     speed, time, money, total = (
-        next(line for line in text if line.startswith(word)) for word in ("throughput", "time", "cost", "total")
+        next(line for line in text if line.startswith(word))
+        for word in ("throughput", "time", "cost", "total")
     )
     s, train = plan.sequences_per_s, plan.dollars_by_item["train"]
     assert s is not None
     assert plan.dollars is not None
     least, most = (plan.dollars + train * (s["value"] / s[end] - 1) for end in ("high", "low"))
-    assert money.startswith(f"cost        ${least:,.2f} to ${most:,.2f}; the middle is ${plan.dollars:,.2f}")
+    assert money.startswith(
+        f"cost        ${least:,.2f} to ${most:,.2f}; the middle is ${plan.dollars:,.2f}"
+    )
     assert total.startswith(f"total       ${least:,.2f} to ${most:,.2f}, ")
     assert " to " in speed.partition(" sequences/s")[0]
     assert speed.endswith("UNCALIBRATED")

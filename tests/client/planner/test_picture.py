@@ -17,7 +17,9 @@ def test_the_bars_are_as_long_as_what_they_stand_for() -> None:
     drawn = ElementTree.fromstring(svg(plan))
     wide = {str(rect[0].text): float(rect.attrib["width"]) for rect in drawn.iter(f"{SVG}rect")}
     parts = [name for name in plan.memory_gib if name not in ("total", "available")]
-    memory = sum(width for name, width in wide.items() if name.rpartition(":")[0].replace(" ", "_") in parts)
+    memory = sum(
+        width for name, width in wide.items() if name.rpartition(":")[0].replace(" ", "_") in parts
+    )
     assert abs(memory / 560 - plan.memory_gib["total"] / plan.memory_gib["available"]) < 0.01
     assert f"${plan.dollars:,.0f}" in "".join(drawn.itertext())
 

@@ -22,9 +22,13 @@ def adapted(name: str, quantize: bool) -> Work:
 
 
 @pytest.mark.parametrize(("name", "card"), [("llama-3.1-8b", 24), ("qwen3-32b", 48)])
-def test_a_model_fits_a_card_with_qlora_that_it_does_not_fit_otherwise(name: str, card: int) -> None:
+def test_a_model_fits_a_card_with_qlora_that_it_does_not_fit_otherwise(
+    name: str, card: int
+) -> None:
     mesh = Mesh(1, 1, 1, 1, "full")
-    with_it, without = (core_memory(adapted(name, on), ONE_GPU, mesh, 0).total / GIB for on in (True, False))
+    with_it, without = (
+        core_memory(adapted(name, on), ONE_GPU, mesh, 0).total / GIB for on in (True, False)
+    )
     assert with_it < 0.6 * card
     assert with_it < 0.55 * without
 
@@ -41,7 +45,9 @@ def test_a_plan_proposes_qlora_if_lora_does_not_fit() -> None:
 def test_no_mesh_that_cuts_a_block_is_searched() -> None:
     shape = named_shape("llama-3.1-8b")
     assert shape is not None
-    narrow = replace(adapted("llama-3.1-8b", quantize=True), shape=replace(shape, intermediate=14336 + 32))
+    narrow = replace(
+        adapted("llama-3.1-8b", quantize=True), shape=replace(shape, intermediate=14336 + 32)
+    )
     found = search(narrow, [Machine.of("ml.p5e.48xlarge", 1)])
     assert found
     assert {way.mesh.tp for way in found} == {1}

@@ -25,7 +25,9 @@ def told(plan: smtrain.Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("target", ["aws", "local"])
-def test_it_is_part_of_the_time_and_said(pairs: dict[str, Any], target: Any, measured: list[tuple[int, str]]) -> None:
+def test_it_is_part_of_the_time_and_said(
+    pairs: dict[str, Any], target: Any, measured: list[tuple[int, str]]
+) -> None:
     if target == "local":
         pairs = {**pairs, "compute": {}, "parallel": {}}
     made = smtrain.plan(pairs, target=target)
@@ -43,7 +45,9 @@ def test_it_is_part_of_the_time_and_said(pairs: dict[str, Any], target: Any, mea
     assert made.memory_gib == without.memory_gib
 
 
-def test_lora_s_forward_pass_is_half_of_a_step_and_far_data_is_no_time(pairs: dict[str, Any]) -> None:
+def test_lora_s_forward_pass_is_half_of_a_step_and_far_data_is_no_time(
+    pairs: dict[str, Any],
+) -> None:
     lora = {**pairs, "train": {**pairs["train"], "adapter": {}}}
     assert "50% of a step" in told(smtrain.plan(lora, target="aws"))[0]
     far = {**pairs, "data": {"path": "s3://bucket/pairs"}}

@@ -15,8 +15,12 @@ from smtrain.client.planner.resolve import load_config, with_tags
 from smtrain.core.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-ON_AWS = ("compute.role=arn:aws:iam::123456789012:role/r", "output.s3_uri=s3://my-bucket/x", "compute.region=us-west-2",
-          "model.path=s3://my-bucket/model")  # fmt: skip
+ON_AWS = (
+    "compute.role=arn:aws:iam::123456789012:role/r",
+    "output.s3_uri=s3://my-bucket/x",
+    "compute.region=us-west-2",
+    "model.path=s3://my-bucket/model",
+)
 
 
 @pytest.fixture
@@ -39,7 +43,9 @@ def test_a_dry_run_loads_its_config_once(
 ) -> None:
     example = EXAMPLES / ("llama-2-70b-trn1.yaml" if target == "aws" else "tiny-llama.yaml")
     set_ = [word for one in ON_AWS if target == "aws" for word in ("--set", one)]
-    monkeypatch.setattr("sys.argv", ["smtrain", command, str(example), "--target", target, "--dry-run", *set_])
+    monkeypatch.setattr(
+        "sys.argv", ["smtrain", command, str(example), "--target", target, "--dry-run", *set_]
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code

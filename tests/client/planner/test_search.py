@@ -11,7 +11,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, cut, mesh_faults, named_shape
+from smtrain.client.planner.machines import (
+    RECOMPUTE,
+    Machine,
+    Mesh,
+    Work,
+    cut,
+    mesh_faults,
+    named_shape,
+)
 from smtrain.client.planner.memory import core_memory, worst_core
 from smtrain.client.planner.search import doubts, refusals, search
 from smtrain.client.planner.throughput import Coefficients, StageTimes, slot_time, step_time
@@ -19,7 +27,11 @@ from smtrain.core.facts import table
 from smtrain.core.model.shape import ModelShape
 from tests.tiers import examples
 
-TYPES = sorted(t for t, row in table("instances")["instances"].items() if row.get("chip") not in ("K80", "V100", "T4"))
+TYPES = sorted(
+    t
+    for t, row in table("instances")["instances"].items()
+    if row.get("chip") not in ("K80", "V100", "T4")
+)
 NAMES = sorted(table("models")["models"])
 POWERS = [1, 2, 4, 8, 16, 32]
 
@@ -50,22 +62,32 @@ machines = st.builds(Machine.of, st.sampled_from(TYPES), st.sampled_from([1, 2, 
 
 
 @given(works(), machines, st.data(), st.floats(1, 8))
-@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much]
+)
 def test_more_memory_never_makes_a_fitting_plan_unfit(
     work: Work, machine: Machine, data: st.DataObject, more: float
 ) -> None:
     mesh = data.draw(meshes(machine))
     assume(not list(mesh_faults(work, machine, mesh)))
-    larger = replace(machine, core_bytes=machine.core_bytes * more, host_bytes=machine.host_bytes * more)
+    larger = replace(
+        machine, core_bytes=machine.core_bytes * more, host_bytes=machine.host_bytes * more
+    )
     if not list(refusals(work, machine, mesh)):
         assert not list(refusals(work, larger, mesh))
     assert worst_core(work, larger, mesh) == worst_core(work, machine, mesh)
 
 
 @given(works(), machines, st.data())
-@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
-def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, data: st.DataObject) -> None:
-    assume(not machine.link or machine.count > 1)  # the GPUs of one host exchange over links faster than its network
+@settings(
+    deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much]
+)
+def test_twice_the_instances_never_take_longer(
+    work: Work, machine: Machine, data: st.DataObject
+) -> None:
+    assume(
+        not machine.link or machine.count > 1
+    )  # the GPUs of one host exchange over links faster than its network
     mesh = data.draw(meshes(machine))
     twice, wider = replace(machine, count=2 * machine.count), replace(mesh, dp=2 * mesh.dp)
     assume(not list(mesh_faults(work, machine, mesh)) and not list(mesh_faults(work, twice, wider)))
@@ -75,7 +97,9 @@ def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, dat
 
 @given(works(), st.lists(machines, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=examples(40))
-def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(work: Work, some: list[Machine]) -> None:
+def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(
+    work: Work, some: list[Machine]
+) -> None:
     found = search(work, some)
     for c in found[:50]:
         assert not list(refusals(work, c.machine, c.mesh))
@@ -127,9 +151,14 @@ def test_each_reason_against_a_mesh_is_named() -> None:
     ):
         assert words in told
     odd = replace(seven, shape=replace(seven.shape, vocab=32001))
-    assert not list(mesh_faults(odd, machine, Mesh(8, 1, 16))), "both engines pad a vocabulary that tp does not divide"
+    assert not list(mesh_faults(odd, machine, Mesh(8, 1, 16))), (
+        "both engines pad a vocabulary that tp does not divide"
+    )
     few = replace(seven, global_batch=8)
-    assert any("the pipeline waits" in d for d in doubts(few, machine, Mesh(8, 4, 4, 1, "full", True), None))
+    assert any(
+        "the pipeline waits" in d
+        for d in doubts(few, machine, Mesh(8, 4, 4, 1, "full", True), None)
+    )
     large = Machine.of("ml.trn1.32xlarge", 8)
     across = doubts(work("llama-2-70b"), large, Mesh(64, 4, 1, 1, "full", True), None)
     assert any("leaves the host, which has 32" in d for d in across)
@@ -144,13 +173,18 @@ def test_stages_that_cannot_be_even_leave_room_for_the_output_matrix() -> None:
     assert (len(counts), sum(counts)) == (4, 30)
     assert counts[-1] < counts[-2] == max(counts), "the last stage also has the output matrix"
     uneven = replace(mesh, layers=counts)
-    slots = [slot_time(job, machine, replace(mesh, layers=other), k).total for other in neighbours(counts)]
+    slots = [
+        slot_time(job, machine, replace(mesh, layers=other), k).total
+        for other in neighbours(counts)
+    ]
     assert slot_time(job, machine, uneven, k).total <= min(slots)
     assert step_time(job, machine, uneven).total < step_time(job, machine, mesh).total
     found = next(c for c in search(job, [machine]) if c.mesh.pp == 4)
     assert sum(found.mesh.layers) == 30
     assert found.step_s == pytest.approx(step_time(job, machine, found.mesh).total)
-    assert all(not c.mesh.layers for c in search(work("llama-3-8b"), [machine])), "32 layers: stages are even"
+    assert all(not c.mesh.layers for c in search(work("llama-3-8b"), [machine])), (
+        "32 layers: stages are even"
+    )
 
 
 def neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -162,13 +196,18 @@ def neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def test_memory_counts_the_layers_that_a_stage_has() -> None:
     machine, job = Machine.of("ml.trn1.32xlarge", 1), work("llama-2-70b")
     mesh = Mesh(8, 4, 1, 1, "full", True)
-    each = [core_memory(job, machine, replace(mesh, layers=(18, 20, 20, 22)), s).weights for s in range(4)]
+    each = [
+        core_memory(job, machine, replace(mesh, layers=(18, 20, 20, 22)), s).weights
+        for s in range(4)
+    ]
     same = [core_memory(job, machine, replace(mesh, layers=(20,) * 4), s) for s in range(4)]
     assert same == [core_memory(job, machine, mesh, s) for s in range(4)]
     layer = (same[1].weights - each[0] + cut(job.shape, 8).embed * 2) / 2
     assert each[3] - same[3].weights == pytest.approx(2 * layer)
     assert worst_core(job, machine, replace(mesh, layers=(10, 40, 20, 10)))[0] == 1
-    assert "adds up to 79 layers" in " ".join(mesh_faults(job, machine, replace(mesh, layers=(19, 20, 20, 20))))
+    assert "adds up to 79 layers" in " ".join(
+        mesh_faults(job, machine, replace(mesh, layers=(19, 20, 20, 20)))
+    )
 
 
 def test_long_rows_are_cut_over_ranks_if_that_is_faster() -> None:
@@ -183,6 +222,8 @@ def test_long_rows_are_cut_over_ranks_if_that_is_faster() -> None:
     assert not list(mesh_faults(long, machine, best.mesh))
     assert 0 < step_time(long, machine, best.mesh).parts()["context_parallel"] < 0.2 * best.step_s
     assert "context_parallel" not in step_time(long, machine, whole.mesh).parts()
-    assert {c.mesh.cp for c in search(replace(long, gathers_again=True), [machine])} == {1}, "engine nxd cuts no rows"
+    assert {c.mesh.cp for c in search(replace(long, gathers_again=True), [machine])} == {1}, (
+        "engine nxd cuts no rows"
+    )
     faults = [*mesh_faults(Work(shape, 1000, 4), machine, Mesh(1, 1, 2, cp=16))]
     assert faults == ["train.seq_len = 1000 cannot be cut over cp = 16"]

@@ -15,9 +15,18 @@ from smtrain.client.planner.needs import CoreNeeds
 from smtrain.client.planner.throughput import StageTimes
 from smtrain.core.facts import trainium2
 
-MOST = {"stage": 4500, "pipeline": 1250, "held": 1050, "worst": 870, "peak": 630, "layer": 220, "hosts": 110}
-"""Calls of one search, a fifth more than on 2026-11-27: 3804, 1044, 882, 727, 524, 180 and 90. Before bounds and shared
-figures it computed 1127 exact peaks, 3864 layers and 139 hosts."""
+MOST = {
+    "stage": 4500,
+    "pipeline": 1250,
+    "held": 1050,
+    "worst": 870,
+    "peak": 630,
+    "layer": 220,
+    "hosts": 110,
+}
+"""Calls of one search, a fifth more than on 2026-11-27: 3804, 1044, 882, 727, 524, 180 and 90.
+Before bounds and shared figures it computed 1127 exact peaks, 3864 layers and 139 hosts.
+"""
 
 
 def test_a_search_times_each_distinct_stage_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +68,14 @@ def test_bounds_of_memory_are_never_above_the_exact_bytes() -> None:
         for lora in (False, True):
             work = Work(shape, 4096, 64)
             work = dict(search.adapter_ways(work, machine))["LoRA of rank 16"] if lora else work
-            for mesh in (Mesh(1, 4, 8), Mesh(2, 2, 8, 2, "full", True), Mesh(4, 3, 2, recompute="selective")):
-                exact = max(core_memory(work, machine, mesh, stage).total for stage in range(mesh.pp))
+            for mesh in (
+                Mesh(1, 4, 8),
+                Mesh(2, 2, 8, 2, "full", True),
+                Mesh(4, 3, 2, recompute="selective"),
+            ):
+                exact = max(
+                    core_memory(work, machine, mesh, stage).total for stage in range(mesh.pp)
+                )
                 figures = CoreNeeds(work, machine)
                 bounds = (
                     figures.least(mesh.tp, mesh.pp, mesh.ep, mesh.shards),
@@ -70,10 +85,13 @@ def test_bounds_of_memory_are_never_above_the_exact_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "layers", [(), (3, 3, 3, 3, 4, 4, 4, 4, 4), (4, 3, 4, 3, 4, 3, 4, 3, 4), (4, 4, 4, 4, 4, 4, 4, 4, 0)]
+    "layers",
+    [(), (3, 3, 3, 3, 4, 4, 4, 4, 4), (4, 3, 4, 3, 4, 3, 4, 3, 4), (4, 4, 4, 4, 4, 4, 4, 4, 0)],
 )
 @pytest.mark.parametrize("global_batch", [8, 64])
-def test_no_stage_needs_more_memory_than_those_that_tell(layers: tuple[int, ...], global_batch: int) -> None:
+def test_no_stage_needs_more_memory_than_those_that_tell(
+    layers: tuple[int, ...], global_batch: int
+) -> None:
     shape = named_shape("llama-2-7b")
     assert shape is not None
     work, machine = Work(shape, 4096, global_batch), Machine.of("ml.p5.48xlarge", 9)

@@ -1,4 +1,6 @@
-"""The lines of a plan are the stages of the run: each has a time and a cost, or the reason why it has none."""
+"""The lines of a plan are the stages of the run: each has a time and a cost, or the reason why it
+has none.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_a_plan_with_benchmarks_has_their_hours_and_dollars() -> None:
     plan = smtrain.plan(raw(evaluate={"tasks": ["mmlu"]}))
     assert plan.hours_by_stage["evaluate"] > 0
     assert plan.dollars_by_item["evaluate"] > 0
-    assert any(w.startswith("evaluate: its time leaves out the questions of evaluate.tasks") for w in plan.warnings)
+    assert any(
+        w.startswith("evaluate: its time leaves out the questions of evaluate.tasks")
+        for w in plan.warnings
+    )
 
 
 def test_a_run_from_scratch_pays_for_no_conversion() -> None:
@@ -51,7 +56,9 @@ def test_a_run_from_scratch_pays_for_no_conversion() -> None:
 
 def test_graphs_are_compiled_by_their_stage_or_by_all_machines_in_train() -> None:
     compute = {"instance_type": "ml.trn1.32xlarge", "instance_count": 2, "region": "us-east-1"}
-    plain, ahead = (smtrain.plan(raw(compute=compute | {"compile_ahead": on})) for on in (False, True))
+    plain, ahead = (
+        smtrain.plan(raw(compute=compute | {"compile_ahead": on})) for on in (False, True)
+    )
     assert "compile" not in {*plain.hours_by_stage, *plain.dollars_by_item}
     assert ahead.hours_by_stage["compile"] == 0.75
     assert plain.hours_by_stage["train"] == pytest.approx(ahead.hours_by_stage["train"] + 0.75)
@@ -62,7 +69,10 @@ def test_graphs_are_compiled_by_their_stage_or_by_all_machines_in_train() -> Non
 
 def test_text_of_unknown_size_leaves_prepare_without_an_estimate(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("text")
-    far, near = (smtrain.plan(raw() | {"data": {"path": path}}) for path in ("s3://bucket/text/", str(tmp_path)))
+    far, near = (
+        smtrain.plan(raw() | {"data": {"path": path}})
+        for path in ("s3://bucket/text/", str(tmp_path))
+    )
     assert far.unestimated == {"prepare": "the size of the text is not known here"}
     assert "not planned prepare: the size of the text is not known here" in str(far)
     assert near.unestimated == {}
@@ -76,7 +86,9 @@ def test_text_of_unknown_size_leaves_prepare_without_an_estimate(tmp_path: Path)
             "init": st.sampled_from(["weights", "scratch"]),
         }
     ),
-    data=st.sampled_from([{"prepared": "s3://bucket/data/"}, {"path": "s3://bucket/text/"}, {"path": __file__}]),
+    data=st.sampled_from(
+        [{"prepared": "s3://bucket/data/"}, {"path": "s3://bucket/text/"}, {"path": __file__}]
+    ),
     tasks=st.sampled_from([[], ["mmlu"]]),
     ahead=st.booleans(),
     kind=st.sampled_from(["ml.trn1.32xlarge", "ml.p4d.24xlarge"]),
@@ -85,7 +97,11 @@ def test_text_of_unknown_size_leaves_prepare_without_an_estimate(tmp_path: Path)
 def test_the_lines_of_a_plan_are_the_stages_of_the_run(
     model: dict[str, Any], data: dict[str, Any], tasks: list[str], ahead: bool, kind: str
 ) -> None:
-    compute = {"instance_type": kind, "region": "us-east-1", "compile_ahead": ahead and "trn1" in kind}
+    compute = {
+        "instance_type": kind,
+        "region": "us-east-1",
+        "compile_ahead": ahead and "trn1" in kind,
+    }
     config = raw(model=model, evaluate={"tasks": tasks}, compute=compute) | {"data": data}
     plan = smtrain.plan(config, target="aws")
     assert plan.fits, plan.faults
@@ -93,7 +109,9 @@ def test_the_lines_of_a_plan_are_the_stages_of_the_run(
 
 
 @pytest.mark.parametrize("target", ["local", "slurm"])
-def test_elsewhere_the_plan_names_the_stages_that_it_does_not_plan(target: Any, tmp_path: Path) -> None:
+def test_elsewhere_the_plan_names_the_stages_that_it_does_not_plan(
+    target: Any, tmp_path: Path
+) -> None:
     config: dict[str, Any] = raw(data={"path": str(tmp_path)}, evaluate={"tasks": ["mmlu"]})
     del config["compute"], config["data"]["prepared"]
     config["parallel"] = {"tp": 1}

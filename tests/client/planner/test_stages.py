@@ -1,4 +1,6 @@
-"""The machines of stages without an accelerator: chosen by the model's size, refused where they do not hold it."""
+"""The machines of stages without an accelerator: chosen by the model's size, refused where they do
+not hold it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_seventy_billion_weights_are_generated_with_on_a_machine_that_holds_them
 
 
 def test_it_is_judged_on_such_a_machine_too() -> None:
-    assert machine_for(load_config(LARGE, evaluate={"tasks": ["mmlu"]}), "evaluate") == "ml.r5.8xlarge"
+    assert (
+        machine_for(load_config(LARGE, evaluate={"tasks": ["mmlu"]}), "evaluate") == "ml.r5.8xlarge"
+    )
 
 
 def test_conversions_keep_the_small_machine_and_get_the_disk() -> None:
@@ -41,14 +45,21 @@ def test_conversions_keep_the_small_machine_and_get_the_disk() -> None:
         assert volume_for(config, stage) == 256
     fp32 = load_config(LARGE, set_=["train.precision=fp32"])
     assert volume_for(fp32, "export") == 300  # 276 GB and the image
-    assert volume_for(load_config(LARGE, set_=["train.precision=fp32", "compute.volume_gb=256"]), "export") == 256
+    assert (
+        volume_for(
+            load_config(LARGE, set_=["train.precision=fp32", "compute.volume_gb=256"]), "export"
+        )
+        == 256
+    )
 
 
 def test_what_the_config_names_is_kept_and_a_small_model_changes_nothing() -> None:
     named = load_config(LARGE, set_=["compute.cpu_instance_type=ml.c5.4xlarge"])
     assert machine_for(named, "generate") == "ml.c5.4xlarge"
     small = load_config(LARGE, set_=["model.path=s3://my-bucket/models/Llama-3.2-1B"])
-    assert {machine_for(small, stage) for stage in STAGES if stage not in ("compile", "train")} == {"ml.m5.4xlarge"}
+    assert {machine_for(small, stage) for stage in STAGES if stage not in ("compile", "train")} == {
+        "ml.m5.4xlarge"
+    }
     unknown = load_config(LARGE, set_=["model.path=s3://my-bucket/models/ours"])
     assert need(unknown, "generate") is None
     assert machine_for(unknown, "generate") == "ml.m5.4xlarge"

@@ -1,4 +1,6 @@
-"""A run of this machine: its processes are the same in plan, check, run and launch, and it is planned without AWS."""
+"""A run of this machine: its processes are the same in plan, check, run and launch, and it is
+planned without AWS.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,16 @@ def test_a_local_config_without_machines_runs_what_this_machine_has(
     assert smtrain.load_config({**GIVEN, **more}).world_size == processes
 
 
-def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_check_and_launch_give_one_answer(
+    local_home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(this_machine, "gpus_here", lambda: 0)
     for plan in (smtrain.plan({**GIVEN, "target": "aws"}, target="local"), smtrain.plan(GIVEN)):
         assert (plan.mesh.dp, plan.fits, plan.dollars, plan.here) == (1, True, None, True)
         told = str(plan)
         assert told.startswith(
-            f"tiny-llama: 9.43 M parameters on this machine, {machine.name_here()}\nmesh        tp 1"
+            f"tiny-llama: 9.43 M parameters on this machine, {machine.name_here()}\nmesh       "
+            " tp 1"
         )
         assert "by a measurement of this machine" in told
         assert "\ncost        nothing here" in told
@@ -68,15 +73,24 @@ def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pyt
     assert smtrain.load_config(config, target="aws").world_size == 32, "chosen, not given"
 
 
-def test_a_plan_that_names_no_target_says_which_one_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_names_no_target_says_which_one_it_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given = {key: value for key, value in GIVEN.items() if key != "target"}
     plan = smtrain.plan(given)
     assert plan.machines == "1 x ml.trn1.32xlarge"
-    assert any("no compute.instance_type is named" in told and "--target local" in told for told in plan.warnings)
-    assert smtrain.plan(GIVEN, best=True).machines == "1 x ml.trn1.32xlarge", "dollars are of instances"
+    assert any(
+        "no compute.instance_type is named" in told and "--target local" in told
+        for told in plan.warnings
+    )
+    assert smtrain.plan(GIVEN, best=True).machines == "1 x ml.trn1.32xlarge", (
+        "dollars are of instances"
+    )
 
 
-def test_what_memory_does_not_hold_does_not_fit_and_a_measured_speed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_does_not_hold_does_not_fit_and_a_measured_speed_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = smtrain.load_config(GIVEN)
     tokens = 2 * config.train.global_batch_size * config.train.seq_len
     assert smtrain.plan(GIVEN, measured=tokens / 3600).hours == pytest.approx(1)
@@ -88,7 +102,9 @@ def test_what_memory_does_not_hold_does_not_fit_and_a_measured_speed_is_taken(mo
     assert smtrain.plan(GIVEN).memory_gib == {}
 
 
-def test_every_device_file_of_nvidia_is_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_device_file_of_nvidia_is_a_gpu(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "Path", lambda *parts: tmp_path.joinpath(*parts[1:]))
     assert (machine.gpus_here(), machine.gpu_here()) == (0, False)
     (tmp_path / "kfd").touch()
@@ -99,13 +115,17 @@ def test_every_device_file_of_nvidia_is_a_gpu(tmp_path: Any, monkeypatch: pytest
 
 
 def test_the_speed_is_measured_once_and_again_for_another_kind_of_run(
-    measured: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = smtrain.plan(GIVEN)
     assert smtrain.plan(GIVEN).hours == first.hours
     assert measured == [(1, "bf16")]
     told = capsys.readouterr().err
-    assert told.splitlines() == ["measuring this machine, once: matrix multiplication, some 5 seconds"]
+    assert told.splitlines() == [
+        "measuring this machine, once: matrix multiplication, some 5 seconds"
+    ]
     smtrain.plan(GIVEN, train={"steps": 2, "precision": "fp32"})
     smtrain.plan(GIVEN, parallel={"tp": 2})
     assert measured[1:] == [(1, "fp32"), (min(2, machine.cores_here()), "bf16")]
@@ -117,7 +137,9 @@ def test_the_speed_is_measured_once_and_again_for_another_kind_of_run(
 
 
 def test_a_measurement_of_a_busy_machine_is_not_kept(
-    measured: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: list[tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     assert smtrain.plan(GIVEN).hours == smtrain.plan(GIVEN).hours
@@ -125,7 +147,9 @@ def test_a_measurement_of_a_busy_machine_is_not_kept(
     assert "is not kept" in capsys.readouterr().err
 
 
-def test_a_check_takes_only_a_speed_that_is_kept(local_home: Any, measured: list[tuple[int, str]]) -> None:
+def test_a_check_takes_only_a_speed_that_is_kept(
+    local_home: Any, measured: list[tuple[int, str]]
+) -> None:
     before = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "time"]
     smtrain.plan(GIVEN)
     (after,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "time"]
@@ -157,7 +181,11 @@ def test_this_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_of_this_machine_is_sent_nothing_of_an_instance(local_home: Any) -> None:
     request = smtrain.request(GIVEN, stage="train")
-    assert request["Environment"].keys() == {"SMTRAIN_HERE", "SMTRAIN_CHECKPOINTS", "PYTHONUNBUFFERED"}
+    assert request["Environment"].keys() == {
+        "SMTRAIN_HERE",
+        "SMTRAIN_CHECKPOINTS",
+        "PYTHONUNBUFFERED",
+    }
     assert machine.name_here() in repr(request)
     rehearsed = smtrain.request(GIVEN, stage="train", compute={"instance_type": "ml.trn1.32xlarge"})
     assert "SMTRAIN_HERE" not in rehearsed["Environment"]

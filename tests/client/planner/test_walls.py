@@ -37,10 +37,15 @@ def test_a_run_that_fits_takes_one_attempt(raw: dict[str, Any]) -> None:
 
 
 def test_a_limit_that_starting_uses_up_is_told(raw: dict[str, Any]) -> None:
-    assert any(warning.startswith("cluster.time: more than half") for warning in planned(raw, "16m").warnings)
+    assert any(
+        warning.startswith("cluster.time: more than half")
+        for warning in planned(raw, "16m").warnings
+    )
 
 
-def test_a_cluster_of_ones_own_costs_what_its_user_says(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cluster_of_ones_own_costs_what_its_user_says(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
     """The price list is SageMaker's; on a cluster its machines cost something else, or nothing."""
     plan = planned(raw, "4h", steps=100)
     assert plan.hours is not None
@@ -48,7 +53,10 @@ def test_a_cluster_of_ones_own_costs_what_its_user_says(raw: dict[str, Any], tmp
     assert "$" not in str(plan)
     assert "$/h" not in str(plan)
     kind = smtrain.load_config(raw).compute.instance_type
-    row = f'type="{kind}", option="on_demand", region="own", dollars_per_hour=2.0, date="d", source="s"'
+    row = (
+        f'type="{kind}", option="on_demand", region="own", dollars_per_hour=2.0, date="d",'
+        ' source="s"'
+    )
     (tmp_path / "own.toml").write_text(f"rows = [{{{row}}}]")
     priced = planned(raw, "4h", steps=100, prices=tmp_path / "own.toml")
     assert priced.dollars is not None

@@ -18,7 +18,9 @@ Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
 
 
 class Account(SageMakerBackend):
-    """Target aws with answers by `service.Operation`; replies are validated against botocore's own models."""
+    """Target aws with answers by `service.Operation`; replies are validated against botocore's own
+    models.
+    """
 
     answers: dict[str, Answer]
     real: Any
@@ -35,9 +37,12 @@ class Account(SageMakerBackend):
             return self.real
         session: Any = boto3.Session(botocore_session=isolated_session())
         client = session.client(
-            service, region_name=self.region, aws_access_key_id="x", aws_secret_access_key="x",
+            service,
+            region_name=self.region,
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
             endpoint_url="http://127.0.0.1:9",
-        )  # fmt: skip
+        )
         client.meta.events.register("provide-client-params.*.*", self._note)
         client.meta.events.register("before-call.*.*", self._answer)
         return client
@@ -52,7 +57,9 @@ class Account(SageMakerBackend):
         if callable(answer):
             answer = answer(given)
         if isinstance(answer, str):
-            raise ClientError({"Error": {"Code": answer, "Message": f"{name}: {answer}"}}, model.name)
+            raise ClientError(
+                {"Error": {"Code": answer, "Message": f"{name}: {answer}"}}, model.name
+            )
         body = {k: v for k, v in answer.items() if not isinstance(v, io.IOBase)}
         if model.output_shape is not None:
             report = ParamValidator().validate(body, model.output_shape)

@@ -1,5 +1,6 @@
-"""Any model of the table on any instances: with defaults it loads, plans and passes its checks, or one sentence says
-why there is no such run."""
+"""Any model of the table on any instances: with defaults it loads, plans and passes its checks, or
+one sentence says why there is no such run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,19 @@ OTHERS = sorted(
     - set(NEURON)
 )
 # Faults of an account, not of the config.
-ASKING = ["role", "permissions", "buckets", "token", "quotas", "image", "model", "data", "text", "inputs", "resume"]
+ASKING = [
+    "role",
+    "permissions",
+    "buckets",
+    "token",
+    "quotas",
+    "image",
+    "model",
+    "data",
+    "text",
+    "inputs",
+    "resume",
+]
 # The registry of TorchNeuron's image is not known, so a run on trn2 names its own.
 OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
 
@@ -43,13 +56,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
     """The sentences against such a run; empty if it may start."""
     raw = {
-        "model": {"path": f"s3://models/{model}"}, "data": {"path": "s3://text/t/"}, "output": {"s3_uri": "s3://out"},
+        "model": {"path": f"s3://models/{model}"},
+        "data": {"path": "s3://text/t/"},
+        "output": {"s3_uri": "s3://out"},
         "train": {"precision": "bf16" if has_bf16(kind) else "fp16"},
         "compute": {
-            "instance_type": kind, "instance_count": count, "role": "arn:aws:iam::123456789012:role/t",
-            "region": "us-east-1", "image": image,
+            "instance_type": kind,
+            "instance_count": count,
+            "role": "arn:aws:iam::123456789012:role/t",
+            "region": "us-east-1",
+            "image": image,
         },
-    }  # fmt: skip
+    }
     try:
         config = smtrain.load_config(raw, target="aws")
         chain = Chain(config, backend_of(config))
@@ -59,7 +77,11 @@ def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
     if kind in NEURON:
         made = smtrain.plan(config)
         assert made.fits
-        assert (made.mesh.tp, made.mesh.pp, made.mesh.dp) == (config.parallel.tp, config.parallel.pp, config.dp)
+        assert (made.mesh.tp, made.mesh.pp, made.mesh.dp) == (
+            config.parallel.tp,
+            config.parallel.pp,
+            config.dp,
+        )
     return [finding.text for finding in report.faults]
 
 
@@ -73,19 +95,26 @@ def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
 @example("llama-3.2-1b", "ml.trn1.2xlarge", 1, None)
 @example("llama-3.1-405b", "ml.trn2.48xlarge", 3, OWN)
 @given(
-    st.sampled_from(MODELS), st.one_of(st.sampled_from(NEURON), st.sampled_from(OTHERS)),
-    st.one_of(st.integers(1, 8), st.integers(1, 64)), st.sampled_from([None, OWN]),
-)  # fmt: skip
-def test_it_may_start_or_one_sentence_says_why_not(model: str, kind: str, count: int, image: str | None) -> None:
+    st.sampled_from(MODELS),
+    st.one_of(st.sampled_from(NEURON), st.sampled_from(OTHERS)),
+    st.one_of(st.integers(1, 8), st.integers(1, 64)),
+    st.sampled_from([None, OWN]),
+)
+def test_it_may_start_or_one_sentence_says_why_not(
+    model: str, kind: str, count: int, image: str | None
+) -> None:
     told = outcome(model, kind, count, image)
     assert len(told) <= 1, told
     assert all(len(sentence) < 300 and "\n" not in sentence for sentence in told)
     if kind in NEURON and told:
         known = (
-            "compute.instance_count: no mesh of", "compute.image: no image is known", f"{kind} has no EFA",
-            f"compute.instance_type: {kind} is for a ", "model.path: engine nxd trains no ",
+            "compute.instance_count: no mesh of",
+            "compute.image: no image is known",
+            f"{kind} has no EFA",
+            f"compute.instance_type: {kind} is for a ",
+            "model.path: engine nxd trains no ",
             f"compute.instance_type: {kind} has K80 GPUs",
-        )  # fmt: skip
+        )
         assert told[0].startswith(known), told
 
 

@@ -1,4 +1,6 @@
-"""Every fault before it costs money: in AWS's own terms, with its remedy; unreadable things are warnings."""
+"""Every fault before it costs money: in AWS's own terms, with its remedy; unreadable things are
+warnings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ ROLE = "arn:aws:iam::123456789012:role/training"
 OTHER_ROLE = "arn:aws:iam::123456789012:role/of/training"
 TYPE, CPU = "ml.trn1.32xlarge", "ml.m5.4xlarge"
 TRUST = {
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}]
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ]
 }
 
 
@@ -45,16 +53,23 @@ def listed(*quotas: dict[str, Any]) -> dict[str, Any]:
 def role(trust: dict[str, Any] = TRUST, arn: str = ROLE) -> dict[str, Any]:
     return {
         "Role": {
-            "Path": "/", "RoleName": "training", "RoleId": "A" * 20, "Arn": arn, "CreateDate": "2026-01-01T00:00:00Z",
+            "Path": "/",
+            "RoleName": "training",
+            "RoleId": "A" * 20,
+            "Arn": arn,
+            "CreateDate": "2026-01-01T00:00:00Z",
             "AssumeRolePolicyDocument": json.dumps(trust),
         }
-    }  # fmt: skip
+    }
 
 
 def allowing(given: dict[str, Any], *denied: str) -> dict[str, Any]:
     return {
         "EvaluationResults": [
-            {"EvalActionName": action, "EvalDecision": "implicitDeny" if action in denied else "allowed"}
+            {
+                "EvalActionName": action,
+                "EvalDecision": "implicitDeny" if action in denied else "allowed",
+            }
             for action in given["ActionNames"]
         ]
     }
@@ -91,20 +106,30 @@ def bucket(local_home: Path, tmp_path: Path) -> Iterator[str]:
 def aws(raw: dict[str, Any], bucket: str) -> dict[str, Any]:
     """A config for AWS with nothing wrong in it."""
     return {
-        **raw, "target": "aws", "output": {"s3_uri": f"s3://{bucket}/smtrain"},
-        "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True}, "train": {"steps": 100, "global_batch_size": 64,
-        "seq_len": 32},
+        **raw,
+        "target": "aws",
+        "output": {"s3_uri": f"s3://{bucket}/smtrain"},
+        "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True},
+        "train": {"steps": 100, "global_batch_size": 64, "seq_len": 32},
         "compute": {
-            "instance_type": TYPE, "instance_count": 2, "role": ROLE, "region": "us-east-1",
+            "instance_type": TYPE,
+            "instance_count": 2,
+            "role": ROLE,
+            "region": "us-east-1",
             "image": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/own:{'x' * 8}",
         },
-    }  # fmt: skip
+    }
 
 
-def report(raw: dict[str, Any], only: str | None = None, stage: Any = None, **answers: Any) -> smtrain.Report:
+def report(
+    raw: dict[str, Any], only: str | None = None, stage: Any = None, **answers: Any
+) -> smtrain.Report:
     """`check` with an account whose answers are FINE, except those given as service__Operation."""
     config = load_config(raw)
-    given = {".".join(name.replace("service_", "service-").rsplit("_", 1)): a for name, a in answers.items()}
+    given = {
+        ".".join(name.replace("service_", "service-").rsplit("_", 1)): a
+        for name, a in answers.items()
+    }
     account = Account(str(config.compute.region), {**FINE, **given}, SageMakerBackend("local").s3)
     chain = Chain(config, account)
     without = [name for name in CHECKS if only and name != only]
@@ -122,8 +147,13 @@ def with_(raw: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_wrong_with_a_config_that_is_fine(aws: dict[str, Any]) -> None:
-    fine = with_(with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
-    trn2 = listed(quota("ml.trn2.48xlarge for training job usage", 1), quota(f"{CPU} for training job usage", 1))
+    fine = with_(
+        with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1
+    )
+    trn2 = listed(
+        quota("ml.trn2.48xlarge for training job usage", 1),
+        quota(f"{CPU} for training job usage", 1),
+    )
     found = report(fine, service_quotas_ListServiceQuotas=trn2)
     assert found.ok, str(found)
     assert {f.check for f in found} >= {
@@ -151,23 +181,30 @@ def test_each_quota_is_named_as_service_quotas_names_it_with_the_command_that_as
         "Longest run time for a training job": 3600,
     }
     low = listed(*(quota(name, value) for name, value in names.items()))
-    found = report(with_(aws, "compute", keep_alive=600), "quotas", service_quotas_ListServiceQuotas=low)
+    found = report(
+        with_(aws, "compute", keep_alive=600), "quotas", service_quotas_ListServiceQuotas=low
+    )
     texts = [f.text for f in found.faults]
     assert [next(t for t in texts if f"'{name}'" in t) for name in names]
     assert len(texts) == len(names)
     for fault in found.faults:
         assert (
-            "aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code L-" in fault.remedy
+            "aws service-quotas request-service-quota-increase --service-code sagemaker"
+            " --quota-code L-" in fault.remedy
         )
         assert fault.remedy.endswith("--region us-east-1")
     spot = with_(aws, "compute", spot=True)
     told = only_fault(
         report(
-            spot, "quotas", "train",
-            service_quotas_ListServiceQuotas=listed(quota(f"{TYPE} for spot training job usage", 0)),
+            spot,
+            "quotas",
+            "train",
+            service_quotas_ListServiceQuotas=listed(
+                quota(f"{TYPE} for spot training job usage", 0)
+            ),
         ),
         "quotas",
-    )  # fmt: skip
+    )
     assert "'ml.trn1.32xlarge for spot training job usage' is 0, and this takes 2" in told
     assert "--desired-value 2" in told
 
@@ -175,75 +212,126 @@ def test_each_quota_is_named_as_service_quotas_names_it_with_the_command_that_as
 def test_a_fallback_type_without_a_quota_is_a_warning(aws: dict[str, Any]) -> None:
     other = "ml.trn1n.32xlarge"
     found = report(
-        with_(aws, "compute", fallback_instance_types=[other]), "quotas", "train",
+        with_(aws, "compute", fallback_instance_types=[other]),
+        "quotas",
+        "train",
         service_quotas_ListServiceQuotas=listed(
             quota(f"{TYPE} for training job usage", 8), quota(f"{other} for training job usage", 1)
         ),
-    )  # fmt: skip
+    )
     assert found.ok
     assert found.warnings[0].text == f"'{other} for training job usage' is 1, and this takes 2"
-    assert found.warnings[0].remedy.startswith("leave it out of compute.fallback_instance_types, or ask for more: aws")
+    assert found.warnings[0].remedy.startswith(
+        "leave it out of compute.fallback_instance_types, or ask for more: aws"
+    )
 
 
 def test_hosts_that_cannot_talk_to_one_another_are_told(aws: dict[str, Any]) -> None:
     small = with_(aws, "compute", instance_type="ml.trn1.2xlarge", instance_count=4)
-    assert "ml.trn1.2xlarge has no EFA, which hosts need to talk to one another: 4 of them" in only_fault(
-        report(small, "hosts"), "hosts"
+    assert (
+        "ml.trn1.2xlarge has no EFA, which hosts need to talk to one another: 4 of them"
+        in only_fault(report(small, "hosts"), "hosts")
     )
     assert report(aws, "hosts").ok
 
 
-def test_spot_that_would_never_end_is_refused_and_one_beyond_its_wait_warned_of(aws: dict[str, Any]) -> None:
+def test_spot_that_would_never_end_is_refused_and_one_beyond_its_wait_warned_of(
+    aws: dict[str, Any],
+) -> None:
     big = with_({**aws, "parallel": {"tp": 8, "pp": 8}}, "model", path="s3://models/llama-2-70b")
     big = with_(big, "compute", instance_count=8, spot=True, max_run="400h", max_wait="500h")
-    never = with_(big, "train", seq_len=4096, global_batch_size=512, save_interval=10**4, steps=10**5)
+    never = with_(
+        big, "train", seq_len=4096, global_batch_size=512, save_interval=10**4, steps=10**5
+    )
     assert "would practically never end" in only_fault(report(never, "spot"), "spot")
     late = with_(never, "train", save_interval=10)
     assert "more than compute.max_wait allows" in report(late, "spot").warnings[0].text
 
 
-def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is_a_warning(aws: dict[str, Any]) -> None:
+def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is_a_warning(
+    aws: dict[str, Any],
+) -> None:
     found = report(
-        aws, "quotas", service_quotas_ListServiceQuotas=listed(quota(f"{CPU} for training job usage", 4)),
-        service_quotas_ListAWSDefaultServiceQuotas=listed(quota(f"{TYPE} for training job usage", 0)),
-    )  # fmt: skip
+        aws,
+        "quotas",
+        service_quotas_ListServiceQuotas=listed(quota(f"{CPU} for training job usage", 4)),
+        service_quotas_ListAWSDefaultServiceQuotas=listed(
+            quota(f"{TYPE} for training job usage", 0)
+        ),
+    )
     assert "is 0, and this takes 2" in only_fault(found, "quotas")
     unlisted = report(aws, "quotas", service_quotas_ListServiceQuotas=listed())
     assert len(unlisted.warnings) == 2
-    assert "Service Quotas lists no 'ml.trn1.32xlarge for training job usage' in us-east-1" in unlisted.warnings[1].text
+    assert (
+        "Service Quotas lists no 'ml.trn1.32xlarge for training job usage' in us-east-1"
+        in unlisted.warnings[1].text
+    )
 
 
 @pytest.mark.parametrize(
     ("answers", "check", "said"),
     [
         ({"iam_GetRole": "NoSuchEntity"}, "role", "there is no role training"),
-        ({"iam_GetRole": role(arn=OTHER_ROLE)}, "role", "is arn:aws:iam::123456789012:role/of/training"),
-        ({"iam_GetRole": role({"Statement": []})}, "role", "does not trust sagemaker.amazonaws.com"),
-        ({"iam_SimulatePrincipalPolicy": lambda g: allowing(g, "s3:PutObject")}, "permissions", "may not s3:PutObject"),
-        ({"ecr_BatchGetImage": "RepositoryNotFoundException"}, "image", "there is no repository own"),
+        (
+            {"iam_GetRole": role(arn=OTHER_ROLE)},
+            "role",
+            "is arn:aws:iam::123456789012:role/of/training",
+        ),
+        (
+            {"iam_GetRole": role({"Statement": []})},
+            "role",
+            "does not trust sagemaker.amazonaws.com",
+        ),
+        (
+            {"iam_SimulatePrincipalPolicy": lambda g: allowing(g, "s3:PutObject")},
+            "permissions",
+            "may not s3:PutObject",
+        ),
+        (
+            {"ecr_BatchGetImage": "RepositoryNotFoundException"},
+            "image",
+            "there is no repository own",
+        ),
         (
             {"ecr_BatchGetImage": {"failures": [{"failureCode": "ImageNotFound"}]}},
             "image",
             "is not there (ImageNotFound)",
         ),
         ({"s3_HeadBucket": "404"}, "buckets", "there is no bucket"),
-        ({"s3_HeadBucket": {"BucketRegion": "eu-west-1"}}, "buckets", "is in eu-west-1, and the job runs in us-east-1"),
+        (
+            {"s3_HeadBucket": {"BucketRegion": "eu-west-1"}},
+            "buckets",
+            "is in eu-west-1, and the job runs in us-east-1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_aws_says_becomes_a_fault_with_a_remedy(
     aws: dict[str, Any], answers: dict[str, Any], check: str, said: str
 ) -> None:
-    fine = with_(with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
+    fine = with_(
+        with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1
+    )
     found = report(fine, check, **answers)
     assert said in only_fault(found, check)
 
 
-def test_what_may_not_be_read_is_a_warning_that_says_so_and_never_a_pass(aws: dict[str, Any]) -> None:
+def test_what_may_not_be_read_is_a_warning_that_says_so_and_never_a_pass(
+    aws: dict[str, Any],
+) -> None:
     config = load_config(with_(aws, "data", prepared="s3://elsewhere/data", path=None))
     account = Account("us-east-1", {"s3.Nothing": "AccessDenied"}, None)
     found = look(Chain(config, account), stages_of(config))
     denied = {f.check: f.text for f in found.warnings if "could not be checked" in f.text}
-    assert set(denied) == {"role", "permissions", "buckets", "quotas", "data", "inputs", "resume", "image"}
+    assert set(denied) == {
+        "role",
+        "permissions",
+        "buckets",
+        "quotas",
+        "data",
+        "inputs",
+        "resume",
+        "image",
+    }
     assert "you may not iam:GetRole" in denied["role"]
     assert not {f.check for f in found if f.level == "ok"} & set(denied)
 
@@ -256,19 +344,27 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
 
             session: Any = boto3.Session(botocore_session=isolated_session())
             return session.client(
-                service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
-                endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
-            )  # fmt: skip
+                service,
+                region_name="us-east-1",
+                aws_access_key_id="x",
+                aws_secret_access_key="x",
+                endpoint_url="http://127.0.0.1:9",
+                config=Config(retries={"max_attempts": 0}),
+            )
 
     config = load_config(aws)
     found = look(Chain(config, Unplugged("aws", "us-east-1")), ["prepare"], without=["resume"])
     (told,) = [finding for finding in found.warnings if finding.check == "aws"]
     assert "AWS could not be reached" in told.text
-    assert {"role", "permissions", "buckets", "quotas"} <= set(told.text.partition(" could not")[0].split(", "))
+    assert {"role", "permissions", "buckets", "quotas"} <= set(
+        told.text.partition(" could not")[0].split(", ")
+    )
 
 
 def fault_of(config: dict[str, Any]) -> str:
-    """A fault that keeps a config from loading, reported alike by check, plan, a dry run and a launch."""
+    """A fault that keeps a config from loading, reported alike by check, plan, a dry run and a
+    launch.
+    """
     (told,) = smtrain.check(config, target="aws").faults
     with pytest.raises(smtrain.ConfigError, match=re.escape(told.text)):
         smtrain.request(config, target="aws")
@@ -281,42 +377,75 @@ def test_the_image_must_have_what_the_engine_needs(aws: dict[str, Any]) -> None:
     assert told.text.startswith("train.engine: native does not run on ml.trn1")
     registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
     xla = f"{registry}/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
-    newer = with_(with_(aws, "compute", image=xla, instance_type="ml.trn2.48xlarge"), "train", engine="native")
+    newer = with_(
+        with_(aws, "compute", image=xla, instance_type="ml.trn2.48xlarge"), "train", engine="native"
+    )
     assert "has Neuron 2.30.0, and engine native needs TorchNeuron" in fault_of(newer)
     gpu = f"{registry}/huggingface-pytorch-training:2.9.0-transformers5.3.0-gpu-py312-cu130-ubuntu22.04-v1.0"
-    assert "image is for GPUs, and ml.trn1.32xlarge has Neuron cores" in fault_of(with_(aws, "compute", image=gpu))
-    elsewhere = with_(
-        aws, "compute", image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/x:y", instance_type="ml.m5.large"
+    assert "image is for GPUs, and ml.trn1.32xlarge has Neuron cores" in fault_of(
+        with_(aws, "compute", image=gpu)
     )
-    elsewhere = {**elsewhere, "parallel": {}, "compute": {**elsewhere["compute"], "processes_per_instance": 1}}
-    assert "is in eu-west-1, and the job runs in us-east-1" in only_fault(report(elsewhere, "image"), "image")
+    elsewhere = with_(
+        aws,
+        "compute",
+        image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/x:y",
+        instance_type="ml.m5.large",
+    )
+    elsewhere = {
+        **elsewhere,
+        "parallel": {},
+        "compute": {**elsewhere["compute"], "processes_per_instance": 1},
+    }
+    assert "is in eu-west-1, and the job runs in us-east-1" in only_fault(
+        report(elsewhere, "image"), "image"
+    )
     hub = with_(elsewhere, "compute", image="docker.io/library/python:3.12")
     assert "is not in Amazon ECR" in only_fault(report(hub, "image"), "image")
 
 
-def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aws: dict[str, Any]) -> None:
-    repository = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312"
-    config = {**with_(aws, "train", engine="nxd"), "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True}}
+def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(
+    aws: dict[str, Any],
+) -> None:
+    repository = (
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312"
+    )
+    config = {
+        **with_(aws, "train", engine="nxd"),
+        "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True},
+    }
     last = report(with_(config, "compute", image=f"{repository}-sdk2.30.0-ubuntu24.04"), "image")
     assert last.ok
     assert "Neuron 2.30.0 is the last release whose image ships it" in last.warnings[0].text
     (contents,) = [finding.text for finding in last if "lacks" in finding.text]
-    assert contents.startswith("the image lacks gigatoken, awkward, awkward-cpp, zlib-ng, which travel with the code")
+    assert contents.startswith(
+        "the image lacks gigatoken, awkward, awkward-cpp, zlib-ng, which travel with the code"
+    )
     assert "end of life" in last.warnings[0].text
     later = with_(config, "compute", image=f"{repository}-sdk2.32.0-ubuntu24.04")
     assert "image has Neuron 2.32.0, and engine nxd needs" in fault_of(later)
-    own = report(with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"), "image")
+    own = report(
+        with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"),
+        "image",
+    )
     assert own.ok
     assert "cannot be determined from here" in own.warnings[0].text
 
 
-def test_how_long_installing_took_the_last_time_is_said_by_the_log_of_the_newest_job(aws: dict[str, Any]) -> None:
+def test_how_long_installing_took_the_last_time_is_said_by_the_log_of_the_newest_job(
+    aws: dict[str, Any],
+) -> None:
     name, at = load_config(aws).name, datetime(2026, 11, 20, tzinfo=timezone.utc)
     known = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0"
-    jobs = [f"{name}-{rest}" for rest in ("train-0000-2", "evaluate-0000", "train-0000", "prepare-0000")]
+    jobs = [
+        f"{name}-{rest}" for rest in ("train-0000-2", "evaluate-0000", "train-0000", "prepare-0000")
+    ]
     logs = {
         f"{jobs[0]}/": [],
-        f"{jobs[2]}/": ["installed by hand", "installed zlib-ng in 1.5 s", "installed zlib-ng in 2.4 s"],
+        f"{jobs[2]}/": [
+            "installed by hand",
+            "installed zlib-ng in 1.5 s",
+            "installed zlib-ng in 2.4 s",
+        ],
         f"{jobs[3]}/": ["installed gigatoken, zlib-ng in 9.0 s"],
     }
 
@@ -325,7 +454,12 @@ def test_how_long_installing_took_the_last_time_is_said_by_the_log_of_the_newest
         return {"events": [{"message": line} for line in logs[asked["logStreamNamePrefix"]]]}
 
     listed_jobs = [
-        {"TrainingJobName": job, "TrainingJobArn": "x", "CreationTime": at, "TrainingJobStatus": "Completed"}
+        {
+            "TrainingJobName": job,
+            "TrainingJobArn": "x",
+            "CreationTime": at,
+            "TrainingJobStatus": "Completed",
+        }
         for job in jobs
     ]
     answers: dict[str, Any] = {
@@ -354,15 +488,25 @@ def test_the_image_must_have_what_the_data_needs(aws: dict[str, Any]) -> None:
     own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
     mine = report({**with_(aws, "compute", image=own), "data": data}, "image")
     assert mine.ok
-    assert any(f"smtrain image verify {own} --for CONFIG" in finding.remedy for finding in mine.warnings)
+    assert any(
+        f"smtrain image verify {own} --for CONFIG" in finding.remedy for finding in mine.warnings
+    )
     assert report({**with_(aws, "compute", image=known), "data": data}, "image", stage="convert").ok
 
 
 @pytest.mark.parametrize(
     ("token", "answers", "said"),
     [
-        ({"secret": "team/hub"}, {"secretsmanager_DescribeSecret": "ResourceNotFoundException"}, "no secret team/hub"),
-        ({"ssm": "/team/hub"}, {"ssm_DescribeParameters": {"Parameters": []}}, "no SSM parameter /team/hub"),
+        (
+            {"secret": "team/hub"},
+            {"secretsmanager_DescribeSecret": "ResourceNotFoundException"},
+            "no secret team/hub",
+        ),
+        (
+            {"ssm": "/team/hub"},
+            {"ssm_DescribeParameters": {"Parameters": []}},
+            "no SSM parameter /team/hub",
+        ),
     ],
 )
 def test_the_token_must_be_there_by_its_name(
@@ -401,10 +545,19 @@ MANIFEST = {
     [
         ({}, "has no manifest.json"),
         ({"manifest.json": {**MANIFEST, "format_version": 99}}, "format_version 99"),
-        ({"manifest.json": {**MANIFEST, "seq_len": 64}}, "prepared for sequences of 64, and train.seq_len is 32"),
-        ({"manifest.json": {**MANIFEST, "vocab_size": 513}}, "token ids up to 512, and the model's vocabulary is 512"),
+        (
+            {"manifest.json": {**MANIFEST, "seq_len": 64}},
+            "prepared for sequences of 64, and train.seq_len is 32",
+        ),
+        (
+            {"manifest.json": {**MANIFEST, "vocab_size": 513}},
+            "token ids up to 512, and the model's vocabulary is 512",
+        ),
         ({"manifest.json": {**MANIFEST, "samples": 0}}, "does not hold one whole sample"),
-        ({"manifest.json": {**MANIFEST, "objective": "sft"}}, "prepared for train.objective: sft, and it is pretrain"),
+        (
+            {"manifest.json": {**MANIFEST, "objective": "sft"}},
+            "prepared for train.objective: sft, and it is pretrain",
+        ),
         ({"manifest.json": {**MANIFEST, "tokenizer_sha256": "0"}}, "another tokenizer"),
         ({"manifest.json": MANIFEST, "tokens.bin": b"abc"}, "tokens.bin has 3 bytes, not 4"),
     ],
@@ -419,7 +572,9 @@ def test_prepared_data_must_be_whole_and_for_this_model(
     assert report(with_(aws, "data", prepared=f"s3://{bucket}/data", path=None), "data").ok
 
 
-def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: str, model_folder: Path) -> None:
+def test_a_model_in_s3_is_looked_at_as_one_on_disk(
+    aws: dict[str, Any], bucket: str, model_folder: Path
+) -> None:
     there = with_(aws, "model", path=f"s3://{bucket}/model")
     assert "holds no config.json" in only_fault(report(there, "model"), "model")
     described = json.loads((model_folder / "config.json").read_text())
@@ -431,20 +586,36 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     whole = {"config.json": described, "model.safetensors": b"x", "tokenizer.json": {}}
     put(f"s3://{bucket}/model", whole)
     assert report(there, "model").ok
-    assert [f.text[:22] for f in report(there, "memory").findings if f.check == "memory"] == ["the fullest core holds"]
-    chats = with_(with_(there, "train", objective="sft"), "compute", instance_type="ml.trn2.48xlarge")
-    assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [True]
-    put(f"s3://{bucket}/model", {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}})
+    assert [f.text[:22] for f in report(there, "memory").findings if f.check == "memory"] == [
+        "the fullest core holds"
+    ]
+    chats = with_(
+        with_(there, "train", objective="sft"), "compute", instance_type="ml.trn2.48xlarge"
+    )
+    assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [
+        True
+    ]
+    put(
+        f"s3://{bucket}/model",
+        {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}},
+    )
     assert report(chats, "model").ok
     put(f"s3://{bucket}/model", {"config.json": {**described, "eos_token_id": 50256}})
     for asked in (there, chats):
         found = [fault.text for fault in report(asked, "model").faults]
-        assert ["eos_token_id is 50256 and the model has the ids 0 to 511" in text for text in found] == [True]
-    put(f"s3://{bucket}/model", {"tokenizer_config.json": {"chat_template": "{{ messages }}", "eos_token": "</s>"}})
+        assert [
+            "eos_token_id is 50256 and the model has the ids 0 to 511" in text for text in found
+        ] == [True]
+    put(
+        f"s3://{bucket}/model",
+        {"tokenizer_config.json": {"chat_template": "{{ messages }}", "eos_token": "</s>"}},
+    )
     assert report(there, "model").ok
 
 
-def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[str, Any], bucket: str) -> None:
+def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(
+    aws: dict[str, Any], bucket: str
+) -> None:
     there = with_(aws, "data", path=f"s3://{bucket}/text/")
     assert "is empty" in only_fault(report(there, "inputs"), "inputs")
     put(f"s3://{bucket}/text", {"a.jsonl": b"x" * 100})
@@ -461,8 +632,13 @@ def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[s
     tiny = report(there, "inputs", s3_ListObjectsV2=lambda _: next(pages)).warnings
     assert "2,000 objects" in tiny[0].text
     assert "below 1 MiB" in tiny[0].text
-    mixed = {**aws, "data": {"sources": [{"path": f"s3://{bucket}/text"}, {"path": f"s3://{bucket}/nowhere"}]}}
-    assert f"data.sources: s3://{bucket}/nowhere is empty" in only_fault(report(mixed, "inputs"), "inputs")
+    mixed = {
+        **aws,
+        "data": {"sources": [{"path": f"s3://{bucket}/text"}, {"path": f"s3://{bucket}/nowhere"}]},
+    }
+    assert f"data.sources: s3://{bucket}/nowhere is empty" in only_fault(
+        report(mixed, "inputs"), "inputs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -478,7 +654,10 @@ def test_every_input_of_a_run_is_looked_at(
     section: str, values: dict[str, Any], key: str, aws: dict[str, Any], bucket: str
 ) -> None:
     there = f"s3://{bucket}/other"
-    asked = {**aws, section: {**aws.get(section, {}), **json.loads(json.dumps(values).replace("{}", there))}}
+    asked = {
+        **aws,
+        section: {**aws.get(section, {}), **json.loads(json.dumps(values).replace("{}", there))},
+    }
     assert f"{key}: {there}" in only_fault(report(asked, "inputs"), "inputs")
     put(there, {"lid.bin": b"x"})
     assert report(asked, "inputs").ok
@@ -497,9 +676,21 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     save(5)
     found = report(aws, "resume")
     assert found.ok
-    assert "step_00000010 is not whole (it lacks a.safetensors): resumes from step_00000005" in found.warnings[0].text
-    put(f"{run}/tiny-train-aaaaaaaa", {"line.json": {"format": "smtrain-line", "version": 1, "number": 1,
-                                                     "from": {"job": "", "step": 5}}})  # fmt: skip
+    assert (
+        "step_00000010 is not whole (it lacks a.safetensors): resumes from step_00000005"
+        in found.warnings[0].text
+    )
+    put(
+        f"{run}/tiny-train-aaaaaaaa",
+        {
+            "line.json": {
+                "format": "smtrain-line",
+                "version": 1,
+                "number": 1,
+                "from": {"job": "", "step": 5},
+            }
+        },
+    )
     assert f"resumes from {run}/step_00000005/" in str(report(aws, "resume"))
     save(7, job="/tiny-train-aaaaaaaa")
     assert f"resumes from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
@@ -511,28 +702,48 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
 
 
-def test_a_run_whose_checkpoints_another_job_writes_must_wait(aws: dict[str, Any], bucket: str) -> None:
-    owner = {"format": "smtrain-owner", "version": 1, "job": "tiny-train-aaaaaaaa", "region": "", "account": "",
-             "renewed": True, "until": 0}  # fmt: skip
+def test_a_run_whose_checkpoints_another_job_writes_must_wait(
+    aws: dict[str, Any], bucket: str
+) -> None:
+    owner = {
+        "format": "smtrain-owner",
+        "version": 1,
+        "job": "tiny-train-aaaaaaaa",
+        "region": "",
+        "account": "",
+        "renewed": True,
+        "until": 0,
+    }
     put(f"s3://{bucket}/smtrain/tiny", {"checkpoints.owner.json": owner})
     arn = "arn:aws:sagemaker:us-east-1:000000000000:training-job/tiny-train-aaaaaaaa"
     told = {
-        "TrainingJobName": "tiny-train-aaaaaaaa", "TrainingJobArn": arn, "TrainingJobStatus": "InProgress",
-        "ModelArtifacts": {"S3ModelArtifacts": "s3://b/x"}, "SecondaryStatus": "Training",
-        "AlgorithmSpecification": {"TrainingInputMode": "File"}, "ResourceConfig": {"VolumeSizeInGB": 1},
-        "StoppingCondition": {}, "CreationTime": 0,
-    }  # fmt: skip
+        "TrainingJobName": "tiny-train-aaaaaaaa",
+        "TrainingJobArn": arn,
+        "TrainingJobStatus": "InProgress",
+        "ModelArtifacts": {"S3ModelArtifacts": "s3://b/x"},
+        "SecondaryStatus": "Training",
+        "AlgorithmSpecification": {"TrainingInputMode": "File"},
+        "ResourceConfig": {"VolumeSizeInGB": 1},
+        "StoppingCondition": {},
+        "CreationTime": 0,
+    }
     found = report(aws, "resume", sagemaker_DescribeTrainingJob=told)
     assert "tiny-train-aaaaaaaa is writing checkpoints of this run" in only_fault(found, "resume")
-    assert report(aws, "resume", sagemaker_DescribeTrainingJob={**told, "TrainingJobStatus": "Failed"}).ok
+    assert report(
+        aws, "resume", sagemaker_DescribeTrainingJob={**told, "TrainingJobStatus": "Failed"}
+    ).ok
 
 
 def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
     big = with_({**aws, "parallel": {"tp": 2, "pp": 1}}, "model", path="s3://models/llama-2-70b")
     assert any("memory" in f.text for f in report(big, "memory").faults)
-    late = with_(with_(aws, "train", save_interval=100, steps=10**7, seq_len=256), "compute", max_run=1)
+    late = with_(
+        with_(aws, "train", save_interval=100, steps=10**7, seq_len=256), "compute", max_run=1
+    )
     assert "ends before the first checkpoint" in only_fault(report(late, "time"), "time")
-    long = report(with_(with_(aws, "train", save_interval=1, steps=10**7), "compute", max_run="2h"), "time")
+    long = report(
+        with_(with_(aws, "train", save_interval=1, steps=10**7), "compute", max_run="2h"), "time"
+    )
     assert long.ok
     assert "longer than compute.max_run of 2 h 00 min" in long.warnings[0].text
     assert "it resumes" in long.warnings[0].remedy
@@ -576,12 +787,19 @@ assert checks.look(chain, ["prepare"]).ok
 
 def test_threads_find_the_library_imported(aws: dict[str, Any]) -> None:
     """In a fresh process, checks that all imported it at once could deadlock."""
-    done = subprocess.run([sys.executable, "-c", ALONE, json.dumps(aws)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(aws)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_api_limits_are_told_all_at_once(aws: dict[str, Any]) -> None:
-    odd = with_(aws, "compute", environment={"A": "x" * 513, **{f"V{i}": "1" for i in range(100)}}, keep_alive=5000)
+    odd = with_(
+        aws,
+        "compute",
+        environment={"A": "x" * 513, **{f"V{i}": "1" for i in range(100)}},
+        keep_alive=5000,
+    )
     odd["tags"] = {f"k{i}": "v" for i in range(50)} | {"long": "x" * 257}
     found = report(odd, "limits")
     texts = " ".join(f.text for f in found.faults)
@@ -594,16 +812,20 @@ def test_api_limits_are_told_all_at_once(aws: dict[str, Any]) -> None:
 
 def test_the_whole_model_of_the_api_is_kept_to() -> None:
     request = {
-        "TrainingJobName": "-" + "x" * 70, "RoleArn": "arn:aws:iam::1:role/x",
+        "TrainingJobName": "-" + "x" * 70,
+        "RoleArn": "arn:aws:iam::1:role/x",
         "HyperParameters": {"a": "x" * 2501} | {f"h{i}": "1" for i in range(100)},
         "InputDataConfig": [
-            {"ChannelName": f"c{i}", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}
+            {
+                "ChannelName": f"c{i}",
+                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}},
+            }
             for i in range(21)
         ],
         "ResourceConfig": {"InstanceType": "ml.trn3.huge", "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 60},
         "Tags": [{"Key": "ünï:/=+-@ ok", "Value": "no\ttab#"}],
-    }  # fmt: skip
+    }
     told = "\n".join(violations(request))
     assert "TrainingJobName has 71 characters, 63 are allowed" in told
     assert "HyperParameters['a'] has 2501 characters" in told
@@ -624,13 +846,20 @@ def test_without_a_role_everything_else_is_looked_at_all_the_same(
     aws: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = {**aws, "compute": {k: v for k, v in aws["compute"].items() if k != "role"}}
-    none = {**FINE, "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0))}
+    none = {
+        **FINE,
+        "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0)),
+    }
     monkeypatch.setattr(
         "smtrain.client.preflight.checks.backend_of",
         lambda *_: Account("us-east-1", none, SageMakerBackend("local").s3),
     )
     found = smtrain.check(bare)
-    assert [f.check for f in found.faults] == ["config", "quotas", "documents"]  # the tokenizer here is empty
+    assert [f.check for f in found.faults] == [
+        "config",
+        "quotas",
+        "documents",
+    ]  # the tokenizer here is empty
     assert found.faults[0].text.startswith("compute.role: is needed on AWS")
     assert {f.check for f in found} >= {"limits", "buckets", "memory", "time", "resume"}
     assert "role" not in {f.check for f in found}
@@ -643,7 +872,9 @@ def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
             import botocore.session
 
             bare = botocore.session.Session()
-            bare.register_component("credential_provider", type("None_", (), {"load_credentials": lambda self: None})())
+            bare.register_component(
+                "credential_provider", type("None_", (), {"load_credentials": lambda self: None})()
+            )
             session: Any = boto3.Session(botocore_session=bare, region_name="us-east-1")
             return session.client(service)
 
@@ -656,13 +887,19 @@ def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
 
 
 def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) -> None:
-    account = Account("us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, SageMakerBackend("local").s3)
+    account = Account(
+        "us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, SageMakerBackend("local").s3
+    )
     said: list[str] = []
-    with pytest.raises(smtrain.JobError, match=r"role: there is no role training; (.|\n)*`--no-check`"):
+    with pytest.raises(
+        smtrain.JobError, match=r"role: there is no role training; (.|\n)*`--no-check`"
+    ):
         before(Chain(load_config(aws), account), ["prepare"], said.append)
     assert not any("CreateTrainingJob" in name for name, _ in account.asked)
     fine = Account(
-        "us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, SageMakerBackend("local").s3
+        "us-east-1",
+        {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"},
+        SageMakerBackend("local").s3,
     )
     before(Chain(load_config(aws), fine), ["prepare"], said.append)
     doubtful = "warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas"
@@ -674,11 +911,18 @@ def test_spot_without_checkpoints_is_refused(aws: dict[str, Any]) -> None:
     with pytest.raises(smtrain.ConfigError, match=r"compute\.spot: needs checkpoint\.resume"):
         load_config(never)
     late = with_(with_(aws, "compute", spot=True), "train", save_interval=100)
-    assert "no checkpoint falls before the last of 100 steps" in only_fault(report(late, "spot"), "spot")
-    assert "billed hours expected" in report(with_(late, "train", save_interval=10), "spot").findings[-1].text
+    assert "no checkpoint falls before the last of 100 steps" in only_fault(
+        report(late, "spot"), "spot"
+    )
+    assert (
+        "billed hours expected"
+        in report(with_(late, "train", save_interval=10), "spot").findings[-1].text
+    )
 
 
-def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(
+    aws: dict[str, Any], tmp_path: Path
+) -> None:
     text = tmp_path / "texts"
     text.mkdir()
     (text / "a.jsonl").write_text('{"text": "a"}\n')
@@ -686,11 +930,13 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
     told = report(with_(aws, "data", path=str(text)), "text")
     assert told.ok
     assert [f.text for f in told.warnings if f.check == "text"] == [
-        f"data.path: {text}: b.docx is left out: nothing here reads files of that ending; set data.format, or give it "
-        "another"
+        f"data.path: {text}: b.docx is left out: nothing here reads files of that ending; set"
+        " data.format, or give it another"
     ]
     (text / "a.jsonl").unlink()
-    with pytest.raises(smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.docx is left out"):
+    with pytest.raises(
+        smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.docx is left out"
+    ):
         report(with_(aws, "data", path=str(text)), "text")  # `check` itself reports it as a finding
 
 
@@ -699,7 +945,9 @@ def test_text_that_is_too_short_for_the_positions_of_model_rope_is_a_warning(
 ) -> None:
     text = tmp_path / "texts"
     text.mkdir()
-    (text / "a.jsonl").write_text("".join(json.dumps({"text": "x" * size}) + "\n" for size in (900, 1100)))
+    (text / "a.jsonl").write_text(
+        "".join(json.dumps({"text": "x" * size}) + "\n" for size in (900, 1100))
+    )
     raw = with_(aws, "data", path=str(text))
     raw["model"] = {**raw["model"], "rope": {"type": "yarn", "factor": 4}}
     (told,) = [f for f in report(raw, "text").findings if "model.rope" in f.text]

@@ -18,13 +18,19 @@ def unknown(folder: Path) -> None:
 
 
 def quantized(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}))
+    (folder / "config.json").write_text(
+        json.dumps({**LLAMA, "quantization_config": {"quant_method": "mxfp4"}})
+    )
 
 
 @pytest.mark.parametrize(
     ("damage", "what", "remedy"),
     [
-        (unknown, "has model_type 'arcee', which smtrain cannot train", "nearest is llama, which has no kind = x"),
+        (
+            unknown,
+            "has model_type 'arcee', which smtrain cannot train",
+            "nearest is llama, which has no kind = x",
+        ),
         (quantized, "is quantized (mxfp4)", "give the bf16 or fp32 model"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read", ""),
         (
@@ -36,7 +42,9 @@ def quantized(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors", ""),
     ],
 )
-def test_a_fault_of_a_folder_is_told(tmp_path: Path, damage: Callable[[Path], None], what: str, remedy: str) -> None:
+def test_a_fault_of_a_folder_is_told(
+    tmp_path: Path, damage: Callable[[Path], None], what: str, remedy: str
+) -> None:
     damage(hf_folder(tmp_path / "model", LLAMA))
     report = smtrain.check(tmp_path / "model")
     (fault,) = report.faults

@@ -26,16 +26,35 @@ def found(
     raw: dict[str, Any], check: str, others: OtherCommands = BOTH, /, **answers: Answer
 ) -> tuple[smtrain.Report, list[tuple[str, dict[str, Any]]]]:
     """One check's report with these answers as service__Operation, and the requests to AWS."""
-    compute = {"instance_type": "ml.g5.2xlarge", "processes_per_instance": 1, "role": ROLE, "region": "us-east-1"}
+    compute = {
+        "instance_type": "ml.g5.2xlarge",
+        "processes_per_instance": 1,
+        "role": ROLE,
+        "region": "us-east-1",
+    }
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/own:tag"
-    config = load_config({
-        **raw, "target": "aws", "model": {"path": "s3://bucket/model"}, "data": {"prepared": "s3://bucket/data"},
-        "parallel": {"tp": 1, "pp": 1}, "compute": {**compute, "image": image}, "output": {"s3_uri": "s3://bucket/out"},
-    })  # fmt: skip
-    account = Account(
-        "us-east-1", {name.replace("_", "."): answer for name, answer in answers.items()}, SageMakerBackend("local").s3
+    config = load_config(
+        {
+            **raw,
+            "target": "aws",
+            "model": {"path": "s3://bucket/model"},
+            "data": {"prepared": "s3://bucket/data"},
+            "parallel": {"tp": 1, "pp": 1},
+            "compute": {**compute, "image": image},
+            "output": {"s3_uri": "s3://bucket/out"},
+        }
     )
-    report = look(Chain(config, account, look=False), ["train"], [name for name in CHECKS if name != check], others)
+    account = Account(
+        "us-east-1",
+        {name.replace("_", "."): answer for name, answer in answers.items()},
+        SageMakerBackend("local").s3,
+    )
+    report = look(
+        Chain(config, account, look=False),
+        ["train"],
+        [name for name in CHECKS if name != check],
+        others,
+    )
     return report, account.asked
 
 
@@ -49,12 +68,22 @@ def server(status: str, active: str) -> Answer:
         (SERVER, {f"{ASK}Server": server("Created", "Active")}, "ok", "is Created"),
         (SERVER, {f"{ASK}Server": server("Stopped", "Inactive")}, "warning", "is Stopped"),
         (SERVER, {f"{ASK}Server": "ResourceNotFound"}, "fault", "there is no MLflow tracking"),
-        (APP, {"sagemaker_DescribeMlflowApp": {"Arn": APP, "Status": "CreateFailed"}}, "warning", "is CreateFailed"),
+        (
+            APP,
+            {"sagemaker_DescribeMlflowApp": {"Arn": APP, "Status": "CreateFailed"}},
+            "warning",
+            "is CreateFailed",
+        ),
         (SERVER.replace("us-east-1", "eu-west-1"), {}, "warning", "team is in eu-west-1"),
     ],
-)  # fmt: skip
+)
 def test_a_managed_tracker_is_there_and_runs(
-    raw: dict[str, Any], local_home: object, arn: str, answers: dict[str, Answer], level: str, said: str
+    raw: dict[str, Any],
+    local_home: object,
+    arn: str,
+    answers: dict[str, Answer],
+    level: str,
+    said: str,
 ) -> None:
     if arn == APP and not hasattr(SageMakerBackend("local").sagemaker, "describe_mlflow_app"):
         said = "could not be checked: the installed boto3 does not know describe_mlflow_app"
@@ -71,9 +100,14 @@ def test_a_server_of_ones_own_is_not_asked(raw: dict[str, Any], local_home: obje
     assert asked == []
 
 
-def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any], local_home: object) -> None:
+def test_the_caller_may_tune_and_deploy_or_is_told_what_not(
+    raw: dict[str, Any], local_home: object
+) -> None:
     path = role(arn="arn:aws:iam::123456789012:role/team/training")
-    here: dict[str, Answer] = {"sts_GetCallerIdentity": {"Account": "1" * 12, "Arn": SESSION}, "iam_GetRole": path}
+    here: dict[str, Answer] = {
+        "sts_GetCallerIdentity": {"Account": "1" * 12, "Arn": SESSION},
+        "iam_GetRole": path,
+    }
     report, asked = found(raw, "caller", **here, iam_SimulatePrincipalPolicy=allowing)
     assert [f.text for f in report if f.check == "caller"] == [
         "you may do what `smtrain tune` and `smtrain deploy` need"
@@ -83,7 +117,9 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
         "a role is simulated with its path"
     )
     no = "sagemaker:CreateHyperParameterTuningJob"
-    report, _ = found(raw, "caller", **here, iam_SimulatePrincipalPolicy=lambda given: allowing(given, no))
+    report, _ = found(
+        raw, "caller", **here, iam_SimulatePrincipalPolicy=lambda given: allowing(given, no)
+    )
     (fault,) = report.faults
     assert fault.text.startswith(
         f"you may not {no} on arn:aws:sagemaker:us-east-1:123456789012:hyper-parameter-tuning-job/"
@@ -97,20 +133,31 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
         assert report.ok
         assert why in report.warnings[0].text
     root = {"Account": "1" * 12, "Arn": "arn:aws:iam::123456789012:root"}
-    assert "cannot simulate the root user" in found(raw, "caller", sts_GetCallerIdentity=root)[0].warnings[0].text
+    assert (
+        "cannot simulate the root user"
+        in found(raw, "caller", sts_GetCallerIdentity=root)[0].warnings[0].text
+    )
     report, asked = found(raw, "caller", OtherCommands(), **here)
     assert [finding.check for finding in report] == ["config"]
     assert asked == [], "only where it is asked for"
 
 
-def test_the_role_of_an_endpoint_must_be_the_schedulers_too(raw: dict[str, Any], local_home: object) -> None:
+def test_the_role_of_an_endpoint_must_be_the_schedulers_too(
+    raw: dict[str, Any], local_home: object
+) -> None:
     report, _ = found(raw, "role", iam_GetRole=role())
     assert report.ok, "an endpoint without --for needs no scheduler"
     assert "does not trust scheduler.amazonaws.com" in report.warnings[0].text
     services = ["sagemaker.amazonaws.com", "scheduler.amazonaws.com"]
-    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": services}, "Action": "sts:AssumeRole"}]}
+    trust = {
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": services}, "Action": "sts:AssumeRole"}
+        ]
+    }
     assert not found(raw, "role", iam_GetRole=role(trust))[0].warnings
     assert not found(raw, "role", OtherCommands(tune=True), iam_GetRole=role())[0].warnings
     denied = "sagemaker:DeleteEndpoint"
-    report, _ = found(raw, "permissions", iam_SimulatePrincipalPolicy=lambda given: allowing(given, denied))
+    report, _ = found(
+        raw, "permissions", iam_SimulatePrincipalPolicy=lambda given: allowing(given, denied)
+    )
     assert f"the role may not {denied}" in report.faults[0].text

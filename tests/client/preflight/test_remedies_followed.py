@@ -1,7 +1,9 @@
-"""Faults that `check` finds in an account: each way out that the remedy names ends that check without a fault.
+"""Faults that `check` finds in an account: each way out that the remedy names ends that check
+without a fault.
 
-The remedies of the config's own checks are followed in tests/client/config/test_remedies_followed.py. A way is a part
-of the remedy, and what it changes: the config, the answers of AWS, or the objects in S3.
+The remedies of the config's own checks are followed in
+tests/client/config/test_remedies_followed.py. A way is a part of the remedy, and what it changes:
+the config, the answers of AWS, or the objects in S3.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from smtrain.stages import stages_of
 from tests.client.config.followed import OUT, WEIGHTS, Desk
 from tests.client.preflight import test_check as checked
 from tests.client.preflight.account import Account, Answer
-from tests.client.preflight.test_check import MANIFEST, aws, bucket, put, quota, role  # noqa: F401 - two are fixtures
+from tests.client.preflight.test_check import (
+    MANIFEST,
+    aws,  # noqa: F401 - two are fixtures
+    bucket,  # noqa: F401 - two are fixtures
+    put,
+    quota,
+    role,
+)
 
 MLFLOW = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/t"
 APP = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
@@ -44,8 +53,14 @@ class State:
     def faults(self, check: str) -> list[str]:
         """The faults of one check, each with its remedy."""
         config = load_config(self.desk.raw)
-        account = Account(str(config.compute.region), {**checked.FINE, **self.answers}, SageMakerBackend("local").s3)
-        report = look(Chain(config, account), stages_of(config), [name for name in CHECKS if name != check])
+        account = Account(
+            str(config.compute.region),
+            {**checked.FINE, **self.answers},
+            SageMakerBackend("local").s3,
+        )
+        report = look(
+            Chain(config, account), stages_of(config), [name for name in CHECKS if name != check]
+        )
         return report.sentences("fault")
 
 
@@ -57,7 +72,9 @@ def keys(values: dict[str, Any]) -> Change:
 
     def do(state: State) -> None:
         for key, value in values.items():
-            state.desk.do({key: value.replace("BUCKET", state.bucket) if isinstance(value, str) else value})
+            state.desk.do(
+                {key: value.replace("BUCKET", state.bucket) if isinstance(value, str) else value}
+            )
 
     return do
 
@@ -108,17 +125,31 @@ def case(check: str, broken: Change, text: str, *ways: tuple[str, Change]) -> Ca
     return Case(check, broken, text, ways)
 
 
-LOW = says(service_quotas_ListServiceQuotas=checked.listed(
-    quota(f"{checked.TYPE} for training job usage", 1), quota(f"{checked.CPU} for training job usage", 1)
-))  # fmt: skip
+LOW = says(
+    service_quotas_ListServiceQuotas=checked.listed(
+        quota(f"{checked.TYPE} for training job usage", 1),
+        quota(f"{checked.CPU} for training job usage", 1),
+    )
+)
 HALF, WHOLE = {"a.safetensors": b"ab"}, {"a.safetensors": b"abc"}
 CHECKPOINT = {"manifest.json": {"step": 10, "files": {"a.safetensors": {"size": 3}}}}
 STEP = "smtrain/tiny/checkpoints/step_00000010"
 PREPARED = both(keys({"data": {}}), keys({"data.prepared": "s3://BUCKET/data"}))
 GOOD = {"tokens.bin": b"abcd", "manifest.json": MANIFEST}
-BIG = keys({"model.path": "s3://models/llama-2-70b", "parallel": {"tp": 8, "pp": 8}, "compute.instance_count": 8,
-            "compute.spot": True, "compute.max_run": "400h", "compute.max_wait": "500h", "train.seq_len": 4096,
-            "train.global_batch_size": 512, "train.save_interval": 10**4, "train.steps": 10**5})  # fmt: skip
+BIG = keys(
+    {
+        "model.path": "s3://models/llama-2-70b",
+        "parallel": {"tp": 8, "pp": 8},
+        "compute.instance_count": 8,
+        "compute.spot": True,
+        "compute.max_run": "400h",
+        "compute.max_wait": "500h",
+        "train.seq_len": 4096,
+        "train.global_batch_size": 512,
+        "train.save_interval": 10**4,
+        "train.steps": 10**5,
+    }
+)
 REGISTRY = "763104351884.dkr.ecr.{}.amazonaws.com/x:y"
 SMALL = {"tp": 2, "pp": 1, "sequence_parallel": True}
 CASES = [
@@ -129,14 +160,20 @@ CASES = [
         ("create it", says(iam_GetRole=OUT)),
         (
             "or correct compute.role",
-            both(keys({"compute.role": checked.OTHER_ROLE}), says(iam_GetRole=role(arn=checked.OTHER_ROLE))),
+            both(
+                keys({"compute.role": checked.OTHER_ROLE}),
+                says(iam_GetRole=role(arn=checked.OTHER_ROLE)),
+            ),
         ),
     ),
     case(
         "role",
         says(iam_GetRole=role(arn=checked.OTHER_ROLE)),
         "the role training is arn:aws:iam::123456789012:role/of/training",
-        (f"compute.role says {checked.ROLE}; correct it", keys({"compute.role": checked.OTHER_ROLE})),
+        (
+            f"compute.role says {checked.ROLE}; correct it",
+            keys({"compute.role": checked.OTHER_ROLE}),
+        ),
     ),
     case(
         "role",
@@ -195,7 +232,10 @@ CASES = [
         "image",
         keys({"compute.image": REGISTRY.format("eu-west-1")}),
         "is in eu-west-1, and the job runs in us-east-1",
-        ("name the image of the job's region", keys({"compute.image": REGISTRY.format("us-east-1")})),
+        (
+            "name the image of the job's region",
+            keys({"compute.image": REGISTRY.format("us-east-1")}),
+        ),
         ("or leave it out", keys({"compute.image": OUT})),
     ),
     case(
@@ -231,16 +271,24 @@ CASES = [
         ("create it", says(secretsmanager_DescribeSecret={"Name": "hub"})),
         (
             "or correct model.token",
-            both(keys({"model.token": {"secret": "hub2"}}), says(secretsmanager_DescribeSecret={"Name": "hub2"})),
+            both(
+                keys({"model.token": {"secret": "hub2"}}),
+                says(secretsmanager_DescribeSecret={"Name": "hub2"}),
+            ),
         ),
     ),
     case(
         "tracker",
-        both(keys({"track.mlflow": MLFLOW}), says(sagemaker_DescribeMlflowTrackingServer="ResourceNotFound")),
+        both(
+            keys({"track.mlflow": MLFLOW}),
+            says(sagemaker_DescribeMlflowTrackingServer="ResourceNotFound"),
+        ),
         "there is no MLflow tracking",
         (
             "correct track.mlflow",
-            both(keys({"track.mlflow": APP}), says(sagemaker_DescribeMlflowApp={"Status": "Created"})),
+            both(
+                keys({"track.mlflow": APP}), says(sagemaker_DescribeMlflowApp={"Status": "Created"})
+            ),
         ),
     ),
     case(
@@ -251,13 +299,17 @@ CASES = [
     ),
     case(
         "data",
-        both(PREPARED, stored("data", {**GOOD, "manifest.json": {**MANIFEST, "format_version": 99}})),
+        both(
+            PREPARED, stored("data", {**GOOD, "manifest.json": {**MANIFEST, "format_version": 99}})
+        ),
         "has format_version 99",
         ("prepare the text again", stored("data", GOOD)),
     ),
     case(
         "data",
-        both(PREPARED, stored("data", {**GOOD, "manifest.json": {**MANIFEST, "documents": "many"}})),
+        both(
+            PREPARED, stored("data", {**GOOD, "manifest.json": {**MANIFEST, "documents": "many"}})
+        ),
         "manifest.json is damaged (documents: ",
         ("prepare the text again", stored("data", GOOD)),
     ),
@@ -271,7 +323,10 @@ CASES = [
         "inputs",
         keys({"data.path": "s3://BUCKET/text"}),
         "is empty",
-        ("correct the URI", both(stored("other", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/other"}))),
+        (
+            "correct the URI",
+            both(stored("other", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/other"})),
+        ),
         ("or upload what should be there", stored("text", {"a.jsonl": b"x"})),
     ),
     case(
@@ -286,18 +341,26 @@ CASES = [
     ),
     case(
         "inputs",
-        both(keys({"data.path": "s3://BUCKET/text/a.jsonl"}), stored("text", {"a.jsonl": b"x", "a.jsonl.bak": b"x"})),
+        both(
+            keys({"data.path": "s3://BUCKET/text/a.jsonl"}),
+            stored("text", {"a.jsonl": b"x", "a.jsonl.bak": b"x"}),
+        ),
         "SageMaker reads all keys that begin like s3://",
         (
             "put it under a prefix of its own",
-            both(stored("only", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/only/a.jsonl"})),
+            both(
+                stored("only", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/only/a.jsonl"})
+            ),
         ),
     ),
     case(
         "model",
         keys({"model.path": "s3://BUCKET/model"}),
         "holds no config.json",
-        ("give the prefix of a Hugging Face model folder", model("config.json", "model.safetensors", "tokenizer.json")),
+        (
+            "give the prefix of a Hugging Face model folder",
+            model("config.json", "model.safetensors", "tokenizer.json"),
+        ),
     ),
     case(
         "model",
@@ -334,18 +397,35 @@ CASES = [
             "take more machines (compute.instance_count) with parallel: auto",
             keys({"compute.instance_count": 8, "parallel": "auto"}),
         ),
-        ("or a smaller model", keys({"model.path": "s3://models/llama-3.2-1b", "parallel": "auto"})),
+        (
+            "or a smaller model",
+            keys({"model.path": "s3://models/llama-3.2-1b", "parallel": "auto"}),
+        ),
     ),
     case(
         "time",
-        keys({"train.steps": 10**7, "train.seq_len": 256, "compute.max_run": 60, "train.save_interval": 10**6}),
+        keys(
+            {
+                "train.steps": 10**7,
+                "train.seq_len": 256,
+                "compute.max_run": 60,
+                "train.save_interval": 10**6,
+            }
+        ),
         "ends before the first checkpoint",
         ("(train.save_interval)", keys({"train.save_interval": 2})),
         ("or raise compute.max_run", keys({"compute.max_run": "28d"})),
     ),
     case(
         "time",
-        keys({"train.steps": 10**7, "train.seq_len": 256, "compute.max_run": 1, "train.global_batch_size": 2**20}),
+        keys(
+            {
+                "train.steps": 10**7,
+                "train.seq_len": 256,
+                "compute.max_run": 1,
+                "train.global_batch_size": 2**20,
+            }
+        ),
         "ends before the first checkpoint",
         ("raise compute.max_run", keys({"compute.max_run": "28d"})),
     ),
@@ -411,17 +491,23 @@ CASES = [
 ]
 OTHERWISE = {
     "{}": "said elsewhere: the config's checks, the planner, Docker; followed there",
-    "what this run costs cannot be known, so compute.price_limit = ${} cannot be checked": "a price of one's own",
+    "what this run costs cannot be known, so compute.price_limit = ${} cannot be checked": (
+        "a price of one's own"
+    ),
     "you may not {}": "rights of the caller, which another person gives: test_other_commands.py",
     "{} needs {}, and no image of AWS has it": "an image that is built: test_check.py",
     "{} needs {}, which has no wheel for Python {}.{}": "the same",
     "{} has no {}, which {}": "the same: tests/tools/image",
     "{} has no {}, which {} needs": "the same",
     "{}: {}": "the API's own model; two are followed above",
-    "{}, and {} has {} GiB": "a stage whose type is named and too small: tests/client/planner/test_stages.py",
+    "{}, and {} has {} GiB": (
+        "a stage whose type is named and too small: tests/client/planner/test_stages.py"
+    ),
     "{}: {} holds no file of text that can be read": "refused before, as the config is loaded",
     "{} is quantized ({})": "a folder without a config: test_model_folder.py",
-    "stage {} takes {} GiB of memory, and {} GiB are free here": "a run on this machine: test_this_machine.py",
+    "stage {} takes {} GiB of memory, and {} GiB are free here": (
+        "a run on this machine: test_this_machine.py"
+    ),
     "training here starts {} on {} cores": "the same",
 }
 """Faults that are not followed here, and why."""
@@ -446,26 +532,41 @@ def test_every_way_that_a_remedy_names_is_enough(one: Case, state: State) -> Non
 
 
 def test_every_fault_of_the_checks_is_followed_or_says_why_not() -> None:
-    """Faults are found in the source, so that a new one without a case fails here; those of Slurm and PAI-DLC are
-    followed with their backends."""
-    texts = {text for path in Path(preflight.__file__).parent.glob("*.py") for text in faults_in(path.read_text())}
+    """Faults are found in the source, so that a new one without a case fails here; those of Slurm
+    and PAI-DLC are followed with their backends.
+    """
+    texts = {
+        text
+        for path in Path(preflight.__file__).parent.glob("*.py")
+        for text in faults_in(path.read_text())
+    }
     assert len(texts) > 35
     assert texts >= OTHERWISE.keys()
-    lacking = [text for text in texts - OTHERWISE.keys() if not any(alike(text, one.text) for one in CASES)]
+    lacking = [
+        text for text in texts - OTHERWISE.keys() if not any(alike(text, one.text) for one in CASES)
+    ]
     assert lacking == [], "\n".join(sorted(lacking))
 
 
 def alike(template: str, part: str) -> bool:
-    """Whether a part of a sentence is probably one of this template: they share eight letters in a row."""
+    """Whether a part of a sentence is probably one of this template: they share eight letters in a
+    row.
+    """
     return SequenceMatcher(None, template, part, autojunk=False).find_longest_match().size >= 8
 
 
 def faults_in(source: str) -> Iterator[str]:
     """The texts of the findings that are made as faults, each value in them as `{}`."""
     for node in ast.walk(ast.parse(source)):
-        if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding" and len(node.args) > 2):
+        if not (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") == "Finding"
+            and len(node.args) > 2
+        ):
             continue
         level, text = node.args[1], node.args[2]
         if "fault" in ast.unparse(level):
             parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts
+            )

@@ -1,4 +1,6 @@
-"""A pipeline's definition: what it is made of, what the plane keeps of it, and that its steps train a model."""
+"""A pipeline's definition: what it is made of, what the plane keeps of it, and that its steps train
+a model.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ def config(local_home: Path, trained_inputs: dict[str, Path]) -> Config:
         "model": {"path": str(trained_inputs["model"])},
         "data": {"path": str(trained_inputs["text"])},
         "compute": {"instance_type": "ml.m5.large", "processes_per_instance": 1},
-        "train": {"steps": 2, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "save_interval": 1},
+        "train": {
+            "steps": 2,
+            "global_batch_size": 2,
+            "seq_len": 32,
+            "precision": "fp32",
+            "save_interval": 1,
+        },
         "generate": {"prompts": ["To be"], "max_new_tokens": 2},
     }
 
@@ -44,32 +52,49 @@ def made(config: Config, **more: Any) -> dict[str, Any]:
 
 def references(step: dict[str, Any]) -> dict[str, str]:
     """Channels that read what another step left, and which."""
-    found = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in step["Arguments"]["InputDataConfig"]}
+    found = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in step["Arguments"]["InputDataConfig"]
+    }
     return {name: uri["Get"] for name, uri in found.items() if isinstance(uri, dict)}
 
 
 def test_each_stage_is_a_step_that_names_what_it_reads_of_those_before_it(config: Config) -> None:
     definition = made(config)
-    assert [step["Name"] for step in definition["Steps"]] == ["prepare", "convert", "train", "export", "generate"]
+    assert [step["Name"] for step in definition["Steps"]] == [
+        "prepare",
+        "convert",
+        "train",
+        "export",
+        "generate",
+    ]
     by_name = {step["Name"]: step for step in definition["Steps"]}
     left = {stage: f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts" for stage in by_name}
     assert references(by_name["train"]) == {"data": left["prepare"], "shards": left["convert"]}
     assert references(by_name["generate"]) == {"model": left["export"]}
-    assert by_name["export"]["DependsOn"] == ["train"], "which it reads through the run's checkpoints"
+    assert by_name["export"]["DependsOn"] == ["train"], (
+        "which it reads through the run's checkpoints"
+    )
     for stage, step in by_name.items():
         sent = smtrain.request(config, stage=stage, target="local")  # type: ignore[arg-type]
         assert {key for key in sent if key not in step["Arguments"]} == {"TrainingJobName"}
-        assert sent["TrainingJobName"] + "/output" not in json.dumps(step), "no job's name is in the way"
+        assert sent["TrainingJobName"] + "/output" not in json.dumps(step), (
+            "no job's name is in the way"
+        )
 
 
 def test_waiting_for_machines_is_said_to_the_service(config: Config) -> None:
     assert "RetryPolicies" not in made(config)["Steps"][0]
-    (policy,) = made(config | {"compute": config["compute"] | {"capacity_wait": "2h"}})["Steps"][0]["RetryPolicies"]
+    (policy,) = made(config | {"compute": config["compute"] | {"capacity_wait": "2h"}})["Steps"][0][
+        "RetryPolicies"
+    ]
     assert policy["ExpireAfterMin"] == 120
     assert "SageMaker.CAPACITY_ERROR" in policy["ExceptionType"]
 
 
-def test_it_is_created_once_then_updated_and_another_run_cannot_take_its_name(config: Config) -> None:
+def test_it_is_created_once_then_updated_and_another_run_cannot_take_its_name(
+    config: Config,
+) -> None:
     said: list[str] = []
 
     def upserted(given: Config) -> str:
@@ -80,24 +105,48 @@ def test_it_is_created_once_then_updated_and_another_run_cannot_take_its_name(co
     kept = SageMakerBackend("local").sagemaker.describe_pipeline(PipelineName=config["name"])
     assert json.loads(kept["PipelineDefinition"]) == made(config)
     assert upserted(config) == f"pipeline {config['name']} is up to date"
-    assert upserted(config | {"train": config["train"] | {"steps": 3}}) == f"updated pipeline {config['name']}"
+    assert (
+        upserted(config | {"train": config["train"] | {"steps": 3}})
+        == f"updated pipeline {config['name']}"
+    )
     with pytest.raises(JobError, match="not one of this run's; give another name"):
         upserted(config | {"name": "another"})
 
 
-def test_the_policy_of_a_pipeline_grants_what_making_it_does_and_nothing_else(config: Config) -> None:
+def test_the_policy_of_a_pipeline_grants_what_making_it_does_and_nothing_else(
+    config: Config,
+) -> None:
     with recorded() as calls:
         for steps in (2, 3):
-            made(config | {"train": config["train"] | {"steps": steps}}, name="Piped-1", upsert=True)
-    statements = list(command_statements(load_config(config), HERE, OtherCommands(pipeline="Piped-1")))
+            made(
+                config | {"train": config["train"] | {"steps": steps}}, name="Piped-1", upsert=True
+            )
+    statements = list(
+        command_statements(load_config(config), HERE, OtherCommands(pipeline="Piped-1"))
+    )
     following = statements.pop()
-    unseen = {"sagemaker:AddTags", "sagemaker:StartPipelineExecution"}  # with the creation; the plane runs none
-    held(statements, {call for call in told(calls, "sagemaker") if "Pipeline" in call.action}, unseen)
-    step = Call("sagemaker:DescribeTrainingJob", HERE.arn("sagemaker", "training-job/pipelines-abc-train-DeF"))
+    unseen = {
+        "sagemaker:AddTags",
+        "sagemaker:StartPipelineExecution",
+    }  # with the creation; the plane runs none
+    held(
+        statements, {call for call in told(calls, "sagemaker") if "Pipeline" in call.action}, unseen
+    )
+    step = Call(
+        "sagemaker:DescribeTrainingJob",
+        HERE.arn("sagemaker", "training-job/pipelines-abc-train-DeF"),
+    )
     role = config | {
-        "compute": {**config["compute"], "role": f"arn:aws:iam::{ACCOUNT}:role/train", "region": "us-east-1"}
+        "compute": {
+            **config["compute"],
+            "role": f"arn:aws:iam::{ACCOUNT}:role/train",
+            "region": "us-east-1",
+        }
     }
-    of_role = {s.sid: s for s in other_role_statements(load_config(role), HERE, OtherCommands(pipeline="Piped-1"))}
+    of_role = {
+        s.sid: s
+        for s in other_role_statements(load_config(role), HERE, OtherCommands(pipeline="Piped-1"))
+    }
     assert allows(following.to_dict(), step)
     assert allows(of_role["RunSteps"].to_dict(), step), "the pipeline describes its own jobs"
     assert of_role["PassItself"].resources == (f"arn:aws:iam::{ACCOUNT}:role/train",)
@@ -107,7 +156,8 @@ def test_what_cannot_be_is_a_sentence(config: Config) -> None:
     with pytest.raises(ConfigError, match="keeps pipelines and runs none"):
         made(config, start=True)
     with pytest.raises(
-        ConfigError, match="name: 'no name' cannot be the name of a pipeline; use letters, digits and hyphens"
+        ConfigError,
+        match="name: 'no name' cannot be the name of a pipeline; use letters, digits and hyphens",
     ):
         made(config, name="no name")
 
@@ -128,9 +178,12 @@ def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None
         text = json.dumps(step["Arguments"])
         for stage in NAMED.findall(text):
             text = text.replace(
-                json.dumps({"Get": f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts"}), json.dumps(left[stage])
+                json.dumps({"Get": f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts"}),
+                json.dumps(left[stage]),
             )
-        request = json.loads(text) | {"TrainingJobName": f"pipelines-{time.time_ns()}-{step['Name']}-AbCd"}
+        request = json.loads(text) | {
+            "TrainingJobName": f"pipelines-{time.time_ns()}-{step['Name']}-AbCd"
+        }
         assert fault_of("sagemaker", "CreateTrainingJob", request) is None
         client.create_training_job(**request)
         job = Job(request["TrainingJobName"], SageMakerBackend("local"))

@@ -40,7 +40,9 @@ def faults(configs: list[dict[str, Any]], **how: Any) -> list[str]:
     return caught.value.faults
 
 
-def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_all_are_planned_and_expected_before_the_first_has_run(
+    chain: list[dict[str, Any]], tmp_path: Path
+) -> None:
     links = load_series(chain)
     first = chain[0]["model"]["path"]
     assert [link.config.model.path for link in links] == [first] * 3
@@ -51,13 +53,18 @@ def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[
     model = Chain(configs[0], SageMakerBackend("local"), look=False).base_name("export")
     assert f"/one/jobs/{model}/output/model/" in configs[1].model.path
     on_aws = load_series(
-        chain, target="aws", compute={"role": "arn:aws:iam::123456789012:role/r", "region": "us-east-1"}
+        chain,
+        target="aws",
+        compute={"role": "arn:aws:iam::123456789012:role/r", "region": "us-east-1"},
     )
     costs = [line for line in overview(on_aws).splitlines() if "$" in line]
     assert len(costs) == 4
     *each, total = (float(line.rpartition("$")[2].replace(",", "")) for line in costs)
     assert total == pytest.approx(sum(each), abs=0.02)
-    learning = {**chain[2], "train": {**chain[2]["train"], "objective": "dpo", "dpo": {"reference": "run://two"}}}
+    learning = {
+        **chain[2],
+        "train": {**chain[2]["train"], "objective": "dpo", "dpo": {"reference": "run://two"}},
+    }
     reading = expected(load_series([*chain[:2], learning]))[2]
     assert reading.train.dpo is not None
     assert reading.train.dpo.reference == reading.model.path
@@ -78,7 +85,9 @@ def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[
     ]
 
 
-def test_a_run_after_one_that_extends_the_model_may_use_its_positions(chain: list[dict[str, Any]]) -> None:
+def test_a_run_after_one_that_extends_the_model_may_use_its_positions(
+    chain: list[dict[str, Any]],
+) -> None:
     one, two, three = ({**config, "train": {**config["train"], "seq_len": 512}} for config in chain)
     assert "beyond the model's 256 positions" in faults([one, two])[0]
     one["model"] = {**one["model"], "rope": {"type": "yarn", "factor": 2}}
@@ -87,10 +96,16 @@ def test_a_run_after_one_that_extends_the_model_may_use_its_positions(chain: lis
     assert [config.train.seq_len for config in expected(links)] == [512] * 3
 
 
-def test_an_order_that_cannot_run_is_refused_before_anything_starts(chain: list[dict[str, Any]]) -> None:
+def test_an_order_that_cannot_run_is_refused_before_anything_starts(
+    chain: list[dict[str, Any]],
+) -> None:
     one, two, three = chain
-    assert "run://one is a later config of the list; put that one before it" in faults([two, one])[0]
-    assert "an earlier config of the list is also one; give each its own name" in faults([one, one])[0]
+    assert (
+        "run://one is a later config of the list; put that one before it" in faults([two, one])[0]
+    )
+    assert (
+        "an earlier config of the list is also one; give each its own name" in faults([one, one])[0]
+    )
     assert "there is no such run on this machine" in faults([one, three])[0]
     adapted = {**one, "train": {**one["train"], "adapter": {}}, "export": {"merge": False}}
     assert "will export an adapter" in faults([adapted, two])[0]
@@ -115,7 +130,10 @@ def test_a_series_that_is_done_is_skipped_and_each_starts_from_the_run_of_the_li
     path = ""
     for link in load_series(chain):
         config = with_models(link.config, {"model.path": path}) if path else link.config
-        names = {stage: Chain(config, target, look=False).base_name(stage) for stage in stages_of(config, "local")}
+        names = {
+            stage: Chain(config, target, look=False).base_name(stage)
+            for stage in stages_of(config, "local")
+        }
         for stage, name in names.items():
             if stage != "export":
                 control.synthetic_job(lines=1, name=name)
@@ -128,7 +146,9 @@ def test_a_series_that_is_done_is_skipped_and_each_starts_from_the_run_of_the_li
     assert "run 2 of 2: done-two (config 2)" in said
 
 
-def test_the_first_failure_ends_it_and_names_what_was_not_started(chain: list[dict[str, Any]]) -> None:
+def test_the_first_failure_ends_it_and_names_what_was_not_started(
+    chain: list[dict[str, Any]],
+) -> None:
     links = load_series(chain)
     begun: list[str] = []
 
@@ -139,7 +159,10 @@ def test_the_first_failure_ends_it_and_names_what_was_not_started(chain: list[di
     with pytest.raises(smtrain.JobError) as caught:
         run_series(links, fail, lambda _: None)
     assert str(caught.value).startswith("one-train failed: boom; mend it")
-    assert "in run one (config 1); not started: two, three; the same call skips what is done" in str(caught.value)
+    assert (
+        "in run one (config 1); not started: two, three; the same call skips what is done"
+        in str(caught.value)
+    )
     assert caught.value.code == "job.failed"
     assert begun == ["one"]
 
@@ -152,17 +175,26 @@ def test_the_example_is_a_series_of_three_objectives(local_home: Path, tmp_path:
         shutil.copy(file, tmp_path)
     links = load_series([tmp_path / f"{name}.yaml" for name in ("pretrain", "sft", "dpo")])
     assert [link.config.train.objective for link in links] == ["pretrain", "sft", "dpo"]
-    assert [link.start for link in links] == ["demo://smollm2", "run://help-text", "run://help-chat"]
+    assert [link.start for link in links] == [
+        "demo://smollm2",
+        "run://help-text",
+        "run://help-chat",
+    ]
 
 
 @pytest.mark.full  # test_the_example_is_a_series... has its configs
 def test_the_example_s_data_have_no_function_in_common(tmp_path: Path) -> None:
     made = runpy.run_path(str(EXAMPLE / "make.py"))["make"](tmp_path)
     assert set(made) == {f"{name}/help.jsonl" for name in ("text", "chats", "pairs", "held-out")}
-    read = {name: [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()] for name in made}
+    read = {
+        name: [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()]
+        for name in made
+    }
     assert {name: len(rows) for name, rows in read.items()} == made
     pairs = [*read["pairs/help.jsonl"], *read["held-out/help.jsonl"]]
-    asked = [row["prompt"][0]["content"] for row in pairs] + [row["instruction"] for row in read["chats/help.jsonl"]]
+    asked = [row["prompt"][0]["content"] for row in pairs] + [
+        row["instruction"] for row in read["chats/help.jsonl"]
+    ]
     assert len(set(asked)) == len(asked)
     assert all(row["chosen"] != row["rejected"] for row in pairs)
 
@@ -175,7 +207,13 @@ def test_two_real_runs_of_which_the_second_trains_the_first_one_s_model(
     common: dict[str, Any] = {
         "target": "local",
         "data": {"path": trained_inputs["text"]},
-        "train": {"steps": 4, "global_batch_size": 8, "seq_len": 32, "precision": "fp32", "lr": 3e-3},
+        "train": {
+            "steps": 4,
+            "global_batch_size": 8,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 3e-3,
+        },
         "generate": {"prompts": ["the red fox"], "max_new_tokens": 4},
     }
     first = {**common, "name": "real-one", "model": {"path": trained_inputs["model"]}}

@@ -14,8 +14,9 @@ ROLE = "arn:aws:iam::111122223333:role/training"
 
 @pytest.fixture(scope="session", autouse=True)
 def schema_checked_once() -> Iterator[None]:
-    """The SDKs validate the same constant schema four times a trainer with jsonschema, which takes most of the time of
-    these tests."""
+    """The SDKs validate the same constant schema four times a trainer with jsonschema, which takes
+    most of the time of these tests.
+    """
     judged: dict[int, Any] = {}
     judge = Draft202012Validator.check_schema
 
@@ -35,7 +36,13 @@ def no_defaults_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "none.yaml").write_text("SchemaVersion: '1.0'\n")
     for name in ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"):
         monkeypatch.setenv(name, str(tmp_path / "none.yaml"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")

@@ -26,7 +26,9 @@ ADMIN: dict[str, Any] = {
         "Tags": [{"Key": "team", "Value": "file"}, {"Key": "cost", "Value": "42"}],
     },
     "PythonSDK": {
-        "Modules": {"Session": {"DefaultS3Bucket": "files-bucket", "DefaultS3ObjectKeyPrefix": "some/where"}}
+        "Modules": {
+            "Session": {"DefaultS3Bucket": "files-bucket", "DefaultS3ObjectKeyPrefix": "some/where"}
+        }
     },
 }
 
@@ -54,23 +56,33 @@ def test_what_the_config_leaves_open_comes_from_the_file(open_: dict[str, Any]) 
     assert made["VpcConfig"] == ADMIN["TrainingJob"]["VpcConfig"]
     assert made["EnableNetworkIsolation"] is made["EnableInterContainerTrafficEncryption"] is True
     assert made["OutputDataConfig"]["KmsKeyId"] == "key-of-results"
-    assert made["OutputDataConfig"]["S3OutputPath"].startswith("s3://files-bucket/some/where/smtrain/")
+    assert made["OutputDataConfig"]["S3OutputPath"].startswith(
+        "s3://files-bucket/some/where/smtrain/"
+    )
     assert made["Environment"]["FROM_FILE"] == "1"
     assert {"Key": "cost", "Value": "42"} in made["Tags"]
     assert "VolumeKmsKeyId" not in made["ResourceConfig"], "trn1 hosts have disks of their own"
-    assert smtrain.request(open_, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"] == "key-of-volumes"
+    assert (
+        smtrain.request(open_, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"]
+        == "key-of-volumes"
+    )
 
 
 @pytest.mark.parametrize(
     "section",
-    [{"Environment": {"HF_TOKEN": "correct horse"}}, {"Tags": [{"Key": "note", "Value": "hf_" + "aBcDeF" * 6}]}],
+    [
+        {"Environment": {"HF_TOKEN": "correct horse"}},
+        {"Tags": [{"Key": "note", "Value": "hf_" + "aBcDeF" * 6}]},
+    ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_repeated(
     plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any]
 ) -> None:
     (tmp_path / "user.yaml").write_text(yaml.safe_dump({"SageMaker": {"TrainingJob": section}}))
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "user.yaml"))
-    with pytest.raises(smtrain.ConfigError, match=r"SageMaker's defaults file, .*looks like a secret") as caught:
+    with pytest.raises(
+        smtrain.ConfigError, match=r"SageMaker's defaults file, .*looks like a secret"
+    ) as caught:
         smtrain.request(plain)
     assert "correct horse" not in str(caught.value)
     assert "aBcDeF" not in str(caught.value)
@@ -80,7 +92,11 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(
 def test_what_the_config_says_wins(full: dict[str, Any]) -> None:
     raw = {
         **full,
-        "network": {**full["network"], "isolation": False, "encrypt_inter_container_traffic": False},
+        "network": {
+            **full["network"],
+            "isolation": False,
+            "encrypt_inter_container_traffic": False,
+        },
         "compute": {**full["compute"], "environment": {"BOTH": "config"}},
     }
     made = smtrain.request(raw)
@@ -95,7 +111,9 @@ def test_what_the_config_says_wins(full: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("stage", ["train", "prepare"])
-def test_the_sdk_adds_nothing_of_the_file_on_its_own(open_: dict[str, Any], full: dict[str, Any], stage: Any) -> None:
+def test_the_sdk_adds_nothing_of_the_file_on_its_own(
+    open_: dict[str, Any], full: dict[str, Any], stage: Any
+) -> None:
     for raw in (open_, full, {**full, "network": {"isolation": False}}):
         wanted = smtrain.request(raw, stage=stage)
         assert canonical(sent(wanted).bodies[0]) == canonical(wanted)
@@ -115,9 +133,13 @@ def test_a_local_job_takes_nothing_from_the_file(open_: dict[str, Any]) -> None:
     assert canonical(wire.bodies[0]) == canonical(wanted)
 
 
-def test_files_that_cannot_be_used_are_named(open_: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_that_cannot_be_used_are_named(
+    open_: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "nowhere.yaml"))
-    with pytest.raises(smtrain.ConfigError, match=r"nowhere.yaml: SageMaker's defaults file cannot be read"):
+    with pytest.raises(
+        smtrain.ConfigError, match=r"nowhere.yaml: SageMaker's defaults file cannot be read"
+    ):
         smtrain.request(open_)
     (tmp_path / "text.yaml").write_text("just text")
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "text.yaml"))

@@ -1,4 +1,6 @@
-"""Images by region, partition and engine; environment by Neuron SDK generation, instance and mesh."""
+"""Images by region, partition and engine; environment by Neuron SDK generation, instance and
+mesh.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
 
 
 def environment(plain: dict[str, Any], *, stage: Any = "train", **compute: Any) -> dict[str, str]:
-    more: dict[str, Any] = {name: compute.pop(name) for name in ("network", "parallel") if name in compute}
+    more: dict[str, Any] = {
+        name: compute.pop(name) for name in ("network", "parallel") if name in compute
+    }
     raw: dict[str, Any] = {**plain, **more, "compute": {**plain["compute"], **compute}}
     made: dict[str, str] = smtrain.request(raw, stage=stage)["Environment"]
     return made
@@ -58,7 +62,12 @@ def test_the_registry_is_the_regions_and_its_partitions(region: str, registry: s
 def test_nxd_gets_the_newest_image_that_ships_it() -> None:
     assert image_uri("us-west-2", "nxd").endswith(":2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04")
     known = {row["sdk"]: row["engines"] for row in image_rows()}
-    assert [sdk for sdk, engines in known.items() if "nxd" in engines] == ["2.30.0", "2.29.1", "2.29.0", "2.28.0"]
+    assert [sdk for sdk, engines in known.items() if "nxd" in engines] == [
+        "2.30.0",
+        "2.29.1",
+        "2.29.0",
+        "2.28.0",
+    ]
     assert serves("x/y:2.12.0-neuronx-py312-sdk2.32.0-ubuntu24.04", "nxd") is False
     assert serves("x/y:latest", "nxd") is None
     assert not any("native" in engines for engines in known.values()), "no TorchNeuron tag is known"
@@ -68,12 +77,16 @@ def test_nxd_gets_the_newest_image_that_ships_it() -> None:
 def test_the_table_is_in_order_and_speaks_of_every_engine() -> None:
     releases = [sdk_release(row["tag"]) for row in table("images")["tags"]]
     assert releases == sorted(releases, reverse=True)  # type: ignore[type-var]
-    assert [".".join(map(str, r)) for r in releases if r] == [row["sdk"] for row in table("images")["tags"]]
+    assert [".".join(map(str, r)) for r in releases if r] == [
+        row["sdk"] for row in table("images")["tags"]
+    ]
     assert set(get_args(Train.model_fields["engine"].annotation)) <= set(table("images")["engines"])
 
 
 def test_instance_types_are_those_that_sagemaker_trains_on() -> None:
-    known = Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"]
+    known = (
+        Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"]
+    )
     types = table("instances")
     lacking = {kind for kind in types["instances"] if sagemaker_lack(kind)}
     named = {*types["instances"], *types["cpu"]} - lacking
@@ -86,7 +99,9 @@ def test_instance_types_are_those_that_sagemaker_trains_on() -> None:
 def test_trainium_has_names_that_aws_has() -> None:
     """The types of Slurm clusters by the names of EC2, and those that HyperPod has by its own."""
     on_ec2 = set(Session().get_service_model("ec2").shape_for("InstanceType").metadata["enum"])
-    on_hyperpod = set(Session().get_service_model("sagemaker").shape_for("ClusterInstanceType").metadata["enum"])
+    on_hyperpod = set(
+        Session().get_service_model("sagemaker").shape_for("ClusterInstanceType").metadata["enum"]
+    )
     for kind, row in table("instances")["instances"].items():
         if is_neuron(kind):
             named = kind.removeprefix("ml.") in on_ec2
@@ -100,15 +115,29 @@ def test_the_page_of_gpus_names_every_chip_there_is() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| ml.")]
     for kind, row in table("instances")["instances"].items():
         if "chip" in row:
-            assert any(row["chip"] in line and kind.rpartition(".")[0] in line for line in rows), kind
+            assert any(row["chip"] in line and kind.rpartition(".")[0] in line for line in rows), (
+                kind
+            )
 
 
 def test_the_command_lists_them() -> None:
-    command = [sys.executable, "-c", "from smtrain.cli import main; main()", "images", "--engine", "nxd", "--json"]
-    listed = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
+    command = [
+        sys.executable,
+        "-c",
+        "from smtrain.cli import main; main()",
+        "images",
+        "--engine",
+        "nxd",
+        "--json",
+    ]
+    listed = json.loads(
+        subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout
+    )
     assert listed["uri"] == image_uri("us-west-2", "nxd")
     command[-2] = "native"
-    without = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
+    without = json.loads(
+        subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout
+    )
     assert without["uri"] is None
     assert listed["images"] == image_rows()
     assert "TorchNeuron" in listed["needs"]["native"]
@@ -116,7 +145,12 @@ def test_the_command_lists_them() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "efa"),
-    [("ml.trn1.2xlarge", False), ("ml.trn1.32xlarge", True), ("ml.trn1n.32xlarge", True), ("ml.trn2.48xlarge", True)],
+    [
+        ("ml.trn1.2xlarge", False),
+        ("ml.trn1.32xlarge", True),
+        ("ml.trn1n.32xlarge", True),
+        ("ml.trn2.48xlarge", True),
+    ],
 )
 def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -> None:
     own = {"instance_type": kind, "image": f"{IMAGE}sdk{'2.33.0' if 'trn2' in kind else '2.30.0'}"}
@@ -130,7 +164,10 @@ def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -
 def test_the_neuron_variables_go_by_the_images_sdk(plain: dict[str, Any]) -> None:
     today = environment(plain)
     assert today["NEURON_CC_FLAGS"] == "--model-type=transformer --retry_failed_compilation"
-    newer = {"instance_type": "ml.trn2.48xlarge", "image": IMAGE + "2.14.0-neuronx-py313-sdk2.33.0-ubuntu26.04"}
+    newer = {
+        "instance_type": "ml.trn2.48xlarge",
+        "image": IMAGE + "2.14.0-neuronx-py313-sdk2.33.0-ubuntu26.04",
+    }
     torchneuron = environment(plain, **newer)
     unknown = environment(plain, image="mine:latest")
     assert not set(XLA) & (set(torchneuron) | set(unknown))
@@ -149,7 +186,9 @@ def test_a_pipeline_has_more_in_flight(plain: dict[str, Any]) -> None:
 
 def test_the_compile_cache_is_in_s3_and_never_with_the_checkpoints(plain: dict[str, Any]) -> None:
     xla, native, pool = "NEURON_COMPILE_CACHE_URL", "SMTRAIN_GRAPHS", "SMTRAIN_GRAPHS_FOLDER"
-    assert environment(plain)[xla].startswith("s3://bucket/out/neuron-cache/"), "by what changes a graph"
+    assert environment(plain)[xla].startswith("s3://bucket/out/neuron-cache/"), (
+        "by what changes a graph"
+    )
     assert environment(plain, environment={xla: "s3://mine/cache"})[xla] == "s3://mine/cache"
     warm = environment(plain, keep_alive="10m", network={"isolation": True})
     assert warm[xla] == "/opt/ml/sagemaker/warmpoolcache/neuron"
@@ -168,7 +207,9 @@ def test_the_compile_cache_is_in_s3_and_never_with_the_checkpoints(plain: dict[s
         ("TORCHINDUCTOR_CACHE_DIR", "/opt/ml/checkpoints/inductor"),
         ("NKI_COMPILE_CACHE_URL", "/opt/ml/checkpoints/nki"),
     ):
-        with pytest.raises(smtrain.ConfigError, match=r"the compile cache must not be in /opt/ml/checkpoints"):
+        with pytest.raises(
+            smtrain.ConfigError, match=r"the compile cache must not be in /opt/ml/checkpoints"
+        ):
             environment(plain, environment={variable: value})
 
 
@@ -181,38 +222,57 @@ def test_a_folder_of_weights_is_a_prefix_of_its_own(plain: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
-        ("ml.p4d.24xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}),
-        ("ml.p4de.24xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+        (
+            "ml.p4d.24xlarge",
+            {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"},
+        ),
+        (
+            "ml.p4de.24xlarge",
+            {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"},
+        ),
         ("ml.p5.48xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}),
         ("ml.p6-b200.48xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}),
         ("ml.g5.12xlarge", {}),
         ("ml.g6e.48xlarge", {}),
     ],
 )
-def test_nccl_gets_efa_by_the_instance(plain: dict[str, Any], kind: str, wanted: dict[str, str]) -> None:
+def test_nccl_gets_efa_by_the_instance(
+    plain: dict[str, Any], kind: str, wanted: dict[str, str]
+) -> None:
     gpus = {**plain, "train": {**plain.get("train", {}), "engine": "native"}}
     made = environment(gpus, instance_type=kind, parallel={})
     assert {key: value for key, value in made.items() if key.startswith("FI_")} == wanted
     assert made["NCCL_DEBUG"] == "WARN"
     assert not [key for key in made if "NEURON" in key or key.startswith("XLA")]
-    assert not [key for key in environment(gpus, stage="export", instance_type=kind, parallel={}) if "NCCL" in key]
+    assert not [
+        key
+        for key in environment(gpus, stage="export", instance_type=kind, parallel={})
+        if "NCCL" in key
+    ]
 
 
-@pytest.mark.parametrize(("region", "registry"), [("us-west-2", "763104351884"), ("af-south-1", "626614931356")])
-def test_gpus_get_the_newest_image_that_has_what_the_stages_import(region: str, registry: str) -> None:
+@pytest.mark.parametrize(
+    ("region", "registry"), [("us-west-2", "763104351884"), ("af-south-1", "626614931356")]
+)
+def test_gpus_get_the_newest_image_that_has_what_the_stages_import(
+    region: str, registry: str
+) -> None:
     uri = training_image(region, "native", "ml.p5.48xlarge")
     row = gpu_row(uri)
     assert row is not None
     assert row["whole"]
     assert uri == f"{registry}.dkr.ecr.{region}.amazonaws.com/{row['repository']}:{row['tag']}"
     assert row["released"] == max(r["released"] for r in gpu_rows() if r["whole"])
-    with pytest.raises(smtrain.ConfigError, match="no registry of training images is known for 'mars-1'"):
+    with pytest.raises(
+        smtrain.ConfigError, match="no registry of training images is known for 'mars-1'"
+    ):
         training_image("mars-1", "native", "ml.g5.xlarge")
 
 
 def test_the_default_image_of_gpus_is_patched_today() -> None:
-    """When this fails, look for a newer image with transformers (core/facts/images.toml has the source), and put it
-    first."""
+    """When this fails, look for a newer image with transformers (core/facts/images.toml has the
+    source), and put it first.
+    """
     assert unpatched(training_image("us-west-2", "native", "ml.p5.48xlarge")) is None
 
 
@@ -230,7 +290,12 @@ def test_an_image_that_is_no_longer_patched_is_told_with_the_one_to_take() -> No
 
 
 def test_no_price_changes_by_accident() -> None:
-    """Each price was copied from its source by hand; a change must be made here too, after checking the source."""
-    rows = sorted((r["type"], r["region"], r["option"], r["dollars_per_hour"]) for r in table("prices")["rows"])
+    """Each price was copied from its source by hand; a change must be made here too, after checking
+    the source.
+    """
+    rows = sorted(
+        (r["type"], r["region"], r["option"], r["dollars_per_hour"])
+        for r in table("prices")["rows"]
+    )
     assert len(rows) == 41
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == "ffabf8e377a7d3ae"

@@ -1,4 +1,6 @@
-"""A job of the installed SDK's own object: created once, and followed completely, while three of ten calls fail."""
+"""A job of the installed SDK's own object: created once, and followed completely, while three of
+ten calls fail.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,20 @@ def control(local_home: Path) -> Iterator[Plane]:
     endpoint.calm()
 
 
-def request_of(control: Plane, plain: dict[str, Any], name: str, program: str, hosts: int) -> dict[str, Any]:
+def request_of(
+    control: Plane, plain: dict[str, Any], name: str, program: str, hosts: int
+) -> dict[str, Any]:
     """A request for so many hosts that run a shell command; its channels are not empty."""
     request = smtrain.request({**plain, "name": name}, stage="prepare", target="local")
-    request["AlgorithmSpecification"] |= {"ContainerEntrypoint": ["sh"], "ContainerArguments": ["-c", program]}
+    request["AlgorithmSpecification"] |= {
+        "ContainerEntrypoint": ["sh"],
+        "ContainerArguments": ["-c", program],
+    }
     request["ResourceConfig"]["InstanceCount"] = hosts
     for channel in request["InputDataConfig"]:
-        channel["DataSource"]["S3DataSource"]["S3Uri"] = f"s3://{control.endpoint.bucket}/of-an-sdk/"
+        channel["DataSource"]["S3DataSource"]["S3Uri"] = (
+            f"s3://{control.endpoint.bucket}/of-an-sdk/"
+        )
     # A prepare job keeps its parts in the channels' bucket: there is no other.
     request["CheckpointConfig"]["S3Uri"] = f"s3://{control.endpoint.bucket}/kept-of-an-sdk/{name}/"
     s3 = sagemaker(smtrain.Job(name, "local").target).s3
@@ -68,7 +77,9 @@ def test_every_line_once_of_32_hosts_while_calls_fail_and_lines_are_late_and_out
 ) -> None:
     job = sdk_job(request_of(control, plain, "of-an-sdk", PROGRAM, HOSTS))
     control.delivery(late=1.0, reorder=0.2, late_streams=0.5, empty_pages=0.1, seed=3)
-    control.faults(operations=["logs:*", "sagemaker:*"], throttle=0.1, errors=0.1, drops=0.1, after=0.5, seed=4)
+    control.faults(
+        operations=["logs:*", "sagemaker:*"], throttle=0.1, errors=0.1, drops=0.1, after=0.5, seed=4
+    )
     capsys.readouterr()
     run(job)
     control.calm()
@@ -80,28 +91,38 @@ def test_every_line_once_of_32_hosts_while_calls_fail_and_lines_are_late_and_out
     hosts = [f"algo-{n + 1}" for n in range(HOSTS)]
     wrote = {host: [f"{host} line {i:06}" for i in range(1, LINES + 1)] for host in hosts}
     assert {host: len(lines) for host, lines in by_host.items()} == dict.fromkeys(hosts, LINES)
-    assert {host: digest(lines) for host, lines in by_host.items()} == {host: digest(wrote[host]) for host in hosts}
+    assert {host: digest(lines) for host, lines in by_host.items()} == {
+        host: digest(wrote[host]) for host in hosts
+    }
     assert smtrain.Job(job.job_name, "local").status == "Completed"
 
 
-def test_a_creation_whose_answer_is_lost_has_created_the_job_once(plain: dict[str, Any], control: Plane) -> None:
+def test_a_creation_whose_answer_is_lost_has_created_the_job_once(
+    plain: dict[str, Any], control: Plane
+) -> None:
     job = sdk_job(request_of(control, plain, "lost-answer", "true", 1))
     control.faults(operations="sagemaker:CreateTrainingJob", errors=1.0, after=1.0, times=1)
     run(job, wait=False)
     assert control.counts()["sagemaker:CreateTrainingJob"]["failed"] == 1
     made = smtrain.Job(job.job_name, "local").wait()
     assert made.status == "Completed"
-    latest = job._latest_training_job.training_job_name if SDK == "v3" else job.latest_training_job.name
+    latest = (
+        job._latest_training_job.training_job_name if SDK == "v3" else job.latest_training_job.name
+    )
     assert latest == job.job_name
 
 
-def test_waiting_for_a_job_that_fails_ends_with_its_own_words(plain: dict[str, Any], control: Plane) -> None:
+def test_waiting_for_a_job_that_fails_ends_with_its_own_words(
+    plain: dict[str, Any], control: Plane
+) -> None:
     job = sdk_job(request_of(control, plain, "fails", "echo 'RuntimeError: mine' >&2; exit 3", 1))
     with pytest.raises(smtrain.JobError, match="RuntimeError: mine"):
         run(job)
 
 
-def test_what_the_sdk_says_of_a_job_that_was_waited_for_is_how_it_ended(plain: dict[str, Any], control: Plane) -> None:
+def test_what_the_sdk_says_of_a_job_that_was_waited_for_is_how_it_ended(
+    plain: dict[str, Any], control: Plane
+) -> None:
     job = sdk_job(request_of(control, plain, "ends", "true", 1))
     run(job)
     if SDK == "v3":

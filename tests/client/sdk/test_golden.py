@@ -1,7 +1,9 @@
-"""The requests of the 70B notebook and of a p5 and a g5 job, byte for byte, through boto3 and through the SDK here.
+"""The requests of the 70B notebook and of a p5 and a g5 job, byte for byte, through boto3 and
+through the SDK here.
 
-The golden file is the body with sorted keys, and with the hashes of our own code, config and graphs replaced, as they
-change with every release. After a wanted change `python -m tests.client.sdk.test_golden` writes it again: review it.
+The golden file is the body with sorted keys, and with the hashes of our own code, config and graphs
+replaced, as they change with every release. After a wanted change `python -m
+tests.client.sdk.test_golden` writes it again: review it.
 """
 
 from __future__ import annotations
@@ -22,16 +24,23 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = FOLDER / "request-70b.json"
 CONFIG = ROOT / "examples/llama-2-70b-trn1.yaml"
-ALL = [(CONFIG, GOLDEN), *((FOLDER / f"{kind}.yaml", FOLDER / f"request-{kind}.json") for kind in ("p5", "g5"))]
+ALL = [
+    (CONFIG, GOLDEN),
+    *((FOLDER / f"{kind}.yaml", FOLDER / f"request-{kind}.json") for kind in ("p5", "g5")),
+]
 
 
 def pinned(body: str) -> str:
-    """Replace the hashes in job names, the bundle, the config and the graphs' cache by descriptions."""
+    """Replace the hashes in job names, the bundle, the config and the graphs' cache by
+    descriptions.
+    """
     body = re.sub(r"-(prepare|convert|train)-[0-9a-f]{8}\b", r"-\1-HASH", body)
     return re.sub(r"/(code|configs|neuron-cache)/[0-9a-f]{16}(?=[/\"])", r"/\1/HASH", body)
 
 
-WITH_SDK = pytest.param(True, marks=pytest.mark.skipif(SDK is None, reason="no SageMaker Python SDK is installed"))
+WITH_SDK = pytest.param(
+    True, marks=pytest.mark.skipif(SDK is None, reason="no SageMaker Python SDK is installed")
+)
 
 
 @pytest.mark.parametrize("through_sdk", [False, WITH_SDK])
@@ -43,11 +52,18 @@ def test_the_request_is_the_golden_one(config: Path, golden: Path, through_sdk: 
 
 @pytest.mark.parametrize(("config", "golden"), ALL, ids=lambda path: path.stem)
 def test_the_golden_requests_are_what_sagemaker_takes(config: Path, golden: Path) -> None:
-    model: Any = get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    model: Any = (
+        get_session()
+        .get_service_model("sagemaker")
+        .operation_model("CreateTrainingJob")
+        .input_shape
+    )
     report = ParamValidator().validate(json.loads(golden.read_bytes()), model)
     assert not report.has_errors(), report.generate_report()
     kind = json.loads(golden.read_bytes())["ResourceConfig"]["InstanceType"]
-    assert kind in get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum  # type: ignore[attr-defined]
+    assert (
+        kind in get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum  # type: ignore[attr-defined]
+    )
 
 
 def test_a_gpu_job_starts_a_process_on_each_device_and_has_no_neuron_in_it() -> None:
@@ -67,7 +83,9 @@ def test_the_70b_request_is_what_the_page_shows() -> None:
 
 
 def test_boto3_sends_the_bytes_of_the_dry_run() -> None:
-    """botocore writes JSON in the request's own order: nothing is added between dry run and wire."""
+    """botocore writes JSON in the request's own order: nothing is added between dry run and
+    wire.
+    """
     wanted = smtrain.request(CONFIG)
     assert sent(wanted, through_sdk=False).bodies[0] == json.dumps(wanted).encode()
 

@@ -1,4 +1,6 @@
-"""The SDK of this environment against the local control plane: real calls, real jobs, real refusals."""
+"""The SDK of this environment against the local control plane: real calls, real jobs, real
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from smtrain.client.sdk import build
 from tests import as_told
 from tests.client.sdk.wire import SDK, start
 
-SCRIPT = "echo step=1 loss=2.5; cat ${SMTRAIN_ML_ROOT:-/opt/ml}/input/data/data/said.txt; echo $NOTE"
+SCRIPT = (
+    "echo step=1 loss=2.5; cat ${SMTRAIN_ML_ROOT:-/opt/ml}/input/data/data/said.txt; echo $NOTE"
+)
 
 
 @pytest.fixture
@@ -32,7 +36,9 @@ def prepared(local_home: Path, plain: dict[str, Any], raw: dict[str, Any]) -> di
         s3.create_bucket(Bucket=bucket)
     s3.put_object(Bucket=bucket, Key="tokens/said.txt", Body=b"from the channel\n")
     keep = {key: plain[key] for key in ("parallel", "train")}
-    compute = {key: value for key, value in plain["compute"].items() if key not in ("role", "region")}
+    compute = {
+        key: value for key, value in plain["compute"].items() if key not in ("role", "region")
+    }
     return {
         **keep,
         "name": f"sdk{time.time_ns() % 10**9}",
@@ -64,7 +70,11 @@ def test_an_altered_object_runs_and_the_job_is_ours_to_follow(prepared: dict[str
     start(sdk_job)
     job = ended(sdk_job.job_name)
     assert job.status == "Completed", job.failure
-    assert [line.text for line in job.lines("algo-1")][-3:] == ["step=1 loss=2.5", "from the channel", "altered"]
+    assert [line.text for line in job.lines("algo-1")][-3:] == [
+        "step=1 loss=2.5",
+        "from the channel",
+        "altered",
+    ]
 
 
 def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, Any]) -> None:
@@ -73,7 +83,10 @@ def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, A
     sdk_job = altered(prepared)
     target = SageMakerBackend("local")
     request = smtrain.request(prepared)
-    uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
+    uris = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in request["InputDataConfig"]
+    }
     assert not list_objects(target, uris["config"])
     start(sdk_job)
     names = [item["Key"].rpartition("/")[2] for item in list_objects(target, uris["config"])]
@@ -84,7 +97,9 @@ def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, A
     ended(sdk_job.job_name)
 
 
-def test_the_same_job_sent_twice_is_refused_by_name_and_found_by_launch(prepared: dict[str, Any]) -> None:
+def test_the_same_job_sent_twice_is_refused_by_name_and_found_by_launch(
+    prepared: dict[str, Any],
+) -> None:
     sdk_job = altered(prepared)
     start(sdk_job)
     with pytest.raises(ClientError, match="ResourceInUse"):
@@ -106,7 +121,9 @@ def test_create_goes_through_the_sdk_that_the_config_names(
     target = sagemaker(backend_of(config))
     request = Chain(config, target, look=False).plan("train").request
     used: list[str] = []
-    monkeypatch.setattr("smtrain.client.sdk.build", lambda *a, **k: used.append(a[0]) or build(*a, **k))
+    monkeypatch.setattr(
+        "smtrain.client.sdk.build", lambda *a, **k: used.append(a[0]) or build(*a, **k)
+    )
     create(target, request, config)
     assert used == [SDK]
     with pytest.raises(ClientError, match="ResourceInUse"):
@@ -125,7 +142,8 @@ def test_errors_of_the_service_come_through_as_they_are(prepared: dict[str, Any]
 
 
 PLAIN = {
-    "v2": """
+    "v2": (
+        """
 from sagemaker.estimator import Estimator
 job = Estimator(
     "image", "smtrain-local", 1, "ml.m5.large", container_entry_point=["bash", "-c"],
@@ -133,8 +151,10 @@ job = Estimator(
 )
 job.fit(wait=False)
 print("NAME", job.latest_training_job.name)
-""",
-    "v3": """
+"""
+    ),
+    "v3": (
+        """
 from sagemaker.core.training.configs import Compute
 from sagemaker.train import ModelTrainer
 job = ModelTrainer(
@@ -143,17 +163,26 @@ job = ModelTrainer(
 )
 job.train(wait=False, logs=False)
 print("NAME", job._latest_training_job.training_job_name)
-""",
+"""
+    ),
 }
 
 
 @pytest.mark.slow
-def test_the_sdk_needs_nothing_but_the_environment_that_a_user_is_told(local_home: Path, tmp_path: Path) -> None:
-    """Session, default bucket, role by name and validation of the role: all by the SDK's own code."""
+def test_the_sdk_needs_nothing_but_the_environment_that_a_user_is_told(
+    local_home: Path, tmp_path: Path
+) -> None:
+    """Session, default bucket, role by name and validation of the role: all by the SDK's own
+    code.
+    """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN[str(SDK)]], env=as_told.environment(), cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", PLAIN[str(SDK)]],
+        env=as_told.environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("NAME ")]
     assert names, done.stderr[-2000:]
     job = ended(names[0])

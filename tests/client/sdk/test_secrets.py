@@ -1,4 +1,6 @@
-"""A secret that a user adds to the SDK's object is refused before anything is uploaded or sent, and not repeated."""
+"""A secret that a user adds to the SDK's object is refused before anything is uploaded or sent, and
+not repeated.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_an_altered_object_with_a_secret_sends_nothing(plain: dict[str, Any], al
     assert SDK
     job = build(SDK, target_with(wire), smtrain.request(plain), lambda: uploads.append(1))
     alter(job)
-    with pytest.raises(smtrain.ConfigError, match="looks like a secret, which anyone who may describe") as caught:
+    with pytest.raises(
+        smtrain.ConfigError, match="looks like a secret, which anyone who may describe"
+    ) as caught:
         start(job)
     assert TOKEN not in str(caught.value)
     assert "correct horse" not in str(caught.value)

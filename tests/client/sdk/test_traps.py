@@ -28,14 +28,24 @@ def bare(wire: Any, **more: Any) -> Any:
         compute = Compute(instance_type="ml.trn1.2xlarge", instance_count=1)
         output = OutputDataConfig(s3_output_path="s3://bucket/out")
         return ModelTrainer(
-            training_image=image, role=role, sagemaker_session=Session(**arguments), compute=compute,
-            output_data_config=output, **more,
-        )  # fmt: skip
+            training_image=image,
+            role=role,
+            sagemaker_session=Session(**arguments),
+            compute=compute,
+            output_data_config=output,
+            **more,
+        )
     from sagemaker.estimator import Estimator
     from sagemaker.session import Session as Older
 
     return Estimator(
-        image, role, 1, "ml.trn1.2xlarge", sagemaker_session=Older(**arguments), output_path="s3://bucket/out", **more
+        image,
+        role,
+        1,
+        "ml.trn1.2xlarge",
+        sagemaker_session=Older(**arguments),
+        output_path="s3://bucket/out",
+        **more,
     )
 
 
@@ -44,7 +54,9 @@ def no_telemetry_leaves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Telemetry reports that would have been sent."""
     name = "sagemaker.core.telemetry" if SDK == "v3" else "sagemaker.telemetry"
     sends: list[Any] = []
-    monkeypatch.setattr(f"{name}.telemetry_logging._send_telemetry_request", lambda *a, **k: sends.append(a))
+    monkeypatch.setattr(
+        f"{name}.telemetry_logging._send_telemetry_request", lambda *a, **k: sends.append(a)
+    )
     monkeypatch.setenv("SAGEMAKER_VALIDATE_ROLE", "false")
     return sends
 
@@ -52,14 +64,20 @@ def no_telemetry_leaves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("stage", ["train", "prepare"])
 def test_1_the_launcher_becomes_pid_1(plain: dict[str, Any], stage: Any) -> None:
     """By default PID 1 is bash (v3) or `train` (v2), and both do not pass SIGTERM on."""
-    algorithm = json.loads(sent(smtrain.request(plain, stage=stage)).bodies[0])["AlgorithmSpecification"]
+    algorithm = json.loads(sent(smtrain.request(plain, stage=stage)).bodies[0])[
+        "AlgorithmSpecification"
+    ]
     assert algorithm["ContainerEntrypoint"] == ["/bin/bash", "-c"]
     (script,) = algorithm["ContainerArguments"]
     assert re.search(rf"&& exec python3 \S+/entrypoints/launch\.py {stage}$", script)
 
 
-def test_2_hyperparameters_are_few_and_plain_whatever_the_config_holds(full: dict[str, Any]) -> None:
-    """v3's driver exports them unescaped: an apostrophe in a value or a dot in a name ends the job."""
+def test_2_hyperparameters_are_few_and_plain_whatever_the_config_holds(
+    full: dict[str, Any],
+) -> None:
+    """v3's driver exports them unescaped: an apostrophe in a value or a dot in a name ends the
+    job.
+    """
     raw = {**full, "generate": {"prompts": ["it's $HOME `id`"]}}
     for stage in OF_ANY_CONFIG:
         shown = json.loads(sent(smtrain.request(raw, stage=stage)).bodies[0])["HyperParameters"]
@@ -81,7 +99,9 @@ def test_3_ctrl_c_while_submitting_is_heard(plain: dict[str, Any]) -> None:
 
 
 def test_4_the_sdks_local_mode_is_never_used(plain: dict[str, Any]) -> None:
-    """It deletes the mounts under a running container (v3) and leaves keys in docker-compose.yaml (both)."""
+    """It deletes the mounts under a running container (v3) and leaves keys in docker-compose.yaml
+    (both).
+    """
     assert SDK
     job = build(SDK, target_with(Wire()), smtrain.request(plain))
     if SDK == "v3":
@@ -89,7 +109,9 @@ def test_4_the_sdks_local_mode_is_never_used(plain: dict[str, Any]) -> None:
     assert not job.sagemaker_session.local_mode
 
 
-def test_5_neither_sts_nor_iam_is_asked(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_5_neither_sts_nor_iam_is_asked(
+    plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SAGEMAKER_VALIDATE_ROLE")
     wire = sent(smtrain.request(plain))
     assert wire.calls == ["sagemaker:CreateTrainingJob"]
@@ -117,7 +139,13 @@ def test_6_the_objects_other_methods_report_nothing_either(plain: dict[str, Any]
 def test_fastfile_reaches_the_wire(plain: dict[str, Any]) -> None:
     made = json.loads(sent(smtrain.request(plain)).bodies[0])
     modes = {channel["ChannelName"]: channel["InputMode"] for channel in made["InputDataConfig"]}
-    assert modes == {"data": "FastFile", "model": "FastFile", "shards": "FastFile", "code": "File", "config": "File"}
+    assert modes == {
+        "data": "FastFile",
+        "model": "FastFile",
+        "shards": "FastFile",
+        "code": "File",
+        "config": "File",
+    }
     if SDK == "v3":
         trap = bare(Wire(), training_input_mode="FastFile")
         assert trap.create_input_data_channel("data", "s3://bucket/data").input_mode == "File"
@@ -126,7 +154,9 @@ def test_fastfile_reaches_the_wire(plain: dict[str, Any]) -> None:
 def test_the_profiler_is_switched_off_in_so_many_words(plain: dict[str, Any]) -> None:
     made = json.loads(sent(smtrain.request(plain)).bodies[0])
     assert made["ProfilerConfig"] == {"DisableProfiler": True}
-    assert not {"DebugHookConfig", "DebugRuleConfigurations", "ProfilerRuleConfigurations"} & set(made)
+    assert not {"DebugHookConfig", "DebugRuleConfigurations", "ProfilerRuleConfigurations"} & set(
+        made
+    )
 
 
 def test_two_jobs_of_a_second_have_two_names(plain: dict[str, Any]) -> None:
@@ -141,7 +171,9 @@ def test_two_jobs_of_a_second_have_two_names(plain: dict[str, Any]) -> None:
 def test_the_targets_own_session_is_used_and_never_the_process_default(
     plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """users.md 23: with assumed roles the SDK asked with a client of the default session, which has no credentials."""
+    """users.md 23: with assumed roles the SDK asked with a client of the default session, which has
+    no credentials.
+    """
     import boto3
 
     def forbidden(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Every type with accelerators that botocore lists: processes, precision, image, variables, request and plan."""
+"""Every type with accelerators that botocore lists: processes, precision, image, variables, request
+and plan.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,14 @@ from smtrain.core.facts.engines import is_gpu, is_neuron, sagemaker_lack
 from smtrain.core.facts.image_fit import unsuited
 
 OWN = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:"
-CUDA12, ARM, NEURON = f"{OWN}2.9-cu126", f"{OWN}gb200", f"{OWN}2.14.0-neuronx-py314-sdk2.33.0-ubuntu26.04"
+CUDA12, ARM, NEURON = (
+    f"{OWN}2.9-cu126",
+    f"{OWN}gb200",
+    f"{OWN}2.14.0-neuronx-py314-sdk2.33.0-ubuntu26.04",
+)
 
-# Of a family: the GPU or core, EFA, precision, and the image if none is known. Of a size: its training processes.
+# Of a family: the GPU or core, EFA, precision, and the image if none is known. Of a size: its
+# training processes.
 FAMILIES: dict[str, tuple[str, bool, str, str | None, dict[str, int]]] = {
     "trn1": ("", False, "bf16", None, {"2xlarge": 2}),
     "trn1 ": ("", True, "bf16", None, {"32xlarge": 32}),
@@ -32,19 +39,43 @@ FAMILIES: dict[str, tuple[str, bool, str, str | None, dict[str, int]]] = {
     "p6-b200": ("B200", True, "bf16", None, {"48xlarge": 8}),
     "p6-b300": ("B300", True, "bf16", None, {"48xlarge": 8}),
     "p6e-gb200": ("GB200", True, "bf16", ARM, {"36xlarge": 4}),
-    "g4dn": ("T4", False, "fp16", None,
-             {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 4, "16xlarge": 1}),
+    "g4dn": (
+        "T4",
+        False,
+        "fp16",
+        None,
+        {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 4, "16xlarge": 1},
+    ),
     **{
-        family: (gpu, False, "bf16", None, {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1,
-                                            "12xlarge": 4, "24xlarge": 4, "48xlarge": 8})
+        family: (
+            gpu,
+            False,
+            "bf16",
+            None,
+            {
+                "xlarge": 1,
+                "2xlarge": 1,
+                "4xlarge": 1,
+                "8xlarge": 1,
+                "16xlarge": 1,
+                "12xlarge": 4,
+                "24xlarge": 4,
+                "48xlarge": 8,
+            },
+        )
         for family, gpu in (("g5", "A10G"), ("g6", "L4"), ("g6e", "L40S"))
     },
     **{
-        family: (gpu, False, "bf16", None, {"2xlarge": 1, "4xlarge": 1, "8xlarge": 1,
-                                            "12xlarge": 2, "24xlarge": 4, "48xlarge": 8})
+        family: (
+            gpu,
+            False,
+            "bf16",
+            None,
+            {"2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 2, "24xlarge": 4, "48xlarge": 8},
+        )
         for family, gpu in (("g7", "RTX PRO 4500"), ("g7e", "RTX PRO 6000"))
     },
-}  # fmt: skip
+}
 TYPES = {
     f"ml.{family.strip()}.{size}": (gpu, efa, precision, image, count)
     for family, (gpu, efa, precision, image, sizes) in FAMILIES.items()
@@ -53,7 +84,12 @@ TYPES = {
 
 
 def raw(kind: str, **compute: Any) -> dict[str, Any]:
-    made = {"instance_type": kind, "region": "us-east-1", "role": "arn:aws:iam::123456789012:role/x", **compute}
+    made = {
+        "instance_type": kind,
+        "region": "us-east-1",
+        "role": "arn:aws:iam::123456789012:role/x",
+        **compute,
+    }
     return {
         "name": "r", "target": "aws", "model": {"path": "s3://models/llama-3.2-1b"},
         "data": {"prepared": "s3://texts/t/"}, "output": {"s3_uri": "s3://texts/out"},
@@ -68,13 +104,21 @@ def trained(kind: str, precision: str, **compute: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_every_type_that_botocore_lists_and_no_other() -> None:
-    """When this fails, a release of botocore has new types: give them rows, here and in core/facts/instances.toml."""
-    listed = set(Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"])
+    """When this fails, a release of botocore has new types: give them rows, here and in
+    core/facts/instances.toml.
+    """
+    listed = set(
+        Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"]
+    )
     devices = {kind for kind in listed if is_gpu(kind) or is_neuron(kind)}
     assert devices == set(TYPES)
     rows = table("instances")["instances"]
     assert {kind for kind in rows if not sagemaker_lack(kind)} == devices
-    sizes = {f"ml.{family}.{size}" for family, each in table("instances")["cpu_sizes"].items() for size in each}
+    sizes = {
+        f"ml.{family}.{size}"
+        for family, each in table("instances")["cpu_sizes"].items()
+        for size in each
+    }
     assert sizes == listed - devices
     assert set(table("instances")["chips"]) <= {row.get("chip") for row in rows.values()}
 
@@ -85,7 +129,9 @@ def test_a_type_has_its_processes_precision_image_and_variables(kind: str) -> No
     compute = {"image": image} if image else {}
     given = trained(kind, precision, **compute)
     if gpu == "K80":
-        with pytest.raises(smtrain.ConfigError, match=r"has K80 GPUs, for which no torch from 2\.9 on has kernels"):
+        with pytest.raises(
+            smtrain.ConfigError, match=r"has K80 GPUs, for which no torch from 2\.9 on has kernels"
+        ):
             smtrain.load_config(given)
         return
     config = smtrain.load_config(given)
@@ -105,21 +151,29 @@ def test_a_type_has_its_processes_precision_image_and_variables(kind: str) -> No
         with pytest.raises(smtrain.ConfigError, match=r"^train\.precision: .*; set "):
             smtrain.load_config(trained(kind, wrong, **compute))
     if image and gpu:
-        with pytest.raises(smtrain.ConfigError, match=r"compute\.image: no image is known for .*; give its URI"):
+        with pytest.raises(
+            smtrain.ConfigError, match=r"compute\.image: no image is known for .*; give its URI"
+        ):
             smtrain.request(trained(kind, precision))
 
 
 BOX = {"devices": 8, "memory_gib": 270, "tflops": 2500, "host_memory_gib": 4096, "efa": True}
 
 
-@pytest.mark.parametrize(("kind", "device"), [("ml.p7.48xlarge", "gpu"), ("ml.trn9.48xlarge", "neuron")])
-def test_a_type_newer_than_the_table_is_refused_until_its_devices_are_described(kind: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "device"), [("ml.p7.48xlarge", "gpu"), ("ml.trn9.48xlarge", "neuron")]
+)
+def test_a_type_newer_than_the_table_is_refused_until_its_devices_are_described(
+    kind: str, device: str
+) -> None:
     assert not is_known(kind)
     image = {"image": NEURON} if device == "neuron" else {}
     with pytest.raises(smtrain.ConfigError) as caught:
         smtrain.load_config(raw(kind, **image))
     (fault,) = caught.value.faults
-    assert fault.startswith(f"compute.instance_type: {kind} is no instance type that smtrain knows (did you mean ")
+    assert fault.startswith(
+        f"compute.instance_type: {kind} is no instance type that smtrain knows (did you mean "
+    )
     assert fault.endswith(f", or describe {kind} under machines")
     given = {**trained(kind, "bf16", **image), "machines": {kind: {**BOX, "kind": device}}}
     request = smtrain.request(given)
@@ -159,10 +213,16 @@ def test_a_type_without_an_accelerator_has_one_process_and_no_variables_of_devic
         ),
         ("ml.p3.16xlarge", "2.9.0-cu126", None),
         ("ml.g4dn.xlarge", "2.9.0-cu130", None),
-        ("ml.p5.48xlarge", "2.9.0-arm64-cu130", "this image is for arm64, and ml.p5.48xlarge has x86_64 processors"),
+        (
+            "ml.p5.48xlarge",
+            "2.9.0-arm64-cu130",
+            "this image is for arm64, and ml.p5.48xlarge has x86_64 processors",
+        ),
         ("ml.p6e-gb200.36xlarge", "2.9.0-arm64-cu130", None),
     ],
 )
-def test_an_image_whose_name_says_another_cuda_or_processor_is_refused(kind: str, tag: str, fault: str | None) -> None:
+def test_an_image_whose_name_says_another_cuda_or_processor_is_refused(
+    kind: str, tag: str, fault: str | None
+) -> None:
     found = unsuited(f"{OWN}{tag}", "native", kind)
     assert found is None if fault is None else found is not None and found.startswith(fault), found

@@ -16,10 +16,13 @@ from smtrain.core.config import Stage
 from tests.client.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
 from tests.tiers import examples
 
-# The remaining differences between the ways to send a request, and why; none is in a request's fields.
+# The remaining differences between the ways to send a request, and why; none is in a request's
+# fields.
 REST = {
     "order of the keys": "each SDK fills its own dictionary; JSON objects have no order",
-    "header User-Agent": "the clients are ours and say boto3; each SDK adds its name to those that it makes itself",
+    "header User-Agent": (
+        "the clients are ours and say boto3; each SDK adds its name to those that it makes itself"
+    ),
     "header amz-sdk-invocation-id": "random, one per call",
     "header X-Amz-Date": "the time of the call",
     "header Authorization": "the signature covers the headers above",
@@ -28,10 +31,14 @@ REST = {
 
 @pytest.mark.parametrize("stage", OF_ANY_CONFIG)
 @pytest.mark.parametrize("config", ["plain", "full"])
-def test_the_sdk_sends_what_boto3_sends(config: str, stage: Stage, request: pytest.FixtureRequest) -> None:
+def test_the_sdk_sends_what_boto3_sends(
+    config: str, stage: Stage, request: pytest.FixtureRequest
+) -> None:
     wanted = smtrain.request(request.getfixturevalue(config), stage=stage)
     through_sdk, through_boto3 = sent(wanted), sent(wanted, through_sdk=False)
-    assert canonical(through_sdk.bodies[0]) == canonical(through_boto3.bodies[0]) == canonical(wanted)
+    assert (
+        canonical(through_sdk.bodies[0]) == canonical(through_boto3.bodies[0]) == canonical(wanted)
+    )
 
 
 OWN = "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:1"
@@ -39,14 +46,27 @@ OWN = "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:1"
 
 @settings(max_examples=examples(20), deadline=None)
 @given(
-    spot=st.booleans(), retries=st.none() | st.integers(1, 30), isolation=st.booleans(), encrypt=st.booleans(),
-    kms=st.booleans(), vpc=st.booleans(), chaining=st.booleans(), keep=st.sampled_from([0, 600]),
+    spot=st.booleans(),
+    retries=st.none() | st.integers(1, 30),
+    isolation=st.booleans(),
+    encrypt=st.booleans(),
+    kms=st.booleans(),
+    vpc=st.booleans(),
+    chaining=st.booleans(),
+    keep=st.sampled_from([0, 600]),
     kind=st.sampled_from(["ml.trn1.32xlarge", "ml.trn1n.32xlarge", "ml.trn2.48xlarge"]),
-)  # fmt: skip
+)
 def test_every_combination_of_switches_agrees(
-    spot: bool, retries: int | None, isolation: bool, encrypt: bool, kms: bool, vpc: bool, chaining: bool, keep: int,
+    spot: bool,
+    retries: int | None,
+    isolation: bool,
+    encrypt: bool,
+    kms: bool,
+    vpc: bool,
+    chaining: bool,
+    keep: int,
     kind: str,
-) -> None:  # fmt: skip
+) -> None:
     wanted = smtrain.request(
         {
             "target": "aws",
@@ -54,26 +74,36 @@ def test_every_combination_of_switches_agrees(
             "data": {"path": "s3://bucket/text"},
             "train": {"global_batch_size": 256},
             "compute": {
-                "instance_type": kind, "instance_count": 4, "spot": spot, "retries": retries,
-                "session_tag_chaining": chaining, "image": OWN,
-                "keep_alive": 0 if spot else keep, "region": "us-west-2",
+                "instance_type": kind,
+                "instance_count": 4,
+                "spot": spot,
+                "retries": retries,
+                "session_tag_chaining": chaining,
+                "image": OWN,
+                "keep_alive": 0 if spot else keep,
+                "region": "us-west-2",
                 "role": "arn:aws:iam::111122223333:role/training",
             },
             "network": {
-                "isolation": isolation, "encrypt_inter_container_traffic": encrypt,
+                "isolation": isolation,
+                "encrypt_inter_container_traffic": encrypt,
                 **({"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]} if vpc else {}),
             },
             "output": {"s3_uri": "s3://bucket/out", **({"kms_key": "key"} if kms else {})},
         }
-    )  # fmt: skip
+    )
     assert canonical(sent(wanted).bodies[0]) == canonical(wanted)
 
 
-def test_the_rest_of_the_difference_is_known(plain: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rest_of_the_difference_is_known(
+    plain: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = smtrain.request(plain)
     one, other = sent(wanted), sent(wanted, through_sdk=False)
     differ = {
-        f"header {k}" for k in one.headers[0] | other.headers[0] if one.headers[0].get(k) != other.headers[0].get(k)
+        f"header {k}"
+        for k in one.headers[0] | other.headers[0]
+        if one.headers[0].get(k) != other.headers[0].get(k)
     }
     if one.bodies[0] != other.bodies[0]:
         differ.add("order of the keys")
@@ -85,7 +115,9 @@ def test_the_rest_of_the_difference_is_known(plain: dict[str, Any], capsys: pyte
 
 
 def test_nothing_but_the_creation_is_asked_of_anybody(plain: dict[str, Any]) -> None:
-    """No STS (both SDKs would ask a regional endpoint of their own), no IAM, no description of the job."""
+    """No STS (both SDKs would ask a regional endpoint of their own), no IAM, no description of the
+    job.
+    """
     wire = sent(smtrain.request(plain))
     assert wire.calls == ["sagemaker:CreateTrainingJob"]
 
@@ -134,7 +166,9 @@ def test_the_config_says_which_sdk_sends(plain: dict[str, Any]) -> None:
     assert SDK
     assert choice(SDK, "local") == SDK
     other = "v2" if SDK == "v3" else "v3"
-    with pytest.raises(smtrain.ConfigError, match=rf"compute.sdk: is {other}, and {SDK} is installed; run `pip"):
+    with pytest.raises(
+        smtrain.ConfigError, match=rf"compute.sdk: is {other}, and {SDK} is installed; run `pip"
+    ):
         choice(other, "aws")
 
 

@@ -14,7 +14,8 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk import build, installed
 from smtrain.stages import STAGES
 
-# The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in both).
+# The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in
+# both).
 SDK = installed()
 # A model that is on no hub, on an engine that compiles as it runs.
 OF_ANY_CONFIG = [stage for stage in STAGES if stage not in ("fetch", "compile", "evaluate")]
@@ -54,7 +55,10 @@ def _session() -> tuple[Any, list[Callable[..., None]]]:
         }
     )
     session = boto3.Session(
-        botocore_session=bare, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-west-2"
+        botocore_session=bare,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-west-2",
     )
     wires: list[Callable[..., None]] = []
     session.events.register("before-send", lambda **event: wires[-1](**event))
@@ -92,4 +96,7 @@ def sent(request: dict[str, Any], *, through_sdk: bool = True) -> Wire:
 
 def canonical(body: bytes | dict[str, Any]) -> str:
     """JSON objects have no order; everything else of a body is kept."""
-    return json.dumps(body if isinstance(body, dict) else json.loads(body), indent=2, sort_keys=True) + "\n"
+    return (
+        json.dumps(body if isinstance(body, dict) else json.loads(body), indent=2, sort_keys=True)
+        + "\n"
+    )

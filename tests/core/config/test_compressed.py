@@ -39,9 +39,21 @@ def test_the_window_of_a_frame(head: str, window: int) -> None:
         ("a.jsonl.gz", b"", None),
         ("a.jsonl.gz", ZSTD, "is compressed by zstd, not by gzip; name it a.jsonl.zst"),
         ("a.jsonl.zstd", b"\x1f\x8b", "is compressed by gzip, not by zstd; name it a.jsonl.gz"),
-        ("a.jsonl.bz2", b'{"text"', "is not compressed by bz2, by its first bytes; if it is plain, name it a.jsonl"),
-        ("a.jsonl.lz4", bytes(18), "begins with zero bytes: its download or copy did not end; copy the original again"),
-        ("a.zst", ZSTD + b"\x04\xa8", "is compressed with a window of 2,048 MiB, and at most 128 MiB are read; "),
+        (
+            "a.jsonl.bz2",
+            b'{"text"',
+            "is not compressed by bz2, by its first bytes; if it is plain, name it a.jsonl",
+        ),
+        (
+            "a.jsonl.lz4",
+            bytes(18),
+            "begins with zero bytes: its download or copy did not end; copy the original again",
+        ),
+        (
+            "a.zst",
+            ZSTD + b"\x04\xa8",
+            "is compressed with a window of 2,048 MiB, and at most 128 MiB are read; ",
+        ),
     ],
 )
 def test_each_cause_has_its_own_remedy(name: str, head: bytes, fault: str | None) -> None:

@@ -27,12 +27,16 @@ def test_every_name_of_another_tool_stands_for_one_key_that_exists() -> None:
     assert not [name for name, known in ALIASES if name in keys or name == known.rpartition(".")[2]]
 
 
-@pytest.mark.parametrize(("name", "known"), [(name, known) for name, known in ALIASES if "." in name])
+@pytest.mark.parametrize(
+    ("name", "known"), [(name, known) for name, known in ALIASES if "." in name]
+)
 def test_a_name_with_its_section_is_answered_with_ours(name: str, known: str) -> None:
     assert f"unknown key; did you mean {known}?" in sentence(name)
 
 
-@pytest.mark.parametrize(("name", "known"), [(name, known) for name, known in ALIASES if "." not in name][::17])
+@pytest.mark.parametrize(
+    ("name", "known"), [(name, known) for name, known in ALIASES if "." not in name][::17]
+)
 @pytest.mark.parametrize("section", ["", "train.", "parallel."])
 def test_another_tool_s_name_is_answered_with_ours(section: str, name: str, known: str) -> None:
     assert f"unknown key; did you mean {known}?" in sentence(f"{section}{name}")
@@ -51,7 +55,9 @@ def test_another_tool_s_name_is_answered_with_ours(section: str, name: str, know
         ("trian", "train"),
     ],
 )
-def test_a_key_in_another_section_or_with_a_slip_is_answered_with_the_right_one(key: str, meant: str) -> None:
+def test_a_key_in_another_section_or_with_a_slip_is_answered_with_the_right_one(
+    key: str, meant: str
+) -> None:
     assert f"unknown key; did you mean {meant}?" in sentence(key)
 
 

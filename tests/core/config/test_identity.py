@@ -13,9 +13,16 @@ def test_the_default_of_a_later_key_is_no_part_of_a_name() -> None:
     assert not {"aux_loss", "param_norm", "compile", "validation"} & set(identity_of(Train()))
     assert not {"columns", "filters", "shard_size"} & set(identity_of(Data()))
     assert set(identity_of(Parallel())) == {
-        "tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "zero1", "pipeline_cuts",
+        "tp",
+        "pp",
+        "dp",
+        "micro_batch_size",
+        "sequence_parallel",
+        "activation_checkpointing",
+        "zero1",
+        "pipeline_cuts",
         "virtual_stages",
-    }  # fmt: skip
+    }
 
 
 def test_another_value_of_a_later_key_is_part_of_a_name() -> None:

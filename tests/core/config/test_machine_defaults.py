@@ -1,4 +1,6 @@
-"""Compilation and deterministic kernels are decided by the machine, unless the config names them."""
+"""Compilation and deterministic kernels are decided by the machine, unless the config names
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,17 @@ def test_a_run_on_gpus_compiles_if_it_earns_the_seconds(
 
 @pytest.mark.parametrize(
     ("given", "kind", "wanted"),
-    [(None, "gpu", False), (None, "cpu", True), (None, "neuron", True), (True, "gpu", True), (False, "neuron", False)],
+    [
+        (None, "gpu", False),
+        (None, "cpu", True),
+        (None, "neuron", True),
+        (True, "gpu", True),
+        (False, "neuron", False),
+    ],
 )
-def test_the_same_bits_are_the_default_if_they_are_free(given: bool | None, kind: Any, wanted: bool) -> None:
+def test_the_same_bits_are_the_default_if_they_are_free(
+    given: bool | None, kind: Any, wanted: bool
+) -> None:
     assert is_deterministic(Train(deterministic=given), kind) is wanted
 
 

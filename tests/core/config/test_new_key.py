@@ -1,4 +1,6 @@
-"""The recipe by which a key of a config is added (CONTRIBUTING.md), followed for two made-up keys."""
+"""The recipe by which a key of a config is added (CONTRIBUTING.md), followed for two made-up
+keys.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,44 @@ from smtrain.core.config import JobConfig
 from smtrain.stages import keys_of
 
 ROOT = Path(__file__).parents[3]
-MODEL = {"model": {"path": "m"}, "compute": {"instance_count": 1, "instance_type": "ml.trn1.32xlarge"}}
+MODEL = {
+    "model": {"path": "m"},
+    "compute": {"instance_count": 1, "instance_type": "ml.trn1.32xlarge"},
+}
 
 Edits = dict[str, list[tuple[str, str]]]
-"""By file: lines that are there, and those that the recipe puts before them. New files have no such line."""
+"""By file: lines that are there, and those that the recipe puts before them.
+
+New files have no such line.
+"""
 GENERATED = {"docs/reference/config.md", "smtrain/core/config/smtrain.schema.json"}
 
 TRAIN_KEY: Edits = {
     "smtrain/core/config/training.py": [
         (
             "    seed: int = Field(0, ge=0",
-            '    z_loss: Annotated[float, ADDED_LATER] = Field(0.0, ge=0)\n    """Factor of the z-loss; 0: none."""\n',
+            (
+                '    z_loss: Annotated[float, ADDED_LATER] = Field(0.0, ge=0)\n    """Factor of the'
+                ' z-loss; 0: none."""\n'
+            ),
         )
     ],
     "smtrain/worker/engine/base.py": [("    cp: int = 1", "    z_loss: float = 0.0\n")],
     "smtrain/worker/engine/native/engine.py": [
         ("        self.rank, self.world_size = ", "        self.z_loss = options.z_loss\n")
     ],
-    "tests/worker/engine/test_z_loss.py": [("", "def test_it_evens_out_the_logits() -> None: ...\n")],
+    "tests/worker/engine/test_z_loss.py": [
+        ("", "def test_it_evens_out_the_logits() -> None: ...\n")
+    ],
 }
 DATA_KEY: Edits = {
     "smtrain/core/config/data.py": [
         (
             "    deduplicate: bool = False",
-            "    joined: Annotated[bool, ADDED_LATER] = False\n"
-            '    """Put no token between documents. Attention crosses them then."""\n',
+            (
+                "    joined: Annotated[bool, ADDED_LATER] = False\n"
+                '    """Put no token between documents. Attention crosses them then."""\n'
+            ),
         )
     ],
     "smtrain/worker/data/prepare_options.py": [
@@ -48,9 +63,14 @@ DATA_KEY: Edits = {
         ("            max_bad=data.max_bad", "            joined=data.joined,\n"),
     ],
     "smtrain/worker/data/prepare/pieces.py": [
-        ("        return self.facts.eos_id if ", "        if self.options.joined:\n            return None\n")
+        (
+            "        return self.facts.eos_id if ",
+            "        if self.options.joined:\n            return None\n",
+        )
     ],
-    "tests/worker/data/test_joined.py": [("", "def test_no_token_is_between_documents() -> None: ...\n")],
+    "tests/worker/data/test_joined.py": [
+        ("", "def test_no_token_is_between_documents() -> None: ...\n")
+    ],
 }
 
 CODE = """
@@ -110,9 +130,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     follow(DATA_KEY, folder)
     keys = [MODEL, {"train": {"z_loss": 0.5}, "data": {"joined": True}}]
     done = subprocess.run(
-        [sys.executable, "-c", CODE], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
-        input=json.dumps(keys), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", CODE],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        input=json.dumps(keys),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     for name in (name for name in {**TRAIN_KEY, **DATA_KEY} if name.endswith(".py")):
         compile((folder / name).read_text("utf-8"), name, "exec")

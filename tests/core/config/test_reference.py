@@ -17,13 +17,21 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.skipif(
     [int(part) for part in pydantic.VERSION.split(".")[:2]] < [2, 12],
-    reason="an older pydantic spells the same schema in other words (0.0 for 0, allOf about a reference)",
+    reason=(
+        "an older pydantic spells the same schema in other words (0.0 for 0, allOf about a"
+        " reference)"
+    ),
 )
 def test_the_reference_page_and_the_shipped_schema_are_up_to_date() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts/config-reference", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "scripts/config-reference", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun scripts/config-reference and commit what it writes"
+    assert done.returncode == 0, (
+        f"{done.stdout}{done.stderr}\nrun scripts/config-reference and commit what it writes"
+    )
     assert FILE.read_text("utf-8") == schema_text()
 
 
@@ -32,8 +40,15 @@ def test_every_key_has_a_sentence_on_the_page() -> None:
     page = (ROOT / "docs/reference/config.md").read_text("utf-8")
     for name, section in {"": schema, **schema["$defs"]}.items():
         for key, about in section["properties"].items():
-            described = about.get("description") or schema["$defs"][about["$ref"].rpartition("/")[2]]["description"]
-            assert described.rstrip().endswith("."), f"{name}.{key}: {described}"
-            assert " ".join(described.split()).replace("|", "\\|").replace("<", "&lt;").replace("][", "]\\[") in page, (
-                f"{name}.{key}"
+            described = (
+                about.get("description")
+                or schema["$defs"][about["$ref"].rpartition("/")[2]]["description"]
             )
+            assert described.rstrip().endswith("."), f"{name}.{key}: {described}"
+            assert (
+                " ".join(described.split())
+                .replace("|", "\\|")
+                .replace("<", "&lt;")
+                .replace("][", "]\\[")
+                in page
+            ), f"{name}.{key}"

@@ -14,9 +14,14 @@ def test_every_answer_is_a_signature_and_a_paragraph() -> None:
     answers = {record["instruction"]: record["output"] for record in records}
     assert len(answers) == len(records) > 1000
     copy = answers["What is shutil.copyfile in Python?"]
-    assert copy.startswith(f"copyfile{inspect.signature(shutil.copyfile)}\n    Copy data from src to dst")
+    assert copy.startswith(
+        f"copyfile{inspect.signature(shutil.copyfile)}\n    Copy data from src to dst"
+    )
     assert answers["What is str.split in Python?"].startswith("split(self, ")
-    assert answers["What is len in Python?"] == f"len{inspect.signature(len)}\n    {inspect.getdoc(len)}"
+    assert (
+        answers["What is len in Python?"]
+        == f"len{inspect.signature(len)}\n    {inspect.getdoc(len)}"
+    )
     for answer in answers.values():
         _, _, text = answer.partition("\n    ")
         assert 0 < len(text) <= LONGEST_TEXT

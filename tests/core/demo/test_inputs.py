@@ -20,7 +20,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_text_and_questions_are_records_of_the_standard_library(tmp_path: Path) -> None:
     text = materialise(TEXT)
     assert text == tmp_path / "demo/python-stdlib"
-    documents = [json.loads(line) for line in (text / "python-stdlib.jsonl").read_text("utf-8").splitlines()]
+    documents = [
+        json.loads(line) for line in (text / "python-stdlib.jsonl").read_text("utf-8").splitlines()
+    ]
     paths = [document["path"] for document in documents]
     assert "json/decoder.py" in paths
     assert not [path for path in paths if "test" in Path(path).parts]
@@ -28,8 +30,13 @@ def test_text_and_questions_are_records_of_the_standard_library(tmp_path: Path) 
     [file] = materialise(QUESTIONS).iterdir()
     records = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     answers = {record["instruction"]: record["output"] for record in records}
-    assert answers["What is the function textwrap.dedent for?"].startswith("Remove any common leading whitespace")
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["python-questions", "python-stdlib"]
+    assert answers["What is the function textwrap.dedent for?"].startswith(
+        "Remove any common leading whitespace"
+    )
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "python-questions",
+        "python-stdlib",
+    ]
 
 
 def test_what_is_there_is_not_made_again() -> None:

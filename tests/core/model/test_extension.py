@@ -1,4 +1,6 @@
-"""A model extended to longer texts: the rotary embeddings of its config.json, in every form and family."""
+"""A model extended to longer texts: the rotary embeddings of its config.json, in every form and
+family.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from smtrain.core.model.transformers_build import check_model, rotary_of
 from tests.core.model.generations import FAMILIES, SIZES, spelled
 from tests.worker.engine.cases import CONFIGS
 
-LLAMA: dict[str, Any] = {**SIZES, "model_type": "llama", "rope_theta": 10000.0, "max_position_embeddings": 64}
+LLAMA: dict[str, Any] = {
+    **SIZES,
+    "model_type": "llama",
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "yarn": {**YARN, "beta_fast": 16.0, "truncate": False},
@@ -37,14 +44,20 @@ def test_transformers_builds_the_extended_model_from_what_is_written(name: str) 
     check_model(model, said)
     assert model.config.max_position_embeddings == said.positions
     assert said.rope is not None
-    assert rotary_of(model.model, said, False).inv_freq.tolist() == pytest.approx(said.rope.frequencies(), rel=1e-5)
+    assert rotary_of(model.model, said, False).inv_freq.tolist() == pytest.approx(
+        said.rope.frequencies(), rel=1e-5
+    )
     assert normalise(explicit(made)) == said
     assert said.rope.frequencies() != normalise(LLAMA).rope.frequencies()  # type: ignore[union-attr]
 
 
 def test_readers_of_transformers_4_find_the_same_numbers() -> None:
     made = extended(LLAMA, YARN, 100)
-    assert made["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert made["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     assert made["rope_theta"] == 10000.0
     # transformers 4.57 takes the factor of yarn from these two and not from `factor`
     assert made["max_position_embeddings"] / 64 == 4.0
@@ -56,7 +69,9 @@ def test_readers_of_transformers_4_find_the_same_numbers() -> None:
 def test_each_family_takes_yarn_or_refuses_it_by_name(family: str) -> None:
     config = spelled(family, "default", 5)
     if normalise(config).shape.rules.long_rope:
-        with pytest.raises(ConfigError, match="takes no rotary embeddings of type yarn; give theta only"):
+        with pytest.raises(
+            ConfigError, match="takes no rotary embeddings of type yarn; give theta only"
+        ):
             extended(config, YARN, 64)
         return
     made = extended(config, YARN, 64)
@@ -68,14 +83,26 @@ def test_each_family_takes_yarn_or_refuses_it_by_name(family: str) -> None:
 def test_only_layers_without_a_window_are_extended_and_other_parts_stay() -> None:
     local = {"rope_type": "default", "rope_theta": 1e4}
     gemma = {
-        **SIZES, "model_type": "gemma3_text", "max_position_embeddings": 64, "sliding_window": 8, "head_dim": 8,
-        "rope_parameters": {"full_attention": {**local, "rope_theta": 1e6}, "sliding_attention": local},
-    }  # fmt: skip
+        **SIZES,
+        "model_type": "gemma3_text",
+        "max_position_embeddings": 64,
+        "sliding_window": 8,
+        "head_dim": 8,
+        "rope_parameters": {
+            "full_attention": {**local, "rope_theta": 1e6},
+            "sliding_attention": local,
+        },
+    }
     made = normalise(extended(gemma, YARN, 64))
     assert made.local_rope == normalise(gemma).local_rope
     assert made.rope is not None
     assert (made.rope.kind, made.rope.theta) == ("yarn", 1e6)
-    whole = {"model_type": "gemma3", "text_config": gemma, "vision_config": {"hidden_size": 8}, "image_token_index": 5}
+    whole = {
+        "model_type": "gemma3",
+        "text_config": gemma,
+        "vision_config": {"hidden_size": 8},
+        "image_token_index": 5,
+    }
     changed = extended(whole, YARN, 64)
     assert normalise(changed) == made
     assert {k: v for k, v in changed.items() if k != "text_config"} == {
@@ -91,20 +118,36 @@ def test_what_the_model_has_already_changes_nothing_and_a_second_scaling_is_not_
         extended(made, {**YARN, "factor": 8.0}, 100)
     again = extended(made, {**YARN, "factor": 8.0, "original_max_position_embeddings": 64}, 100)
     assert normalise(again) == normalise(extended(LLAMA, {**YARN, "factor": 8.0}, 100))
-    assert normalise(extended(made, {"rope_theta": 5e5}, 100)).rope.settings == normalise(made).rope.settings  # type: ignore[union-attr]
+    assert (
+        normalise(extended(made, {"rope_theta": 5e5}, 100)).rope.settings  # type: ignore[union-attr]
+        == normalise(made).rope.settings  # type: ignore[union-attr]
+    )
 
 
 def test_a_model_without_rotary_embeddings_is_refused_by_name() -> None:
-    gpt2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9, "n_positions": 64}
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": 9,
+        "n_positions": 64,
+    }
     with pytest.raises(ConfigError, match="a gpt2 model has learned its 64 positions one by one"):
         extended(gpt2, YARN, 100)
     assert longer(normalise(gpt2), 100) == ""
 
 
 def test_the_remedy_reaches_the_length_from_any_scaling() -> None:
-    for config in (LLAMA, *(extended(LLAMA, SETTINGS[name], 64) for name in ("yarn", "linear", "llama3"))):
+    for config in (
+        LLAMA,
+        *(extended(LLAMA, SETTINGS[name], 64) for name in ("yarn", "linear", "llama3")),
+    ):
         asked = dict(part.split(": ") for part in longer(normalise(config), 1000)[1:-1].split(", "))
-        settings = {"rope_type": asked.pop("type"), **{key: float(value) for key, value in asked.items()}}
+        settings = {
+            "rope_type": asked.pop("type"),
+            **{key: float(value) for key, value in asked.items()},
+        }
         assert normalise(extended(config, settings, 1000)).positions >= 1000
 
 
@@ -136,6 +179,8 @@ def test_positions_of_three_kinds_are_given_as_such(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(type(module), "forward", watched)
     at = torch.arange(6)[None]
-    cosines, _ = rotary_of(model.model, normalise(config), False).turn(torch.empty(1, 6, 1), at.float())
+    cosines, _ = rotary_of(model.model, normalise(config), False).turn(
+        torch.empty(1, 6, 1), at.float()
+    )
     assert seen == [(3, 1, 6)]
     assert cosines.shape[:2] == (1, 6)

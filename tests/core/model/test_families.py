@@ -56,17 +56,36 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("ministral3", {"num_key_value_heads": 2, "head_dim": 16}),
     ("qwen3_5_text", {"num_hidden_layers": 5, "attention_bias": True}),
-    ("qwen3_5_text", {"layer_types": ["linear_attention"] * 2, "linear_num_key_heads": 2, "linear_value_head_dim": 8}),
-    ("qwen3_5_text", {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True, "head_dim": 16}),
+    (
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention"] * 2,
+            "linear_num_key_heads": 2,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    (
+        "qwen3_5_text",
+        {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True, "head_dim": 16},
+    ),
     ("ministral", {"num_key_value_heads": 2, "head_dim": 16}),
     ("seed_oss", {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True}),
     ("seed_oss", {"num_key_value_heads": 4, "attention_bias": False, "attention_out_bias": True}),
     ("phi3", {"num_key_value_heads": 2}),
-    ("qwen3_moe", {"num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 24, **TWO_EXPERTS}),
-    ("qwen3_moe", {**TWO_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    (
+        "qwen3_moe",
+        {"num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 24, **TWO_EXPERTS},
+    ),
+    (
+        "qwen3_moe",
+        {**TWO_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
     ("mixtral", {"num_key_value_heads": 2}),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 8}),
-    ("gpt_oss", {**TWO_EXPERTS, "num_local_experts": 2, "num_key_value_heads": 4, "attention_bias": False}),
+    (
+        "gpt_oss",
+        {**TWO_EXPERTS, "num_local_experts": 2, "num_key_value_heads": 4, "attention_bias": False},
+    ),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("gpt2", {}),
@@ -74,7 +93,9 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "changes"), [case for case in CONFIGS if case[0] in CONFIG_MAPPING])
+@pytest.mark.parametrize(
+    ("family", "changes"), [case for case in CONFIGS if case[0] in CONFIG_MAPPING]
+)
 def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[str, Any]) -> None:
     config = AutoConfig.for_model(family, **{**SIZES, **changes})
     with torch.device("meta"):
@@ -106,7 +127,9 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
     keys |= PLAIN.get(family, {})
     nulls = own.get(family, ["num_key_value_heads"])
     for config in (keys, {**keys, **dict.fromkeys(nulls)}):
-        assert ModelShape.from_config(config) == ModelShape.from_config(AutoConfig.for_model(**config).to_dict())
+        assert ModelShape.from_config(config) == ModelShape.from_config(
+            AutoConfig.for_model(**config).to_dict()
+        )
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family in CONFIG_MAPPING])
@@ -149,15 +172,21 @@ def test_a_sliding_window_and_a_tied_head_in_flops() -> None:
 
 
 def test_every_reason_against_a_mesh_is_given() -> None:
-    shape = ModelShape.from_config({**SIZES, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4})
+    shape = ModelShape.from_config(
+        {**SIZES, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
+    )
     assert shape.mesh_faults(8, 2) == []
     faults = shape.mesh_faults(5, 3)
     assert len(faults) == 4
-    for part, words in zip(faults, ["8 attention heads", "4 key/value heads", "size 96", "2 layers"], strict=True):
+    for part, words in zip(
+        faults, ["8 attention heads", "4 key/value heads", "size 96", "2 layers"], strict=True
+    ):
         assert words in part
     assert [f for f in shape.mesh_faults(6, 1) if "key/value" in f], "6 is no multiple of 4"
     net = ModelShape.from_config({**SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4})
-    assert [f for f in net.mesh_faults(32, 1) if "16 key heads of the model's linear attention" in f]
+    assert [
+        f for f in net.mesh_faults(32, 1) if "16 key heads of the model's linear attention" in f
+    ]
 
 
 @pytest.mark.parametrize(("family", "sizes", "total", "active"), [
@@ -166,21 +195,42 @@ def test_every_reason_against_a_mesh_is_given() -> None:
     ("gpt_oss", (2880, 24, 64, 8, 64, 2880, 32, 4, 201088), 20_914_757_184, 4_187_440_704),
     ("gpt_oss", (2880, 36, 64, 8, 64, 2880, 128, 4, 201088), 116_829_156_672, 5_711_982_912),
 ])  # fmt: skip
-def test_counts_of_published_mixtures_of_experts(family: str, sizes: tuple[int, ...], total: int, active: int) -> None:
+def test_counts_of_published_mixtures_of_experts(
+    family: str, sizes: tuple[int, ...], total: int, active: int
+) -> None:
     """Totals as in the safetensors indices of the hub."""
     hidden, layers, heads, kv_heads, head_dim, width, experts, chosen, vocab = sizes
     config = {
-        "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": width, "vocab_size": vocab,
-        "moe_intermediate_size": width, "num_local_experts": experts, "num_experts_per_tok": chosen,
-    }  # fmt: skip
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": width,
+        "vocab_size": vocab,
+        "moe_intermediate_size": width,
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+    }
     shape = ModelShape.from_config(config)
     assert (shape.parameters(), shape.active_parameters()) == (total, active)
 
 
 def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
-    base = {**SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 16, "num_key_value_heads": 2}
-    net = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+    base = {
+        **SIZES,
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+    }
+    net = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+    }
     shape = ModelShape.from_config({**base, **net})
     linear = 64 * (2 * 16 + 24) + 2 * 64 * 24 + 2 * 64 * 4 + (2 * 16 + 24) * 4
     full = 64 * (2 * 64 + 2 * 32) + 64 * 64
@@ -193,7 +243,10 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral"),
+        (
+            {"model_type": "mamba"},
+            "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral",
+        ),
         ({"model_type": None}, "config.json has no model_type: add the one of the model"),
         (
             {"model_type": "qwen2_moe", "num_experts": 8},
@@ -203,9 +256,18 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
             {"model_type": "mixtral", "num_key_value_heads": 4, "num_experts_per_tok": 9},
             "num_experts_per_tok = 9, more than the 8 experts",
         ),
-        ({"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": True}, "num_local_experts = True"),
-        ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 9}, "transformers 4 and 5 would build"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers = 3: it must list numbers of layers"),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": True},
+            "num_local_experts = True",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 9},
+            "transformers 4 and 5 would build",
+        ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": 3},
+            "mlp_only_layers = 3: it must list numbers of layers",
+        ),
         ({"hidden_size": None}, "has no hidden_size, which a llama model needs"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
@@ -213,7 +275,9 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
         ({"num_attention_heads": 5}, "must divide hidden_size = 64"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
+def test_a_config_that_cannot_be_is_refused_in_one_sentence(
+    changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CheckpointError) as error:
         ModelShape.from_config({**SIZES, "model_type": "llama", **changes})
     assert words in str(error.value)
@@ -226,23 +290,58 @@ DENSE = PLAIN["gemma4_text"]
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
-        ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters = [1]: a gemma3_text model has one set of settings"),
+        (
+            "gemma3_text",
+            {"rope_parameters": [1]},
+            "rope_parameters = [1]: a gemma3_text model has one set of settings",
+        ),
         ("gemma3_text", {"rope_parameters": "x"}, "rope_parameters = 'x'"),
-        ("gemma3_text", {"layer_types": [["x"], 1]}, "it must name full_attention or sliding_attention for each"),
+        (
+            "gemma3_text",
+            {"layer_types": [["x"], 1]},
+            "it must name full_attention or sliding_attention for each",
+        ),
         ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "only None will do"),
-        ("smollm3", {"no_rope_layers": [[1], 0]}, "it must have a 1 (with rope) or a 0 for each of the 2 layers"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "x"}, "of at least 0"),
+        (
+            "smollm3",
+            {"no_rope_layers": [[1], 0]},
+            "it must have a 1 (with rope) or a 0 for each of the 2 layers",
+        ),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "x"},
+            "of at least 0",
+        ),
         ("olmo3", {}, "has no rope_theta"),
-        ("gemma4_text", {}, "has no hidden_size_per_layer_input, which stands for 256: that adds an embedding to each"),
+        (
+            "gemma4_text",
+            {},
+            (
+                "has no hidden_size_per_layer_input, which stands for 256: that adds an embedding"
+                " to each"
+            ),
+        ),
         (
             "gemma4_text",
             {**DENSE, "num_kv_shared_layers": 20},
             "num_kv_shared_layers = 20: that lets layers share keys",
         ),
-        ("gemma4_text", {**DENSE, "enable_moe_block": True}, "adds a mixture of experts, as Gemma 4 26B-A4B does, and"),
-        ("gemma4_text", {**DENSE, "use_bidirectional_attention": "all"}, "only None or vision will do"),
-        ("gemma4_text", {**DENSE, "sliding_window": None}, "sliding_attention without a window: set sliding_window"),
+        (
+            "gemma4_text",
+            {**DENSE, "enable_moe_block": True},
+            "adds a mixture of experts, as Gemma 4 26B-A4B does, and",
+        ),
+        (
+            "gemma4_text",
+            {**DENSE, "use_bidirectional_attention": "all"},
+            "only None or vision will do",
+        ),
+        (
+            "gemma4_text",
+            {**DENSE, "sliding_window": None},
+            "sliding_attention without a window: set sliding_window",
+        ),
         ("gemma4_text", {**DENSE, "global_head_dim": None}, "has no global_head_dim"),
         (
             "gemma4_text",
@@ -250,22 +349,44 @@ DENSE = PLAIN["gemma4_text"]
             "smtrain takes head_dim, the same for all",
         ),
         ("gemma4_text", {**DENSE, "per_layer_config": [1]}, "has per_layer_config = [1]"),
-        ("gemma4_text", {**DENSE, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, "heads = 3"),
-        ("qwen3_5_text", {"layer_types": ["linear_attention"]}, "full_attention or linear_attention for each of the 2"),
+        (
+            "gemma4_text",
+            {**DENSE, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "heads = 3",
+        ),
+        (
+            "qwen3_5_text",
+            {"layer_types": ["linear_attention"]},
+            "full_attention or linear_attention for each of the 2",
+        ),
         (
             "qwen3_5_text",
             {"layer_types": ["sliding_attention", "full_attention"]},
             "full_attention or linear_attention",
         ),
         ("qwen3_5_text", {"full_attention_interval": 0}, "full_attention_interval = 0"),
-        ("qwen3_5_text", {"linear_num_value_heads": 24}, "which must be a multiple of linear_num_key_heads = 16"),
+        (
+            "qwen3_5_text",
+            {"linear_num_value_heads": 24},
+            "which must be a multiple of linear_num_key_heads = 16",
+        ),
         ("qwen3_5_text", {"linear_key_head_dim": None}, "has no linear_key_head_dim"),
-        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate = False, which smtrain does not train"),
-        ("qwen3_5_text", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5: it must be at most 1"),
+        (
+            "qwen3_5_text",
+            {"attn_output_gate": False},
+            "attn_output_gate = False, which smtrain does not train",
+        ),
+        (
+            "qwen3_5_text",
+            {"partial_rotary_factor": 1.5},
+            "partial_rotary_factor = 1.5: it must be at most 1",
+        ),
         ("granite", {"logits_scaling": None}, "logits_scaling = None: it must be a number above 0"),
     ],
 )
-def test_an_odd_setting_of_layers_is_refused_in_one_sentence(family: str, changes: dict[str, Any], words: str) -> None:
+def test_an_odd_setting_of_layers_is_refused_in_one_sentence(
+    family: str, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CheckpointError) as error:
         normalise({**SIZES, "num_key_value_heads": 2, "model_type": family, **changes})
     assert words in str(error.value)
@@ -277,6 +398,9 @@ def test_the_client_reads_the_table_without_torch() -> None:
     import sys
     from pathlib import Path
 
-    code = "import sys, smtrain.core.model.shape, smtrain.core.model.layout; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, smtrain.core.model.shape, smtrain.core.model.layout; sys.exit('torch' in"
+        " sys.modules)"
+    )
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
@@ -39,11 +45,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
-    """A model and its byte-level tokenizer, saved by transformers itself; skips if this release lacks the family."""
+    """A model and its byte-level tokenizer, saved by transformers itself; skips if this release
+    lacks the family.
+    """
     if name.partition(" ")[0] not in CONFIG_MAPPING:
         pytest.skip(f"{name} is of a later transformers")
     keys = {"model_type": name, **SIZES, **{**FAMILIES, **NEWER}[name]}
-    config = AutoConfig.for_model(**{key: value for key, value in keys.items() if value is not None})
+    config = AutoConfig.for_model(
+        **{key: value for key, value in keys.items() if value is not None}
+    )
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     for parameter in (
@@ -52,7 +62,9 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     ):  # larger than the usual start, so that texts differ
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"<|end|>": 256}
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {
+        "<|end|>": 256
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -62,18 +74,24 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_export_gives_back_the_model_bit_for_bit(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
     folder = make(tmp_path / "model", name, dtype)
     convert(folder, tmp_path / "shards", to=Nxd(tp=2, pp=2))
     export(tmp_path / "shards", BaseModel(folder), tmp_path / "out", max_shard_size=30_000)
     held = {k: t for f in (tmp_path / "out").glob("*.safetensors") for k, t in load_file(f).items()}
     original = load_file(folder / "model.safetensors")
     assert held.keys() == original.keys()
-    assert all(held[k].dtype == original[k].dtype and torch.equal(held[k], original[k]) for k in held)
+    assert all(
+        held[k].dtype == original[k].dtype and torch.equal(held[k], original[k]) for k in held
+    )
     ids = torch.arange(20).view(1, -1)
     logits = []
     for path in (folder, tmp_path / "out"):
-        both: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", output_loading_info=True
+        )
         loaded, report = both
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
@@ -82,7 +100,9 @@ def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtyp
             logits.append(loaded(ids).logits)
     assert torch.equal(*logits)
     text = "naïve text\n"
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text) == AutoTokenizer.from_pretrained(folder)(text)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text) == AutoTokenizer.from_pretrained(
+        folder
+    )(text)
 
 
 NEWER: dict[str, dict[str, Any]] = {
@@ -113,7 +133,9 @@ NEWER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(tmp_path: Path, name: str) -> None:
+def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(
+    tmp_path: Path, name: str
+) -> None:
     folder = make(tmp_path / "model", name)
     convert(folder, tmp_path / "native", to=Native(tp=2, pp=2))
     convert(tmp_path / "native", tmp_path / "out", to=HuggingFace(), config=folder)
@@ -123,23 +145,34 @@ def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(tmp_p
     assert all(torch.equal(held[k], original[k]) for k in held)
     ids = torch.arange(20).view(1, -1)
     with torch.no_grad():
-        logits = [AutoModelForCausalLM.from_pretrained(path)(ids).logits for path in (folder, tmp_path / "out")]
+        logits = [
+            AutoModelForCausalLM.from_pretrained(path)(ids).logits
+            for path in (folder, tmp_path / "out")
+        ]
     assert torch.equal(*logits)
     for form in (Nxd(tp=1),) if name in ("phi3", "smollm3") else (Nxd(tp=1), Megatron(tp=1)):
         with pytest.raises(CheckpointError, match=f"{name} models are not converted from or to"):
             convert(folder, tmp_path / "other", to=form)
 
 
-def test_tensors_next_to_a_text_model_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_next_to_a_text_model_are_left_out_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = make(tmp_path / "model", "qwen3_5_text")
     held = load_file(folder / "model.safetensors")
-    more = {"mtp.norm.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2, 2), "model.visual.x.weight": torch.ones(3)}
+    more = {
+        "mtp.norm.weight": torch.ones(2),
+        "mtp.fc.weight": torch.ones(2, 2),
+        "model.visual.x.weight": torch.ones(3),
+    }
     save_file({**held, **more}, folder / "model.safetensors", {"format": "pt"})
     convert(folder, tmp_path / "native", to=Native())
     assert "no part of a qwen3_5_text model: model.visual.* (1), mtp.* (2)" in caplog.text
     convert(tmp_path / "native", tmp_path / "out", to=HuggingFace(), config=folder)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == held.keys()
-    save_file({**held, "model.more.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {**held, "model.more.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"}
+    )
     with pytest.raises(CheckpointError, match=r"holds model\.more\.weight, which is no parameter"):
         convert(folder, tmp_path / "other", to=Native())
 
@@ -147,9 +180,14 @@ def test_tensors_next_to_a_text_model_are_left_out_by_name(tmp_path: Path, caplo
 def test_text_depends_on_the_prompt_and_the_seed_alone(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "llama")
     greedy = generate(folder, ["def f(x):", "a"], max_new_tokens=8)
-    assert greedy == [generate(folder, [p], max_new_tokens=8, seed=5)[0] for p in ("def f(x):", "a")]
+    assert greedy == [
+        generate(folder, [p], max_new_tokens=8, seed=5)[0] for p in ("def f(x):", "a")
+    ]
     assert greedy[0] != greedy[1]
-    drawn = [generate(folder, ["a", "a"], max_new_tokens=8, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+    drawn = [
+        generate(folder, ["a", "a"], max_new_tokens=8, temperature=2.0, seed=seed)
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][0] == drawn[0][1]
 

@@ -1,4 +1,6 @@
-"""The cases of test_generations.py, which runs in `scripts/test --full` only, with weights to try them on."""
+"""The cases of test_generations.py, which runs in `scripts/test --full` only, with weights to try
+them on.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +14,7 @@ from tests.worker.engine import cases
 def test_each_case_has_weights_that_differ(generation: int) -> None:
     for family, rope in CASES:
         values = cases.weights(spelled(family, rope, generation))
-        assert all(value.std() > 0.01 for value in values.values() if value.dim() > 1), (family, rope)
+        assert all(value.std() > 0.01 for value in values.values() if value.dim() > 1), (
+            family,
+            rope,
+        )

@@ -16,7 +16,11 @@ from tests import warm
 from tests.core.model import generations as g
 
 REPOSITORY = Path(__file__).parents[3]
-OTHERS = {"4.56": "tf456", "4.57": "tf457", "5.0": "tf500"}  # folders of .venv that scripts/test makes
+OTHERS = {
+    "4.56": "tf456",
+    "4.57": "tf457",
+    "5.0": "tf500",
+}  # folders of .venv that scripts/test makes
 
 
 pytestmark = pytest.mark.full  # the gate has test_families.py
@@ -40,9 +44,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for parameter in model.parameters():
                 parameter.normal_(0, 0.3)
         model.save_pretrained(saved)
-        tokenizer(tokenizer_object=kinds, eos_token="<|end|>", additional_special_tokens=["<|mark|>"]).save_pretrained(
-            saved
-        )
+        tokenizer(
+            tokenizer_object=kinds, eos_token="<|end|>", additional_special_tokens=["<|mark|>"]
+        ).save_pretrained(saved)
         export(saved, BaseModel(saved), folder / f"exported-{family}")
     return folder
 
@@ -54,7 +58,10 @@ def _run_here(models: Path, out: Path) -> dict[str, Any]:
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from tests.core.model.generations import main\nmain(*map(Path, sys.argv[1:]))\n"
     )
-    done = warm.run([script, out, models], {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"})
+    done = warm.run(
+        [script, out, models],
+        {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
+    )
     assert done.returncode == 0, done.stderr
     return torch.load(out)
 
@@ -63,7 +70,12 @@ def _run(models: Path, out: Path, packages: str | None) -> dict[str, Any]:
     if packages is None:
         return _run_here(models, out)
     path = os.pathsep.join(map(str, (Path(sys.prefix) / packages, REPOSITORY)))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     command = [sys.executable, "-m", "tests.core.model.generations", str(out), str(models)]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -76,10 +88,15 @@ def installed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.fixture(scope="module", params=list(OTHERS))
-def other(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def other(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     folder = OTHERS[request.param]
     if not (Path(sys.prefix) / folder).is_dir():
-        pytest.skip(f"transformers {request.param} is not in {folder} of this environment; scripts/test --transformers")
+        pytest.skip(
+            f"transformers {request.param} is not in {folder} of this environment; scripts/test"
+            " --transformers"
+        )
     results = _run(models, tmp_path_factory.mktemp(folder) / "found.pt", folder)
     assert results["version"].startswith(request.param)
     return results
@@ -96,12 +113,19 @@ def _check_logits(results: dict[str, Any], reference: dict[str, Any]) -> None:
         f"{family} {rope} {how}": distance
         for family, rope in g.CASES
         for how in (*own, "ours-4", "ours-5", "exported-4", "exported-5")
-        if (distance := _distance(results[f"{family} {rope} {how}"], reference[f"{family} {rope} own"])) > 1e-6
+        if (
+            distance := _distance(
+                results[f"{family} {rope} {how}"], reference[f"{family} {rope} own"]
+            )
+        )
+        > 1e-6
     }
     assert not far
 
 
-def test_configs_of_both_generations_give_the_logits_of_transformers_own_reading(installed: dict[str, Any]) -> None:
+def test_configs_of_both_generations_give_the_logits_of_transformers_own_reading(
+    installed: dict[str, Any],
+) -> None:
     _check_logits(installed, installed)
 
 

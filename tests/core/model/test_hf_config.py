@@ -25,7 +25,9 @@ def built(config: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("family", "rope"), CASES)
-def test_both_spellings_are_one_model_and_so_is_what_is_written_of_them(family: str, rope: str) -> None:
+def test_both_spellings_are_one_model_and_so_is_what_is_written_of_them(
+    family: str, rope: str
+) -> None:
     old, new = spelled(family, rope, 4), spelled(family, rope, 5)
     said = normalise(old)
     assert normalise(new) == said
@@ -48,27 +50,65 @@ def test_reading_changes_nothing_in_what_was_read() -> None:
     ("config", "what"),
     [
         # what transformers 4.57 saves of a folder that transformers 5 wrote
-        ({**LLAMA3, "rope_theta": 10000.0, "rope_scaling": None}, r"rope_theta = 500000.0 .* 10000.0 \(rope_theta\)"),
-        ({**NEOX, "rotary_pct": 0.25, "rotary_emb_base": 25000.0}, "partial_rotary_factor = 0.5 .* 0.25"),
-        ({**LLAMA3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_type = 'llama3' .* 'linear'"),
-        ({**LLAMA3, "original_max_position_embeddings": 99}, "original_max_position_embeddings = 16 .* 99"),
         (
-            {**SIZES, "model_type": "llama", "rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2}},
+            {**LLAMA3, "rope_theta": 10000.0, "rope_scaling": None},
+            r"rope_theta = 500000.0 .* 10000.0 \(rope_theta\)",
+        ),
+        (
+            {**NEOX, "rotary_pct": 0.25, "rotary_emb_base": 25000.0},
+            "partial_rotary_factor = 0.5 .* 0.25",
+        ),
+        (
+            {**LLAMA3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            "rope_type = 'llama3' .* 'linear'",
+        ),
+        (
+            {**LLAMA3, "original_max_position_embeddings": 99},
+            "original_max_position_embeddings = 16 .* 99",
+        ),
+        (
+            {
+                **SIZES,
+                "model_type": "llama",
+                "rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2},
+            },
             "yarn",
         ),
-        ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "su", "factor": 2}}, "'su', which smtrain does not"),
+        (
+            {**SIZES, "model_type": "llama", "rope_scaling": {"type": "su", "factor": 2}},
+            "'su', which smtrain does not",
+        ),
         ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear"}}, "lacks factor"),
-        ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2'"),
+        (
+            {**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": "2"}},
+            "factor = '2'",
+        ),
         ({**SIZES, "model_type": "llama", "rope_scaling": "linear"}, "rope_scaling = 'linear'"),
         ({**SIZES, "model_type": "llama", "rope_theta": float("nan")}, "rope_theta = nan"),
         ({**SIZES, "model_type": "llama", "partial_rotary_factor": 0.5}, "turns whole heads"),
         ({**SIZES, "model_type": "gpt_neox", "rotary_pct": 1.5}, "at most 1"),
-        ({**QWEN, "model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "all layers"),
+        (
+            {
+                **QWEN,
+                "model_type": "qwen3",
+                "rope_parameters": {"full_attention": {"rope_theta": 1e4}},
+            },
+            "all layers",
+        ),
         ({**SIZES, "model_type": "llama", "hidden_act": "swosh"}, "hidden_act = 'swosh'"),
         ({**SIZES, "model_type": "llama", "rms_norm_eps": "1e-6"}, "rms_norm_eps = '1e-6'"),
-        ({**SIZES, "model_type": "llama", "max_position_embeddings": 0}, "max_position_embeddings = 0"),
-        ({**QWEN, "model_type": "qwen2", "layer_types": ["full_attention"]}, "each of the 2 layers"),
-        ({**QWEN, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "without a window"),
+        (
+            {**SIZES, "model_type": "llama", "max_position_embeddings": 0},
+            "max_position_embeddings = 0",
+        ),
+        (
+            {**QWEN, "model_type": "qwen2", "layer_types": ["full_attention"]},
+            "each of the 2 layers",
+        ),
+        (
+            {**QWEN, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            "without a window",
+        ),
     ],
 )
 def test_what_the_generations_would_read_differently_or_not_at_all_is_a_sentence(
@@ -86,20 +126,30 @@ def test_null_in_one_spelling_says_nothing_about_the_other() -> None:
     ("family", "change", "what"),
     [
         ("llama", {"rope_theta": 20000.0}, "pair 1 of a head turns by"),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled by 1.13863, not by 1"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "scaled by 1.13863, not by 1",
+        ),
         ("llama", {"rms_norm_eps": 1e-6}, "eps is 1e-06, not 1e-05"),
         ("llama", {"hidden_act": "gelu"}, "the activation is not silu"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight"),
         ("llama", {"attention_bias": True}, "self_attn.*bias"),
         ("mistral", {"sliding_window": 21}, "sliding window is 21, not 20"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "window is 8, not None"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "window is 8, not None",
+        ),
         ("qwen3", {"head_dim": 32}, "self_attn"),
         ("gpt_neox", {"rotary_pct": 0.5}, "6 numbers of a head turn, not 12"),
         ("gpt_neox", {"use_parallel_residual": False}, "use_parallel_residual is False"),
         ("gpt_neox", {"hidden_act": "gelu_new"}, "the activation is not gelu"),
     ],
 )
-def test_a_model_that_is_not_what_its_config_says_is_refused(family: str, change: dict[str, Any], what: str) -> None:
+def test_a_model_that_is_not_what_its_config_says_is_refused(
+    family: str, change: dict[str, Any], what: str
+) -> None:
     said = spelled(family, "default", 4)
     check_model(built(said), normalise(said))
     with pytest.raises(CheckpointError, match=what):
@@ -111,14 +161,18 @@ def test_activations_are_those_of_transformers() -> None:
 
     points = torch.linspace(-4, 4, 41, dtype=torch.float64)
     for name, ours in ACTIVATIONS.items():
-        assert ACT2FN[name](points).tolist() == pytest.approx([ours(x) for x in points.tolist()], rel=1e-5, abs=1e-9)
+        assert ACT2FN[name](points).tolist() == pytest.approx(
+            [ours(x) for x in points.tolist()], rel=1e-5, abs=1e-9
+        )
 
 
 def test_layers_have_the_windows_that_transformers_gives_them() -> None:
     window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
     config = {**SIZES, "model_type": "qwen2", **FAMILIES["qwen2"], **window}
     assert normalise(config).windows == (None, 9)
-    assert normalise({**SIZES, "model_type": "llama", "use_sliding_window": True, "sliding_window": 9}).windows == (
+    assert normalise(
+        {**SIZES, "model_type": "llama", "use_sliding_window": True, "sliding_window": 9}
+    ).windows == (
         None,
         None,
     )
@@ -140,16 +194,24 @@ def test_each_spelling_of_longrope_is_the_same_model_and_stays_one() -> None:
         **FACTORS,
     }
     spellings = [{"rope_scaling": {"type": kind, **FACTORS}} for kind in ("longrope", "su", "yarn")]
-    spellings += [{"rope_parameters": new}, {"rope_parameters": {**new, "type": "su", "factor": 4.0}}]
+    spellings += [
+        {"rope_parameters": new},
+        {"rope_parameters": {**new, "type": "su", "factor": 4.0}},
+    ]
     models = [normalise({**PHI, **spelling}) for spelling in spellings]
     assert models[0].rope is not None
     assert models[0].rope.frequencies() == pytest.approx([1.0, 1e4**-0.5 / 1.5])
-    assert models[0].rope.attention_scaling() == pytest.approx((1 + 2 / 5) ** 0.5), "ln 4 / ln 32 is 2 / 5"
+    assert models[0].rope.attention_scaling() == pytest.approx((1 + 2 / 5) ** 0.5), (
+        "ln 4 / ln 32 is 2 / 5"
+    )
     for spelling, model in zip(spellings, models, strict=True):
         assert model == models[0]
         written = for_everyone({**PHI, **spelling})
         assert normalise(written) == models[0]
-        assert written["rope_scaling"] == {"type": "longrope", **FACTORS}, "transformers 4 takes these three only"
+        assert written["rope_scaling"] == {
+            "type": "longrope",
+            **FACTORS,
+        }, "transformers 4 takes these three only"
         assert written["original_max_position_embeddings"] == 32
         theirs = AutoConfig.for_model(**written)
         assert normalise(theirs.to_dict()) == models[0]
@@ -163,7 +225,13 @@ def test_each_spelling_of_longrope_is_the_same_model_and_stays_one() -> None:
         ({"short_factor": None}, "lacks short_factor"),
         ({"factor": 3.0}, "factor = 3 .* gives 4, which transformers 4 takes: remove factor"),
         ({"attention_factor": 1.0}, "attention_factor = 1 .* gives 1.18322"),
-        ({"type": "llama3"}, "type 'llama3', which smtrain does not know for a phi3 model: it knows default, longrope"),
+        (
+            {"type": "llama3"},
+            (
+                "type 'llama3', which smtrain does not know for a phi3 model: it knows default,"
+                " longrope"
+            ),
+        ),
     ],
 )
 def test_a_wrong_longrope_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -173,8 +241,14 @@ def test_a_wrong_longrope_is_refused(changes: dict[str, Any], words: str) -> Non
 
 def test_the_length_of_rows_decides_between_the_factors_and_is_told() -> None:
     config = {**PHI, "rope_scaling": {"type": "longrope", **FACTORS}}
-    assert "take the short factors for the whole run, as train.seq_len = 32 is not longer" in remarks(config, 32)[0]
-    assert "take the long factors for the whole run, as train.seq_len = 33 is longer" in remarks(config, 33)[0]
+    assert (
+        "take the short factors for the whole run, as train.seq_len = 32 is not longer"
+        in remarks(config, 32)[0]
+    )
+    assert (
+        "take the long factors for the whole run, as train.seq_len = 33 is longer"
+        in remarks(config, 33)[0]
+    )
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**for_everyone(config)))
     turn = rotary_of(model.base_model, normalise(config), sliding=False).turn
     x, restarting = torch.zeros(1, 40, 1), torch.arange(40.0)[None] % 20
@@ -186,12 +260,22 @@ def test_the_length_of_rows_decides_between_the_factors_and_is_told() -> None:
 
 
 @pytest.mark.parametrize("family", [row.model_type for row in TABLE.values() if row.since > 4])
-def test_a_family_of_transformers_5_is_refused_by_name_in_4(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config: dict[str, Any] = {**SIZES, "model_type": family, "num_key_value_heads": 2, "rope_theta": 1e4}
+def test_a_family_of_transformers_5_is_refused_by_name_in_4(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, Any] = {
+        **SIZES,
+        "model_type": family,
+        "num_key_value_heads": 2,
+        "rope_theta": 1e4,
+    }
     if family == "gemma4_text":
         config |= {"hidden_size_per_layer_input": 0}
     monkeypatch.setattr(transformers, "__version__", "4.57.6")
-    with pytest.raises(CheckpointError, match=rf"transformers 4\.57\.6 has no {family} models: install transformers 5"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"transformers 4\.57\.6 has no {family} models: install transformers 5",
+    ):
         transformers_config(config)
 
 
@@ -211,7 +295,12 @@ def test_a_config_of_qwen3_5_is_written_as_its_repositories_have_it() -> None:
         "head_dim": 256,
         "hidden_size": 1024,
         "intermediate_size": 3584,
-        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "layer_types": [
+            "linear_attention",
+            "linear_attention",
+            "linear_attention",
+            "full_attention",
+        ],
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 16,
         "mtp_num_hidden_layers": 1,
@@ -224,10 +313,12 @@ def test_a_config_of_qwen3_5_is_written_as_its_repositories_have_it() -> None:
     }
     assert for_everyone(config) == config
     without = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    assert normalise({**config, "rope_parameters": without}) == normalise(config), "a quarter turns if it does not say"
+    assert normalise({**config, "rope_parameters": without}) == normalise(config), (
+        "a quarter turns if it does not say"
+    )
     whole = normalise({**config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}})
-    assert explicit({**config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}})["rope_parameters"] == {
-        **rope, "partial_rotary_factor": 1.0
-    }  # fmt: skip
+    assert explicit({**config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}})[
+        "rope_parameters"
+    ] == {**rope, "partial_rotary_factor": 1.0}
     assert whole.rope is not None
     assert whole.rope.turned == 256

@@ -1,4 +1,6 @@
-"""Models at their published sizes, as the oldest and the newest release of transformers write their config.json."""
+"""Models at their published sizes, as the oldest and the newest release of transformers write their
+config.json.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,42 @@ from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from tests.core.model.published import FOLDER, MODELS
 
-RELEASES = sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: [*map(int, name.split("."))])
-WRITTEN: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RELEASES}
+RELEASES = sorted(
+    (path.stem for path in FOLDER.glob("*.json")), key=lambda name: [*map(int, name.split("."))]
+)
+WRITTEN: dict[str, dict[str, Any]] = {
+    name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RELEASES
+}
 PARAMETERS = {
-    "Llama-3.1-8B": 8_030_261_248, "Qwen2.5-7B": 7_615_616_512, "Qwen3-8B": 8_190_735_360,
-    "Mistral-7B-v0.1": 7_241_732_096, "Ministral-8B-2410": 8_019_808_256, "Seed-OSS-36B": 36_151_104_512,
-    "Phi-3-mini-4k": 3_821_079_552, "Phi-4-mini": 3_836_021_760, "SmolLM3-3B": 3_075_098_624,
-    "granite-3.3-8b": 8_170_864_640, "OLMo-2-7B": 7_298_617_344, "Olmo-3-7B": 7_298_011_136,
-    "gemma-3-1b": 999_885_952, "Qwen3-30B-A3B": 30_532_122_624, "Mixtral-8x7B-v0.1": 46_702_792_704,
-    "gpt-oss-20b": 20_914_757_184, "pythia-6.9b": 6_857_302_016, "gpt2-xl": 1_557_611_200,
-}  # fmt: skip
+    "Llama-3.1-8B": 8_030_261_248,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-8B": 8_190_735_360,
+    "Mistral-7B-v0.1": 7_241_732_096,
+    "Ministral-8B-2410": 8_019_808_256,
+    "Seed-OSS-36B": 36_151_104_512,
+    "Phi-3-mini-4k": 3_821_079_552,
+    "Phi-4-mini": 3_836_021_760,
+    "SmolLM3-3B": 3_075_098_624,
+    "granite-3.3-8b": 8_170_864_640,
+    "OLMo-2-7B": 7_298_617_344,
+    "Olmo-3-7B": 7_298_011_136,
+    "gemma-3-1b": 999_885_952,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Mixtral-8x7B-v0.1": 46_702_792_704,
+    "gpt-oss-20b": 20_914_757_184,
+    "pythia-6.9b": 6_857_302_016,
+    "gpt2-xl": 1_557_611_200,
+}
 """Numbers of parameters of these configs, as our shapes and the meta builds count them."""
-REFUSED = {("5.0.0", "Olmo-3-7B"): "rope_parameters = .*: an olmo3 model has one set of settings for full_attention"}
-"""transformers 5.0.0 lost the difference between Olmo 3's layers, and 5.24 would read yarn for none."""
+REFUSED = {
+    (
+        "5.0.0",
+        "Olmo-3-7B",
+    ): "rope_parameters = .*: an olmo3 model has one set of settings for full_attention"
+}
+"""transformers 5.0.0 lost the difference between Olmo 3's layers, and 5.24 would read yarn for
+none.
+"""
 BUILT = [(release, name) for release in (RELEASES[-1], *RELEASES[:-1]) for name in WRITTEN[release]]
 BUILT = [case for case in BUILT if case not in REFUSED]
 
@@ -42,7 +67,9 @@ def test_every_family_has_a_model() -> None:
     written = [WRITTEN[RELEASES[-1]][name] for name in MODELS]
     assert {normalise(config).shape.family for config in written} == {*FAMILIES}
     assert RELEASES[0].startswith("4.56."), "the lowest release that pyproject.toml allows"
-    assert {("dtype" in config, "torch_dtype" in config) for config in WRITTEN[RELEASES[0]].values()} >= {(True, False)}
+    assert {
+        ("dtype" in config, "torch_dtype" in config) for config in WRITTEN[RELEASES[0]].values()
+    } >= {(True, False)}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -78,11 +105,16 @@ def parameters_on_meta() -> Iterator[None]:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("release", "name"), BUILT)
 def test_the_installed_transformers_builds_what_the_file_says(release: str, name: str) -> None:
-    """The installed release reads the files of older and newer ones, and its model has our shapes and rotations."""
+    """The installed release reads the files of older and newer ones, and its model has our shapes
+    and rotations.
+    """
     config = WRITTEN[release][name]
     model = normalise(config)
     if model.shape.family not in CONFIG_MAPPING:
-        with pytest.raises(CheckpointError, match=r"transformers does not take|has no .* models: install transformers"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"transformers does not take|has no .* models: install transformers",
+        ):
             transformers_config(config)
         return
     with parameters_on_meta(), warnings.catch_warnings():

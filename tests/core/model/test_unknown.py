@@ -1,4 +1,6 @@
-"""Models that smtrain does not train: one sentence with what the model is, the nearest family and the remedy."""
+"""Models that smtrain does not train: one sentence with what the model is, the nearest family and
+the remedy.
+"""
 
 from __future__ import annotations
 
@@ -13,65 +15,117 @@ from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.text_part import is_multimodal
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 101,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 101,
     "num_key_value_heads": 2,
-}  # fmt: skip
+}
 LLAMA = {"model_type": "llama", **SIZES}
 ODD: dict[str, tuple[dict[str, Any], str]] = {
     "latent attention": (
         {"model_type": "deepseek_v3", **SIZES, "kv_lora_rank": 512, "n_routed_experts": 256},
-        "(a mixture of experts; attention over compressed keys and values, MLA, by kv_lora_rank), which smtrain",
+        (
+            "(a mixture of experts; attention over compressed keys and values, MLA, by"
+            " kv_lora_rank), which smtrain"
+        ),
     ),
-    "mamba": ({"model_type": "mamba", **SIZES, "state_size": 16}, "(layers of a state-space model, by state_size)"),
-    "rwkv": ({"model_type": "rwkv", **SIZES, "attention_hidden_size": 64}, "pass a state from token to token"),
-    "rope type": ({**LLAMA, "rope_scaling": {"type": "proportional", "factor": 2}}, "of type 'proportional'"),
-    "vision only": ({"model_type": "vit", "hidden_size": 64, "image_size": 224}, "(no vocabulary, so no text)"),
+    "mamba": (
+        {"model_type": "mamba", **SIZES, "state_size": 16},
+        "(layers of a state-space model, by state_size)",
+    ),
+    "rwkv": (
+        {"model_type": "rwkv", **SIZES, "attention_hidden_size": 64},
+        "pass a state from token to token",
+    ),
+    "rope type": (
+        {**LLAMA, "rope_scaling": {"type": "proportional", "factor": 2}},
+        "of type 'proportional'",
+    ),
+    "vision only": (
+        {"model_type": "vit", "hidden_size": 64, "image_size": 224},
+        "(no vocabulary, so no text)",
+    ),
     "encoder and decoder": (
-        {"model_type": "t5", **SIZES, "is_encoder_decoder": True}, "(an encoder and a decoder, by is_encoder_decoder)"
+        {"model_type": "t5", **SIZES, "is_encoder_decoder": True},
+        "(an encoder and a decoder, by is_encoder_decoder)",
     ),
     "its own code": (
         {"model_type": "internlm2", **SIZES, "auto_map": {"AutoModel": "m.M"}, "bias": "x"},
         "gpt2; nearest is llama, which has no bias = x",
     ),
     "soft cap of attention": (
-        {"model_type": "gemma2", **SIZES, "attn_logit_softcapping": 50.0, "hidden_activation": "gelu_pytorch_tanh"},
+        {
+            "model_type": "gemma2",
+            **SIZES,
+            "attn_logit_softcapping": 50.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
         "(scores of attention bounded by a tanh, by attn_logit_softcapping), which",
     ),
     "soft cap of a known family": (
         {"model_type": "gemma3_text", **SIZES, "head_dim": 16, "attn_logit_softcapping": 50.0},
         "attn_logit_softcapping = 50.0, which smtrain does not train: only None will do",
     ),
-    "both directions": ({**LLAMA, "is_causal": False}, "is_causal = False: attention that sees later tokens"),
+    "both directions": (
+        {**LLAMA, "is_causal": False},
+        "is_causal = False: attention that sees later tokens",
+    ),
     "an encoder": (
-        {"model_type": "bert", **SIZES, "type_vocab_size": 2}, "(texts read in both directions, by type_vocab_size)"
+        {"model_type": "bert", **SIZES, "type_vocab_size": 2},
+        "(texts read in both directions, by type_vocab_size)",
     ),
     "experts": (
-        {"model_type": "qwen2_moe", **SIZES, "num_experts": 60, "shared_expert_intermediate_size": 5632},
+        {
+            "model_type": "qwen2_moe",
+            **SIZES,
+            "num_experts": 60,
+            "shared_expert_intermediate_size": 5632,
+        },
         "(a mixture of experts), which smtrain cannot train",
     ),
     "Granite 4 without experts and state-space layers": (
-        {"model_type": "granitemoehybrid", **SIZES, "layer_types": ["attention"] * 2, "mamba_d_state": 128}
+        {
+            "model_type": "granitemoehybrid",
+            **SIZES,
+            "layer_types": ["attention"] * 2,
+            "mamba_d_state": 128,
+        }
         | {"num_local_experts": 0, "shared_intermediate_size": 96, "residual_multiplier": 0.2}
         | {"embedding_multiplier": 12, "logits_scaling": 8, "attention_multiplier": 0.1},
         "'granitemoehybrid', which smtrain cannot train",
     ),
     "no experts": (
-        {"model_type": "qwen3_next2", **SIZES, "num_experts": None, "num_local_experts": 1, "n_routed_experts": 0},
+        {
+            "model_type": "qwen3_next2",
+            **SIZES,
+            "num_experts": None,
+            "num_local_experts": 1,
+            "n_routed_experts": 0,
+        },
         "has model_type 'qwen3_next2', which smtrain cannot train",
     ),
     "an unknown text part": (
-        {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model", **SIZES, "norm_eps": 1e-5}},
+        {
+            "model_type": "mllama",
+            "text_config": {"model_type": "mllama_text_model", **SIZES, "norm_eps": 1e-5},
+        },
         "of a multimodal model (mllama), whose text part has model_type 'mllama_text_model', which",
     ),
     "Llama 4": (
-        {"model_type": "llama4", "text_config": {"model_type": "llama4_text", **SIZES, "num_local_experts": 16}},
+        {
+            "model_type": "llama4",
+            "text_config": {"model_type": "llama4_text", **SIZES, "num_local_experts": 16},
+        },
         "whose text part has model_type 'llama4_text' (a mixture of experts), which",
     ),
     "a text part without a type": (
-        {"model_type": "llava", "text_config": SIZES}, "its text_config has no model_type: add that of the text model"
+        {"model_type": "llava", "text_config": SIZES},
+        "its text_config has no model_type: add that of the text model",
     ),
     "no type": (dict(SIZES), "config.json has no model_type: add the one of the model"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -87,7 +141,9 @@ def test_an_odd_config_is_refused_in_one_sentence_with_a_remedy(name: str) -> No
 
 @pytest.mark.parametrize("experts", [None, 0, 1])
 def test_a_dense_model_may_name_its_experts(experts: int | None) -> None:
-    assert normalise({**LLAMA, "num_experts": experts, "num_local_experts": experts}) == normalise(LLAMA)
+    assert normalise({**LLAMA, "num_experts": experts, "num_local_experts": experts}) == normalise(
+        LLAMA
+    )
 
 
 @pytest.mark.full

@@ -1,4 +1,6 @@
-"""Pages escape and clean every value, charts take any numbers, and starting the command loads no template engine."""
+"""Pages escape and clean every value, charts take any numbers, and starting the command loads no
+template engine.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,12 @@ def test_a_chart_takes_any_numbers(log: bool) -> None:
     assert chart("x", []) == ""
     assert chart("x", [(1, 2.0)]) == ""
     assert chart("x", [(1, float("nan")), (2, float("inf"))]) == ""
-    for points in ([(1, 3.0), (2, 3.0)], [(1, 0.0), (2, 0.0)], [(1, -1e-9), (2, 1e12)], [(5, 1e-30), (5, 2e-30)]):
+    for points in (
+        [(1, 3.0), (2, 3.0)],
+        [(1, 0.0), (2, 0.0)],
+        [(1, -1e-9), (2, 1e12)],
+        [(5, 1e-30), (5, 2e-30)],
+    ):
         drawn = chart("a <b>", points, [(2, 4.0)], dots_are="held out", log=log)
         assert "nan" not in drawn
         assert len(re.findall("<text", drawn)) < 16
@@ -58,5 +65,8 @@ def test_a_chart_takes_any_numbers(log: bool) -> None:
 
 
 def test_the_command_starts_without_jinja2() -> None:
-    code = "import sys, smtrain, smtrain.cli, smtrain.core.pages.charts; sys.exit('jinja2' in sys.modules)"
+    code = (
+        "import sys, smtrain, smtrain.cli, smtrain.core.pages.charts; sys.exit('jinja2' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

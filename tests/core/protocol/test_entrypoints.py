@@ -1,4 +1,6 @@
-"""Packages for options of data: known from the config, and the same for the launcher, the image and pip."""
+"""Packages for options of data: known from the config, and the same for the launcher, the image and
+pip.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,30 @@ from typing import Any
 
 import pytest
 
-from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, entrypoints_folder, package_needs, packages, requirements
+from smtrain.core.protocol.entrypoints import (
+    EXTRAS,
+    WORDS,
+    entrypoints_folder,
+    package_needs,
+    packages,
+    requirements,
+)
 
 
 @pytest.mark.parametrize(
     ("data", "needs"),
     [
         ({"path": "text/"}, []),
-        ({"path": "text/", "filters": [], "near_duplicates": None, "pii": None, "format": "auto"}, []),
+        (
+            {
+                "path": "text/",
+                "filters": [],
+                "near_duplicates": None,
+                "pii": None,
+                "format": "auto",
+            },
+            [],
+        ),
         ({"path": "text/", "filters": ["c4"], "pii": "mask"}, ["data.filters", "data.pii"]),
         ({"path": "text/", "near_duplicates": {}}, ["data.near_duplicates"]),
         ({"path": "text/", "near_duplicates": {"similarity": 0.8}}, ["data.near_duplicates"]),

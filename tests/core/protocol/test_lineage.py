@@ -34,16 +34,24 @@ def test_a_run_of_several_jobs_is_one_line(tmp_path: Path) -> None:
     begin(tmp_path, "run-train-b", 4, 6)
     third = begin(tmp_path, "run-train-b-2", 6, 8)
     assert names(third) == [
-        "run-train-a/step_00000002", "run-train-a/step_00000004", "run-train-b/step_00000006",
+        "run-train-a/step_00000002",
+        "run-train-a/step_00000004",
+        "run-train-b/step_00000006",
         "run-train-b-2/step_00000008",
-    ]  # fmt: skip
+    ]
     assert lines_in(tmp_path).number("run-train-b-2") == 3
 
 
-def test_what_a_job_wrote_beyond_the_step_that_others_went_on_from_is_not_theirs(tmp_path: Path) -> None:
+def test_what_a_job_wrote_beyond_the_step_that_others_went_on_from_is_not_theirs(
+    tmp_path: Path,
+) -> None:
     begin(tmp_path, "run-train-a", None, 2, 4, 6)
     second = begin(tmp_path, "run-train-b", 4, 5)
-    assert names(second) == ["run-train-a/step_00000002", "run-train-a/step_00000004", "run-train-b/step_00000005"]
+    assert names(second) == [
+        "run-train-a/step_00000002",
+        "run-train-a/step_00000004",
+        "run-train-b/step_00000005",
+    ]
     third = Lineage.of(tmp_path, "run-train-c")
     assert names(third) == names(second), "although another line has a higher step"
 
@@ -52,7 +60,9 @@ def test_the_same_job_goes_on_with_its_own_line_whatever_came_after(tmp_path: Pa
     first = begin(tmp_path, "run-train-a", None, 2, 4)
     begin(tmp_path, "run-train-b", 4, 6)
     again = Lineage.of(tmp_path, "run-train-a")
-    assert names(again) == names(first) == ["run-train-a/step_00000002", "run-train-a/step_00000004"]
+    assert (
+        names(again) == names(first) == ["run-train-a/step_00000002", "run-train-a/step_00000004"]
+    )
     before = (again.own / NAME).read_bytes()
     again.begun(4).record()
     assert (again.own / NAME).read_bytes() == before, "it began once"
@@ -63,12 +73,22 @@ def test_two_that_began_from_one_step_never_see_each_other(tmp_path: Path) -> No
     one, two = Lineage.of(tmp_path, "run-train-b"), Lineage.of(tmp_path, "run-train-c")
     for line, steps in ((one, (4, 6)), (two, (4,))):
         save(line, *steps)
-        (line.own / NAME).write_text(Origin(2, "run-train-a", 2).to_json())  # they did not see each other
+        (line.own / NAME).write_text(
+            Origin(2, "run-train-a", 2).to_json()
+        )  # they did not see each other
     one, two = one.begun(2), two.begun(2)
-    assert names(one) == ["run-train-a/step_00000002", "run-train-b/step_00000004", "run-train-b/step_00000006"]
+    assert names(one) == [
+        "run-train-a/step_00000002",
+        "run-train-b/step_00000004",
+        "run-train-b/step_00000006",
+    ]
     assert names(two) == ["run-train-a/step_00000002", "run-train-c/step_00000004"]
     third = Lineage.of(tmp_path, "run-train-d")
-    assert [part.job for part in third.parts] == ["run-train-d", "run-train-b", "run-train-a"], "of two the further"
+    assert [part.job for part in third.parts] == [
+        "run-train-d",
+        "run-train-b",
+        "run-train-a",
+    ], "of two the further"
 
 
 def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
@@ -89,8 +109,12 @@ def test_without_a_job_name_files_lie_in_the_folder_itself(tmp_path: Path) -> No
     assert names(Lineage.of(tmp_path, "")) == names(unnamed)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "smtrain-line"}', "9" * 5000, "[" * 100_000])
-def test_a_line_without_a_readable_record_is_the_newest_and_has_no_ancestors(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": "smtrain-line"}', "9" * 5000, "[" * 100_000]
+)
+def test_a_line_without_a_readable_record_is_the_newest_and_has_no_ancestors(
+    tmp_path: Path, text: str
+) -> None:
     begin(tmp_path, "run-train-a", None, 2)
     torn = begin(tmp_path, "run-train-b", 2, 4)
     (torn.own / NAME).write_text(text)
@@ -140,7 +164,9 @@ def left(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("step_*"))
 
 
-def test_pruning_takes_what_the_line_has_passed_and_leaves_other_lines_alone(tmp_path: Path) -> None:
+def test_pruning_takes_what_the_line_has_passed_and_leaves_other_lines_alone(
+    tmp_path: Path,
+) -> None:
     begin(tmp_path, "run-train-a", None, 2, 4, 6, 9)
     other = begin(tmp_path, "run-train-x", 2, 3)
     (other.own / NAME).write_text(Origin(1, None, None).to_json())
@@ -151,9 +177,12 @@ def test_pruning_takes_what_the_line_has_passed_and_leaves_other_lines_alone(tmp
     save(line, 5, 7)
     prune(line, 2)
     assert left(tmp_path) == [
-        "run-train-a/step_00000006", "run-train-a/step_00000009", "run-train-b/step_00000005",
-        "run-train-b/step_00000007", "run-train-x/step_00000003",
-    ]  # fmt: skip
+        "run-train-a/step_00000006",
+        "run-train-a/step_00000009",
+        "run-train-b/step_00000005",
+        "run-train-b/step_00000007",
+        "run-train-x/step_00000003",
+    ]
     save(line, 10)
     prune(line, 1)
     assert left(tmp_path) == ["run-train-b/step_00000010", "run-train-x/step_00000003"]
@@ -170,4 +199,7 @@ def test_nothing_goes_before_enough_newer_ones_have_arrived(tmp_path: Path) -> N
     (line.own / "step_00000006" / "torn").touch()
     there.add(6)
     prune(line, 1, lambda path: int(path.name[5:]) in there)
-    assert left(tmp_path) == ["run-train-a/step_00000004", "run-train-a/step_00000006"], "the newest is not whole"
+    assert left(tmp_path) == [
+        "run-train-a/step_00000004",
+        "run-train-a/step_00000006",
+    ], "the newest is not whole"

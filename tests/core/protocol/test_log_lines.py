@@ -17,15 +17,27 @@ from smtrain.core.protocol.log_lines import (
 )
 
 NAMES = (
-    "loss", "loss_scale", "skipped", "grad_norm", "lr", "tokens_per_s", "mfu", "data_wait", "val_loss", "val_ppl",
+    "loss",
+    "loss_scale",
+    "skipped",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "mfu",
+    "data_wait",
+    "val_loss",
+    "val_ppl",
     "val_accuracy",
-)  # fmt: skip
+)
 
 
 @given(
-    st.integers(0, 10**12), st.integers(1, 10**12),
-    st.dictionaries(st.sampled_from(NAMES), st.floats(-1e9, 1e9) | st.sampled_from([float("inf"), float("nan")])),
-)  # fmt: skip
+    st.integers(0, 10**12),
+    st.integers(1, 10**12),
+    st.dictionaries(
+        st.sampled_from(NAMES), st.floats(-1e9, 1e9) | st.sampled_from([float("inf"), float("nan")])
+    ),
+)
 def test_what_is_written_is_read(step: int, last: int, numbers: dict[str, float]) -> None:
     text = step_line({"step": step, **numbers}, last)
     read = step_record(text)
@@ -51,7 +63,15 @@ def test_what_a_host_says_of_its_machine_is_read(numbers: dict[str, float]) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "machine: ", "machine: warm=1", "the machine: cpu=1", "step=1 cpu=0.5", "machine: cpu=inf"]
+    "text",
+    [
+        "",
+        "machine: ",
+        "machine: warm=1",
+        "the machine: cpu=1",
+        "step=1 cpu=0.5",
+        "machine: cpu=inf",
+    ],
 )
 def test_any_other_line_says_nothing_of_a_machine(text: str) -> None:
     assert machine_record(text) is None

@@ -48,7 +48,8 @@ def test_nobody_is_named_with_a_remedy_and_a_refusal_is_an_answer(
     sentence = unanswered("s3://bucket/prefix")
     assert (
         sentence
-        == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy and the region"
+        == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy"
+        " and the region"
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", refusing)
     assert unanswered("s3://bucket/prefix") is None

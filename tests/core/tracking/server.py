@@ -19,9 +19,21 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
     """Its URI; it is ended with all its workers."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
     uri = f"http://127.0.0.1:{port}"
     environment = {
         **os.environ,
@@ -30,7 +42,9 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     try:
         until = time.monotonic() + 300
         while True:

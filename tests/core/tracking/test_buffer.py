@@ -13,13 +13,19 @@ from smtrain.core.tracking.settings import TrackedStep, id_of, parameters, parse
 
 
 class Server:
-    """A tracker that keeps what it takes; while `down` it refuses, while `hanging` it does not answer."""
+    """A tracker that keeps what it takes; while `down` it refuses, while `hanging` it does not
+    answer.
+    """
 
     name = "Tracker"
 
     def __init__(self, known: set[tuple[str, int]] | None = None) -> None:
         self.known, self.taken, self.ended = known or set(), list[TrackedStep](), list[str]()
-        self.down, self.hanging, self.asked = threading.Event(), threading.Event(), threading.Event()
+        self.down, self.hanging, self.asked = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.released = threading.Event()
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
@@ -57,7 +63,10 @@ def test_what_an_earlier_process_sent_is_not_sent_again_but_its_validation_is() 
     for number in (4, 5, 10, 11):
         buffered.log(step(number, val_loss=1.0) if number in (5, 10) else step(number))
     buffered.close(None, 30)
-    assert [(r.step, sorted(r.numbers)) for r in server.taken] == [(10, ["val_loss"]), (11, ["loss", "step"])]
+    assert [(r.step, sorted(r.numbers)) for r in server.taken] == [
+        (10, ["val_loss"]),
+        (11, ["loss", "step"]),
+    ]
     assert server.ended == [], "a job that is still running is left open"
 
 
@@ -91,16 +100,23 @@ def test_a_tracker_that_hangs_holds_nobody() -> None:
 
 
 def test_what_a_job_carries_is_what_the_config_says_and_no_more() -> None:
-    track = Track.model_validate({"mlflow": "http://here:5000", "wandb": {"project": "p", "key": {"secret": "name"}}})
+    track = Track.model_validate(
+        {"mlflow": "http://here:5000", "wandb": {"project": "p", "key": {"secret": "name"}}}
+    )
     assert parse(variable(track)) == track
     assert variable(Track()) is None
     for other in (None, "", "{", '{"new_key": 1}', '{"by": "nobody"}'):
         assert parse(other) is None
-    assert parameters({"a": {"b": 1, "c": None}, "d": [1, 2], "e": ""}) == {"a.b": "1", "d": "[1, 2]"}
+    assert parameters({"a": {"b": 1, "c": None}, "d": [1, 2], "e": ""}) == {
+        "a.b": "1",
+        "d": "[1, 2]",
+    }
     assert id_of("s3://b/run/") == id_of("s3://b/run")
 
 
-@pytest.mark.parametrize("uri", ["here", "arn:aws:sagemaker:us-east-1:1:thing/x", "ftp://x", "http://"])
+@pytest.mark.parametrize(
+    "uri", ["here", "arn:aws:sagemaker:us-east-1:1:thing/x", "ftp://x", "http://"]
+)
 def test_an_address_that_is_none_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="ARN"):
         Track.model_validate({"mlflow": uri})

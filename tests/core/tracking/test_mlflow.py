@@ -1,4 +1,6 @@
-"""MLflow's own server has what the training logged: a killed and resumed run has every step once."""
+"""MLflow's own server has what the training logged: a killed and resumed run has every step
+once.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,34 @@ ACTIONS = {
     "runs/set-tag": "SetTag", "runs/update": "UpdateRun",
 }  # fmt: skip
 """By MLflow's REST paths: SageMaker's guide, "Create action-specific authorization controls"."""
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are its own
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # MLflow's own warnings are its own
 
 
 def tracked(job: str, stamp: str = "1", **parameters: str) -> Tracked:
-    return Tracked("run", job, "0123456789abcdef", stamp, {"train.lr": "0.1", **parameters}, {"smtrain.job": job})
+    return Tracked(
+        "run",
+        job,
+        "0123456789abcdef",
+        stamp,
+        {"train.lr": "0.1", **parameters},
+        {"smtrain.job": job},
+    )
 
 
 def step(number: int) -> TrackedStep:
     at = int(datetime.datetime(2026, 11, 1).timestamp() * 1000) + number
-    numbers = {"step": float(number), "loss": 3.0 / (number + 1), "grad_norm": float(number), "of": 100.0}
-    return TrackedStep(number, at, numbers | ({"val_loss": 2.0 / number} if number % 10 == 0 else {}))
+    numbers = {
+        "step": float(number),
+        "loss": 3.0 / (number + 1),
+        "grad_norm": float(number),
+        "of": 100.0,
+    }
+    return TrackedStep(
+        number, at, numbers | ({"val_loss": 2.0 / number} if number % 10 == 0 else {})
+    )
 
 
 def log(uri: str, tracked_: Tracked, steps: range, status: str | None = "Completed") -> list[str]:
@@ -62,7 +81,9 @@ def runs(client: Any) -> list[Any]:
 def granted() -> tuple[str, ...]:
     """The actions that `smtrain iam policy` allows on a managed server."""
     arn = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/team"
-    (statement,) = tracking(JobConfig.model_validate({"model": {"path": "x"}, "track": {"mlflow": arn}}))
+    (statement,) = tracking(
+        JobConfig.model_validate({"model": {"path": "x"}, "track": {"mlflow": arn}})
+    )
     return statement.actions
 
 
@@ -73,7 +94,9 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     port = free_port()
     (tmp_path / "server").mkdir()
     store = f"sqlite:///{tmp_path}/server/mlflow.db"  # what the server below serves
-    log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: its end was not reported
+    log(
+        store, tracked("run-train-00000001"), range(1, 31), status=None
+    )  # killed: its end was not reported
     log(store, tracked("run-train-00000001-2"), range(21, 51), status=None)
     uri = f"http://127.0.0.1:{port}"
     paths, send = set[str](), requests.Session.send
@@ -86,7 +109,8 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     # The server is down while the training continues; all steps are there when it is back.
     lines: list[str] = []
     buffered = Buffered(
-        MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})), lines.append
+        MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})),
+        lines.append,
     )
     for number in range(45, 71):
         buffered.log(step(number))
@@ -103,15 +127,24 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         assert run.data.tags["changed.train.lr"] == "0.2"
         assert run.data.tags["mlflow.runName"] == "run"
         assert "of" not in run.data.metrics
-        # A job of the same name that starts again from the first step is another run, with its own steps.
+        # A job of the same name that starts again from the first step is another run, with its own
+        # steps.
         log(uri, tracked("run-train-00000001", stamp="2"), range(1, 4))
-        assert [history(client, r.info.run_id, "loss")[-1][0] for r in runs(client)] == [70, 3] or len(
-            runs(client)
-        ) == 2
+        assert [history(client, r.info.run_id, "loss")[-1][0] for r in runs(client)] == [
+            70,
+            3,
+        ] or len(runs(client)) == 2
         (tmp_path / "report.html").write_text("a page")
-        assert MlflowTracker(uri, "tests", tracked("x")).attach([tmp_path / "report.html"], {"cost_dollars": 1.5})
+        assert MlflowTracker(uri, "tests", tracked("x")).attach(
+            [tmp_path / "report.html"], {"cost_dollars": 1.5}
+        )
         attached = [r for r in runs(client) if "cost_dollars" in r.data.metrics]
         assert paths <= ACTIONS.keys(), "what IAM calls it is said in its guide"
-        seldom = {"CreateExperiment", "SetTag"}  # for a new server, and for a run that another job continues
-        assert {ACTIONS[path] for path in paths} | seldom == {name.partition(":")[2] for name in granted()}
+        seldom = {
+            "CreateExperiment",
+            "SetTag",
+        }  # for a new server, and for a run that another job continues
+        assert {ACTIONS[path] for path in paths} | seldom == {
+            name.partition(":")[2] for name in granted()
+        }
         assert [f.path for f in client.list_artifacts(attached[0].info.run_id)] == ["report.html"]

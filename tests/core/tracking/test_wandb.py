@@ -1,4 +1,6 @@
-"""W&B without a network: the folder it writes holds every step once, and is read back record by record."""
+"""W&B without a network: the folder it writes holds every step once, and is read back record by
+record.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,26 @@ def written(folder: Path) -> list[dict[str, Any]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "history":
-                items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                items = {
+                    i.key or ".".join(i.nested_key): json.loads(i.value_json)
+                    for i in record.history.item
+                }
                 rows.append(items)
     return rows
 
 
-def test_an_offline_run_has_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offline_run_has_every_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     for job, steps in (("r-train-00000001", range(1, 21)), ("r-train-00000001-2", range(15, 31))):
         tracked = Tracked("r", job, "0123456789abcdef", "1", {"train.lr": "0.1"}, {})
-        buffered = Buffered(WandbTracker(Wandb(project="tests"), tracked, tmp_path / "wandb", None), print)
+        buffered = Buffered(
+            WandbTracker(Wandb(project="tests"), tracked, tmp_path / "wandb", None), print
+        )
         for number in steps:
             buffered.log(TrackedStep(number, number, {"step": float(number), "loss": 3.0 / number}))
         assert buffered.close("Completed", 300) == 0

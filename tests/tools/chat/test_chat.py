@@ -63,13 +63,20 @@ class Terminal:
 
         def own_terminal() -> None:
             os.setsid()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests in the background ignores it
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # what starts the tests in the background ignores it
             fcntl.ioctl(child, termios.TIOCSCTTY, 0)  # or Ctrl-C would reach no process
 
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "smtrain", *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
-            env={**os.environ, "TERM": "xterm-256color", **environment}, preexec_fn=own_terminal,
-        )  # fmt: skip
+            [sys.executable, "-m", "smtrain", *arguments],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            close_fds=True,
+            env={**os.environ, "TERM": "xterm-256color", **environment},
+            preexec_fn=own_terminal,
+        )
         os.close(child)
 
     def until(self, word: str, patience: float = 120) -> str:
@@ -84,12 +91,16 @@ class Terminal:
     def _read(self) -> None:
         if select.select([self._parent], [], [], 0.2)[0]:
             try:
-                self.text += os.read(self._parent, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
+                self.text += (
+                    os.read(self._parent, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
+                )
             except OSError:
                 raise AssertionError(f"it ended: {self.text!r}") from None
 
     def prompt(self, mark: str = "> ") -> str:
-        """The output before the next prompt, which is alone on its line: answers may hold the same characters."""
+        """The output before the next prompt, which is alone on its line: answers may hold the same
+        characters.
+        """
         alone = re.compile(rf"(?:^|[\n\r])(?:\x1b\[\?2004h)?{re.escape(mark)}$")
         end = time.monotonic() + 120
         while not alone.search(self.text):
@@ -102,8 +113,12 @@ class Terminal:
         os.write(self._parent, text.encode())
 
     def interrupt(self) -> None:
-        """Ctrl-C at a prompt, once the program waits there: Python loses one that comes between prompt and wait."""
-        while (status := read(self.process.pid, "stat")) and status.rpartition(b")")[2].split()[0] != b"S":
+        """Ctrl-C at a prompt, once the program waits there: Python loses one that comes between
+        prompt and wait.
+        """
+        while (status := read(self.process.pid, "stat")) and status.rpartition(b")")[2].split()[
+            0
+        ] != b"S":
             time.sleep(0.01)
         self.type("\x03")
 
@@ -139,7 +154,9 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         yield start
 
 
-def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder: Path, tmp_path: Path) -> None:
+def test_a_conversation_on_a_terminal(
+    terminal: Callable[..., Terminal], folder: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "talk.json"
     arguments = ("--max-new-tokens", "8", "--seed", "1", "--turns", "1")
     at = terminal("chat", str(folder), *arguments, columns=300)  # no sentence is wrapped
@@ -207,10 +224,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 
 def test_a_pipe_gets_answers_alone(folder: Path, other: Path) -> None:
     done = subprocess.run(
-        [warm.smtrain(), "chat", str(other), "--compare", str(folder), "--max-new-tokens", "4",
-         "--temperature", "0"],
-        input="one\ntwo\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            warm.smtrain(),
+            "chat",
+            str(other),
+            "--compare",
+            str(folder),
+            "--max-new-tokens",
+            "4",
+            "--temperature",
+            "0",
+        ],
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("base:") == done.stdout.count("trained:") == 2
     assert "> " not in done.stdout
@@ -231,10 +260,17 @@ def test_two_models_answer_each_in_its_own_conversation(folder: Path, other: Pat
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
-def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(
+    folder: Path, tmp_path: Path
+) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    options: dict[str, Any] = {"r": 8, "lora_alpha": 512, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    options: dict[str, Any] = {
+        "r": 8,
+        "lora_alpha": 512,
+        "init_lora_weights": False,
+        "task_type": "CAUSAL_LM",
+    }
     config = peft.LoraConfig(target_modules=["q_proj", "o_proj", "down_proj"], **options)
     model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
     model.save_pretrained(tmp_path / "adapter")
@@ -266,14 +302,22 @@ def test_an_adapter_of_ours_is_put_on_the_weights_alone_that_it_was_trained_on(
     model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
     model.save_pretrained(tmp_path / "adapter")
     file = tmp_path / "adapter/adapter_model.safetensors"
-    save_file(load_file(file), file, metadata={"format": "pt", BASE: weights_digest(open_weights(folder))})
+    save_file(
+        load_file(file), file, metadata={"format": "pt", BASE: weights_digest(open_weights(folder))}
+    )
     assert smtrain.chat(folder, adapter=tmp_path / "adapter", **GREEDY).ask("hello")
-    with pytest.raises(CheckpointError, match=r"was trained on other weights than those in .*trained; name the model"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"was trained on other weights than those in .*trained; name the model",
+    ):
         smtrain.chat(other, adapter=tmp_path / "adapter", **GREEDY)
     with pytest.raises(CheckpointError, match="was trained on other weights"):
         evaluate(tmp_path / "adapter", other, EvaluationRequest(("any",)), under=other)
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"has adapter_config.json and no adapter_model.safetensors; copy that"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has adapter_config.json and no adapter_model.safetensors; copy that",
+    ):
         smtrain.chat(folder, adapter=tmp_path / "adapter", **GREEDY)
 
 
@@ -284,8 +328,10 @@ def test_a_record_of_messages_is_shown_by_its_question(folder: Path, tmp_path: P
     for how in ((), ("--stream",)):
         done = subprocess.run(
             [warm.smtrain(), "generate", str(folder), str(tmp_path / "p.jsonl"), *more, *how],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("> what?\n")
         assert "\n> and this" in done.stdout
@@ -307,7 +353,9 @@ def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) 
         smtrain.generate(folder, files=files, out=out, max_new_tokens=4)
     lines, second = list[str](), tmp_path / "second.jsonl"
     with pytest.raises(RuntimeError):
-        smtrain.generate(folder, files=files, out=second, max_new_tokens=4, say=_ends_after(lines, 2))
+        smtrain.generate(
+            folder, files=files, out=second, max_new_tokens=4, say=_ends_after(lines, 2)
+        )
     assert not second.exists()
     lines.clear()
     again = smtrain.generate(folder, files=files, out=second, max_new_tokens=4, say=lines.append)
@@ -315,7 +363,9 @@ def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) 
     assert lines == ["3 of 4 prompts", "4 of 4 prompts"]
 
 
-def test_an_interrupted_file_is_not_resumed_with_another_model_or_template(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_file_is_not_resumed_with_another_model_or_template(
+    folder: Path, tmp_path: Path
+) -> None:
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     shutil.copytree(folder, model)
     template = tmp_path / "template"
@@ -323,7 +373,12 @@ def test_an_interrupted_file_is_not_resumed_with_another_model_or_template(folde
 
     def begin(template_text: str) -> Any:
         template.write_text(template_text)
-        options: dict[str, Any] = {"chat": True, "template": template, "batch": 1, "max_new_tokens": 4}
+        options: dict[str, Any] = {
+            "chat": True,
+            "template": template,
+            "batch": 1,
+            "max_new_tokens": 4,
+        }
         with pytest.raises(RuntimeError):
             smtrain.generate(model, prompts, out=out, say=_ends_after([], 1), **options)
         return options
@@ -352,10 +407,15 @@ def test_two_processes_do_not_write_one_file_of_texts(folder: Path, tmp_path: Pa
     out = tmp_path / "out.jsonl"
 
     def say(_: str) -> None:
-        with pytest.raises(DataError, match=r"out\.jsonl is being written by another process; wait"):
+        with pytest.raises(
+            DataError, match=r"out\.jsonl is being written by another process; wait"
+        ):
             smtrain.generate(folder, ["one"], out=out, max_new_tokens=4)
 
-    assert len(smtrain.generate(folder, ["one", "two"], out=out, batch=1, max_new_tokens=4, say=say)) == 2
+    assert (
+        len(smtrain.generate(folder, ["one", "two"], out=out, batch=1, max_new_tokens=4, say=say))
+        == 2
+    )
     assert len(out.read_text().splitlines()) == 2
 
 
@@ -370,17 +430,28 @@ def _ends_after(lines: list[str], count: int) -> Any:
 
 def test_batches_and_settings_reach_the_model(folder: Path) -> None:
     words = ["one", "two words", "three"]
-    one_by_one = [record["completion"] for record in smtrain.generate(folder, words, max_new_tokens=6)]
-    assert [r["completion"] for r in smtrain.generate(folder, words, max_new_tokens=6, batch=2)] == one_by_one
+    one_by_one = [
+        record["completion"] for record in smtrain.generate(folder, words, max_new_tokens=6)
+    ]
+    assert [
+        r["completion"] for r in smtrain.generate(folder, words, max_new_tokens=6, batch=2)
+    ] == one_by_one
     drawn = [
-        smtrain.generate(folder, "one", temperature=2.0, seed=seed, max_new_tokens=6)[0]["completion"]
+        smtrain.generate(folder, "one", temperature=2.0, seed=seed, max_new_tokens=6)[0][
+            "completion"
+        ]
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
     short: dict[str, Any] = {"max_new_tokens": 6}
-    assert smtrain.generate(folder, "one", chat=True, **short) != smtrain.generate(folder, "one", **short)
+    assert smtrain.generate(folder, "one", chat=True, **short) != smtrain.generate(
+        folder, "one", **short
+    )
     stop = one_by_one[0][2]
-    assert smtrain.generate(folder, "one", stop=stop, max_new_tokens=6)[0]["completion"] == one_by_one[0].split(stop)[0]
+    assert (
+        smtrain.generate(folder, "one", stop=stop, max_new_tokens=6)[0]["completion"]
+        == one_by_one[0].split(stop)[0]
+    )
 
 
 def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
@@ -406,7 +477,9 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.chat(plain)
 
 
-@pytest.mark.parametrize("command", [("chat",), ("evaluate", "--tasks", "mmlu")], ids=["chat", "evaluate"])
+@pytest.mark.parametrize(
+    "command", [("chat",), ("evaluate", "--tasks", "mmlu")], ids=["chat", "evaluate"]
+)
 def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
     command: tuple[str, ...], folder: Path, tmp_path: Path
 ) -> None:
@@ -415,7 +488,13 @@ def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
     (large / "config.json").write_bytes((folder / "config.json").read_bytes())
     with (large / "model.safetensors").open("wb") as weights:
         weights.truncate(2_000 * 2**30)
-    done = subprocess.run([warm.smtrain(), *command, str(large)], input="", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [warm.smtrain(), *command, str(large)],
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert f"this takes 2000.6 GiB of memory ({large} 2000.0 GiB of weights" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -426,12 +505,17 @@ def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> 
     from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
     target = SageMakerBackend("local")
-    target.s3.create_bucket(Bucket="talks", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    target.s3.create_bucket(
+        Bucket="talks", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
     for path in folder.iterdir():
         target.s3.upload_file(str(path), "talks", f"models/tiny/{path.name}")
     expected = smtrain.chat(folder, **GREEDY).ask("hello")
     for _ in range(2):  # the second time it is here
-        assert smtrain.chat("s3://talks/models/tiny", target="local", **GREEDY).ask("hello") == expected
+        assert (
+            smtrain.chat("s3://talks/models/tiny", target="local", **GREEDY).ask("hello")
+            == expected
+        )
     with pytest.raises(CheckpointError, match="is empty"):
         smtrain.chat("s3://talks/models/tin", target="local")
     with pytest.raises(JobError, match="no run or job of this name here"):
@@ -439,7 +523,9 @@ def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> 
 
 
 @pytest.mark.full  # test_ctrl_c_stops_the_answer_and_not_the_program ends one in the gate
-def test_killing_a_chat_leaves_nothing_behind(terminal: Callable[..., Terminal], folder: Path) -> None:
+def test_killing_a_chat_leaves_nothing_behind(
+    terminal: Callable[..., Terminal], folder: Path
+) -> None:
     at = terminal("chat", str(folder))
     at.prompt()
     at.process.send_signal(signal.SIGTERM)
@@ -451,6 +537,8 @@ def test_turns_limit_what_is_remembered() -> None:
     for word in ("one", "two"):
         talk.add(word, "yes")
     assert [m["content"] for m in talk.with_question("three")] == ["two", "yes", "three"]
-    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).with_question("three")] == ["three"]
+    assert [
+        m["content"] for m in Conversation(turns=0, messages=talk.messages).with_question("three")
+    ] == ["three"]
     assert talk.take_back() == "two"
     assert [m["content"] for m in talk.messages] == ["one", "yes"]

@@ -21,7 +21,11 @@ from tests.cli.test_cli import smtrain as command
 def frame(headers: dict[str, str], payload: bytes) -> bytes:
     """One message of AWS's event stream (application/vnd.amazon.eventstream)."""
     encoded = b"".join(
-        bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
+        bytes([len(name)])
+        + name.encode()
+        + b"\x07"
+        + struct.pack(">H", len(value))
+        + value.encode()
         for name, value in headers.items()
     )
     prelude = struct.pack(">II", 16 + len(encoded) + len(payload), len(encoded))
@@ -29,7 +33,11 @@ def frame(headers: dict[str, str], payload: bytes) -> bytes:
     return message + struct.pack(">I", zlib.crc32(message))
 
 
-PART = {":message-type": "event", ":event-type": "PayloadPart", ":content-type": "application/octet-stream"}
+PART = {
+    ":message-type": "event",
+    ":event-type": "PayloadPart",
+    ":content-type": "application/octet-stream",
+}
 
 
 class Endpoint:
@@ -44,14 +52,23 @@ class Endpoint:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if "/endpoints/llama/" not in self.path:
-                    return self.answer(400, json.dumps({"message": "Endpoint x of account 1 not found."}).encode())
+                    return self.answer(
+                        400, json.dumps({"message": "Endpoint x of account 1 not found."}).encode()
+                    )
                 outer.asked.append(body)
                 if body["messages"][-1]["content"] == "too long":
-                    error = {"Message": "Received client error", "OriginalMessage": "the context is 4096 tokens"}
+                    error = {
+                        "Message": "Received client error",
+                        "OriginalMessage": "the context is 4096 tokens",
+                    }
                     return self.answer(424, json.dumps(error).encode(), "ModelError")
-                events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in outer.words]
+                events = [
+                    json.dumps({"choices": [{"delta": {"content": word}}]}) for word in outer.words
+                ]
                 sent = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
-                cut = [sent[i : i + 7] for i in range(0, len(sent), 7)]  # within lines and within characters
+                cut = [
+                    sent[i : i + 7] for i in range(0, len(sent), 7)
+                ]  # within lines and within characters
                 return self.answer(200, b"".join(frame(PART, piece) for piece in cut))
 
             def answer(self, status: int, body: bytes, kind: str = "ValidationError") -> None:
@@ -74,9 +91,11 @@ class Endpoint:
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     made = Endpoint()
     for name, value in {
-        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": made.url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": made.url,
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setenv(name, value)
     yield made
     made.server.shutdown()
@@ -90,19 +109,33 @@ def test_questions_and_answers_go_as_openais_messages(endpoint: Endpoint) -> Non
     assert talk.ask("Sure?") == "Yes."
     first, second = endpoint.asked
     assert first["messages"] == [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a list?"},
-    ]  # fmt: skip
-    assert {key: first[key] for key in ("model", "stream", "max_tokens", "temperature", "top_k", "stop")} == {
-        "model": "llama", "stream": True, "max_tokens": 9, "temperature": 0.7, "top_k": 50, "stop": ["\n"],
-    }  # fmt: skip
-    assert [m["content"] for m in second["messages"][1:]] == ["What is a list?", "A list is über all.", "Sure?"]
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is a list?"},
+    ]
+    assert {
+        key: first[key] for key in ("model", "stream", "max_tokens", "temperature", "top_k", "stop")
+    } == {
+        "model": "llama",
+        "stream": True,
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "top_k": 50,
+        "stop": ["\n"],
+    }
+    assert [m["content"] for m in second["messages"][1:]] == [
+        "What is a list?",
+        "A list is über all.",
+        "Sure?",
+    ]
     assert "".join(piece for _, piece in talk.retry()) == "Yes."
     assert endpoint.asked[-1]["seed"] == second["seed"] + 1
     assert len(talk.messages) == 4
 
 
 def test_an_answer_that_is_left_early_is_kept(endpoint: Endpoint) -> None:
-    talk = smtrain.chat(endpoint="llama", temperature=0, chat_template_kwargs={"enable_thinking": False})
+    talk = smtrain.chat(
+        endpoint="llama", temperature=0, chat_template_kwargs={"enable_thinking": False}
+    )
     answer = talk.stream("What is a list?")
     assert next(answer) == ("", "A li")
     answer.close()  # type: ignore[attr-defined]
@@ -144,9 +177,19 @@ def test_from_the_shell(endpoint: Endpoint) -> None:
     import sys
 
     done = subprocess.run(
-        [sys.executable, "-c", "from smtrain.cli import main; main()", "chat", "--endpoint", "llama"],
-        input="What is a list?\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "from smtrain.cli import main; main()",
+            "chat",
+            "--endpoint",
+            "llama",
+        ],
+        input="What is a list?\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "A list is über all."), done.stderr
     missing = command("chat")
     assert missing.returncode == 2

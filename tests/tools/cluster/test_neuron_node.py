@@ -29,23 +29,31 @@ def node(folder: Path, system: str) -> Path:
 
 def run(root: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "ROOT": str(root)}
-    return subprocess.run(["bash", "-c", NEURON_SCRIPT], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        ["bash", "-c", NEURON_SCRIPT], env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize(
     ("system", "manager", "source"),
     [
-        ('ID=ubuntu\nVERSION_CODENAME=jammy\n', "apt-get", "etc/apt/sources.list.d/neuron.list"),
+        ("ID=ubuntu\nVERSION_CODENAME=jammy\n", "apt-get", "etc/apt/sources.list.d/neuron.list"),
         ('ID="amzn"\nVERSION_ID="2023"\n', "dnf", "etc/yum.repos.d/neuron.repo"),
     ],
-)  # fmt: skip
-def test_it_installs_driver_libraries_and_tools_once(tmp_path: Path, system: str, manager: str, source: str) -> None:
+)
+def test_it_installs_driver_libraries_and_tools_once(
+    tmp_path: Path, system: str, manager: str, source: str
+) -> None:
     root = node(tmp_path, system)
     first = run(root)
     assert (first.returncode, first.stdout) == (0, "neuron: installed\n"), first.stderr
     called = (root / "called").read_text()
-    (installed,) = [line for line in called.splitlines() if line.startswith(manager) and " install " in line]
-    assert {"aws-neuronx-dkms", "aws-neuronx-collectives", "aws-neuronx-runtime-lib"} <= set(installed.split())
+    (installed,) = [
+        line for line in called.splitlines() if line.startswith(manager) and " install " in line
+    ]
+    assert {"aws-neuronx-dkms", "aws-neuronx-collectives", "aws-neuronx-runtime-lib"} <= set(
+        installed.split()
+    )
     assert "repos.neuron.amazonaws.com" in (root / source).read_text()
     assert run(root).stdout == "neuron: the driver is there\n"
     assert (root / "called").read_text() == called

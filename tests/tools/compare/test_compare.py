@@ -34,7 +34,9 @@ def learned(
     for step in range(1, count + 1):
         progress += rate if after and step >= after else 1.0
         loss = 3 + 5 * math.exp(-progress / 150) + draw.gauss(0, noise)
-        rows.append({"step": step, "loss": loss, "grad_norm": 1 + draw.random(), "tokens_per_s": 1000.0})
+        rows.append(
+            {"step": step, "loss": loss, "grad_norm": 1 + draw.random(), "tokens_per_s": 1000.0}
+        )
     return rows
 
 
@@ -59,11 +61,16 @@ def test_two_seeds_follow_each_other_and_a_wrong_learning_rate_is_found_where_it
 
 
 @given(st.integers(30, 170), st.sampled_from([5, 20, 40]), st.floats(0.1, 0.5), st.integers(0, 9))
-def test_where_a_training_turns_is_told_to_the_step(after: int, window: int, more: float, seed: int) -> None:
+def test_where_a_training_turns_is_told_to_the_step(
+    after: int, window: int, more: float, seed: int
+) -> None:
     base = learned(seed, 200)
     turned = [{**row, "loss": row["loss"] * (1 + more * (row["step"] > after))} for row in base]
     assert smtrain.compare(base, turned, window=window).pairs[0].left_at == after + 1
-    noisy = [{**row, "loss": row["loss"] * (1 + more * (row["step"] > after))} for row in learned(seed + 10, 200)]
+    noisy = [
+        {**row, "loss": row["loss"] * (1 + more * (row["step"] > after))}
+        for row in learned(seed + 10, 200)
+    ]
     left = smtrain.compare(base, noisy, window=window, tolerance=0.04).pairs[0].left_at
     assert left is not None
     assert abs(left - after - 1) <= 5
@@ -74,9 +81,15 @@ def test_where_a_training_turns_is_told_to_the_step(after: int, window: int, mor
     st.integers(1, 30),
     st.sampled_from(["step", "tokens", "time"]),
 )
-def test_a_training_follows_itself_whatever_it_is_laid_over_by(losses: list[float], window: int, by: Any) -> None:
-    rows = [{"step": i, "loss": loss, "tokens_per_s": 10.0} for i, loss in enumerate(losses, start=1)]
-    comparison = smtrain.compare(rows, rows, by=by, window=window, tolerance=1e-9, tokens_per_step=64)
+def test_a_training_follows_itself_whatever_it_is_laid_over_by(
+    losses: list[float], window: int, by: Any
+) -> None:
+    rows = [
+        {"step": i, "loss": loss, "tokens_per_s": 10.0} for i, loss in enumerate(losses, start=1)
+    ]
+    comparison = smtrain.compare(
+        rows, rows, by=by, window=window, tolerance=1e-9, tokens_per_step=64
+    )
     assert comparison.within
     assert comparison.pairs[0].loss.values == pytest.approx(comparison.pairs[0].loss.baseline)
 
@@ -100,15 +113,23 @@ def test_what_is_no_comparison_is_refused_or_said_first(tmp_path: Path) -> None:
     falling = [{"step": step, "loss": 3 - step / 100} for step in range(1, 41)]
     pairs = [{**row, "rewards/margins": 0.1} for row in falling]
     for one, other in ((falling, pairs), (pairs, falling)):
-        with pytest.raises(smtrain.DataError, match=r"objective dpo.* measure different things; compare runs of one"):
+        with pytest.raises(
+            smtrain.DataError,
+            match=r"objective dpo.* measure different things; compare runs of one",
+        ):
             smtrain.compare(one, other)
     assert smtrain.compare(pairs, pairs).within
     log = tmp_path / "a.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in falling))
-    assert smtrain.compare(log, f"b={log}").verdict.startswith(f"b is compared with itself ({log}).\n")
+    assert smtrain.compare(log, f"b={log}").verdict.startswith(
+        f"b is compared with itself ({log}).\n"
+    )
     resumed = [*falling[:30], *falling[19:]]
     twice = tmp_path / "b.jsonl"
-    for rows, first in ((resumed, "b.jsonl follows"), (falling[:9] + falling, "b.jsonl holds 2 runs, as its steps")):
+    for rows, first in (
+        (resumed, "b.jsonl follows"),
+        (falling[:9] + falling, "b.jsonl holds 2 runs, as its steps"),
+    ):
         twice.write_text("".join(json.dumps(row) + "\n" for row in rows))
         assert smtrain.compare(log, twice).verdict.startswith(first)
 
@@ -129,8 +150,12 @@ def test_losses_without_a_finite_number_are_told_in_words() -> None:
 
 def test_half_the_batch_is_compared_by_tokens() -> None:
     """Twice as many steps of half the size give the same curve by tokens."""
-    whole = [{"step": s, "loss": 3 + 5 * math.exp(-s / 50), "tokens_per_s": 1.0} for s in range(1, 201)]
-    half = [{"step": s, "loss": 3 + 5 * math.exp(-s / 100), "tokens_per_s": 1.0} for s in range(1, 401)]
+    whole = [
+        {"step": s, "loss": 3 + 5 * math.exp(-s / 50), "tokens_per_s": 1.0} for s in range(1, 201)
+    ]
+    half = [
+        {"step": s, "loss": 3 + 5 * math.exp(-s / 100), "tokens_per_s": 1.0} for s in range(1, 401)
+    ]
     a, b = read(whole), read(half)
     from smtrain.tools.compare.series import with_tokens
 
@@ -140,15 +165,15 @@ def test_half_the_batch_is_compared_by_tokens() -> None:
 
 
 MEGATRON = (
-    " [2026-01-02 03:04:05.678] iteration      100/  500000 | consumed samples:        25600 | "
-    "elapsed time per iteration (ms): 2345.6 | throughput per GPU (TFLOP/s/GPU): 123.4 | "
-    "learning rate: 1.500000E-05 | global batch size:   256 | lm loss: 9.123456E+00 | loss scale: 1.0 | "
-    "grad norm: 5.123 | number of skipped iterations:   0 |"
+    " [2026-01-02 03:04:05.678] iteration      100/  500000 | consumed samples:        25600 |"
+    " elapsed time per iteration (ms): 2345.6 | throughput per GPU (TFLOP/s/GPU): 123.4 | learning"
+    " rate: 1.500000E-05 | global batch size:   256 | lm loss: 9.123456E+00 | loss scale: 1.0 |"
+    " grad norm: 5.123 | number of skipped iterations:   0 |"
 )
 NEOX = (
-    " samples/sec: 24.316 | iteration      100/  143000 | elapsed time per iteration (ms): 42112.1 | learning rate: "
-    "1.2E-05 | approx flops per GPU: 43.2TFLOPS | lm_loss: 8.061E+00 | loss scale: 4096.0 | number of skipped "
-    "iterations:   0 | number of nan iterations:   0 |"
+    " samples/sec: 24.316 | iteration      100/  143000 | elapsed time per iteration (ms): 42112.1"
+    " | learning rate: 1.2E-05 | approx flops per GPU: 43.2TFLOPS | lm_loss: 8.061E+00 | loss"
+    " scale: 4096.0 | number of skipped iterations:   0 | number of nan iterations:   0 |"
 )
 NEMO = (
     "Epoch 0:   0%|          | 188/301501 [59:00<1573:03:24, 18.79s/it, loss=7.76, v_num=3-16, "
@@ -157,7 +182,10 @@ NEMO = (
     "reduced_train_loss=7.560, gradient_norm=8.600, parameter_norm=1.95e+3, global_step=188.0, "
     "consumed_samples=24064.0, iteration_time=18.70]"
 )
-OURS = "algo-1 | 12:00:01 | step=7 loss=4.250000 grad_norm=1.5000 lr=1.0000e-04 tokens_per_s=10.0 mfu=0.1 of=9"
+OURS = (
+    "algo-1 | 12:00:01 | step=7 loss=4.250000 grad_norm=1.5000 lr=1.0000e-04 tokens_per_s=10.0"
+    " mfu=0.1 of=9"
+)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +193,14 @@ OURS = "algo-1 | 12:00:01 | step=7 loss=4.250000 grad_norm=1.5000 lr=1.0000e-04 
     [
         (
             MEGATRON,
-            {"step": 100, "loss": 9.123456, "grad_norm": 5.123, "lr": 1.5e-5, "samples": 25600, "step_s": 2.3456},
+            {
+                "step": 100,
+                "loss": 9.123456,
+                "grad_norm": 5.123,
+                "lr": 1.5e-5,
+                "samples": 25600,
+                "step_s": 2.3456,
+            },
         ),
         (NEOX, {"step": 100, "loss": 8.061, "lr": 1.2e-5, "step_s": 42.1121}),
         (NEMO, {"step": 189, "loss": 7.56, "grad_norm": 8.6, "samples": 24064, "step_s": 18.7}),
@@ -192,11 +227,15 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
         board.add_scalar("lm loss", row["loss"], row["step"])
         board.add_scalar("grad-norm", row["grad_norm"], row["step"])
     board.close()
-    (tmp_path / "x.csv").write_text("Iteration,train_loss\n" + "".join(f"{r['step']},{r['loss']}\n" for r in rows))
+    (tmp_path / "x.csv").write_text(
+        "Iteration,train_loss\n" + "".join(f"{r['step']},{r['loss']}\n" for r in rows)
+    )
     import pandas
 
     table = pandas.DataFrame(rows).set_index("step")
-    comparison = smtrain.compare(rows, str(tmp_path / "board"), f"gpu={tmp_path / 'x.csv'}", table, tolerance=1e-6)
+    comparison = smtrain.compare(
+        rows, str(tmp_path / "board"), f"gpu={tmp_path / 'x.csv'}", table, tolerance=1e-6
+    )
     assert comparison.within
     assert [one.name for one in comparison.series] == ["records", "board", "gpu", "table"]
     assert comparison.pairs[0].grad_norm is not None
@@ -206,7 +245,10 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
 
 def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -> None:
     quick = [{**row, "tokens_per_s": 12345.6} for row in learned(1)]
-    a, b = jsonl(tmp_path / "a.jsonl", quick), jsonl(tmp_path / "b.jsonl", learned(3, rate=3.0, after=100))
+    a, b = (
+        jsonl(tmp_path / "a.jsonl", quick),
+        jsonl(tmp_path / "b.jsonl", learned(3, rate=3.0, after=100)),
+    )
     done = command("compare", f"gpu={a}", str(b), "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "b.jsonl leaves gpu at step 1" in done.stdout
@@ -228,7 +270,10 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
     ("arguments", "sentence"),
     [
         (["{a}"], "two or more"),
-        (["{a}", "{far}"], "no step in common: far.jsonl goes from 900 to 929, a.jsonl from 1 to 30"),
+        (
+            ["{a}", "{far}"],
+            "no step in common: far.jsonl goes from 900 to 929, a.jsonl from 1 to 30",
+        ),
         (["{a}", "nowhere/x.log"], "nowhere/x.log: there is no such file"),
         (["{a}", "{words}"], "has no line of a training step that smtrain knows"),
         (["{a}", "{empty}"], "holds no metrics.jsonl and no TensorBoard"),
@@ -237,12 +282,16 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
         (["{a}", "{table}"], "has no steps with a loss: it has x, y"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
     names = {
         "a": jsonl(tmp_path / "a.jsonl", learned(1, 30)),
         "far": jsonl(tmp_path / "far.jsonl", [{"step": 900 + i, "loss": 1.0} for i in range(30)]),
-        "words": tmp_path / "words.txt", "empty": tmp_path / "empty", "table": tmp_path / "t.csv",
-    }  # fmt: skip
+        "words": tmp_path / "words.txt",
+        "empty": tmp_path / "empty",
+        "table": tmp_path / "t.csv",
+    }
     names["words"].write_text("hello\n")
     names["empty"].mkdir()
     names["table"].write_text("x,y\n1,2\n")
@@ -259,7 +308,10 @@ def test_the_api_says_the_same() -> None:
         smtrain.compare(learned(1, 5), 7)
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats()), max_size=20), st.randoms())
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats()), max_size=20),
+    st.randoms(),
+)
 def test_columns_are_the_records(rows: list[dict[str, float]], draw: random.Random) -> None:
     records = [{"step": draw.randrange(12), **row} for row in rows]
     columns = StepColumns()
@@ -267,11 +319,15 @@ def test_columns_are_the_records(rows: list[dict[str, float]], draw: random.Rand
         columns.append(record)
     columns.sort()
     by_step = {record["step"]: record for record in records}
-    assert repr([by_step[step] for step in sorted(by_step)]) == repr([dict(sorted_like(by_step, r)) for r in columns])
+    assert repr([by_step[step] for step in sorted(by_step)]) == repr(
+        [dict(sorted_like(by_step, r)) for r in columns]
+    )
     assert len(columns) == len(by_step)
 
 
-def sorted_like(by_step: dict[float, dict[str, float]], record: dict[str, float]) -> list[tuple[str, float]]:
+def sorted_like(
+    by_step: dict[float, dict[str, float]], record: dict[str, float]
+) -> list[tuple[str, float]]:
     """The record's items in the order of the row that it was made from."""
     return [(name, record[name]) for name in by_step[int(record["step"])] if name in record]
 
@@ -282,7 +338,9 @@ def test_a_long_training_takes_few_bytes_a_step(tmp_path: Path) -> None:
     try:
         one = read(path)
         comparison = Comparison("step", 20, 0.02, (one, one), (_pair(one, one, "step", 20, 0.02),))
-        assert tracemalloc.get_traced_memory()[0] < 4000 * 250  # as dicts and tuples of floats it was 1,300 each
+        assert (
+            tracemalloc.get_traced_memory()[0] < 4000 * 250
+        )  # as dicts and tuples of floats it was 1,300 each
     finally:
         tracemalloc.stop()
     assert len(comparison.pairs[0].loss.x) == 4000

@@ -1,4 +1,6 @@
-"""Each bad state of a machine is a line with its remedy: tools that fail or hang, broken packages, full disks."""
+"""Each bad state of a machine is a line with its remedy: tools that fail or hang, broken packages,
+full disks.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,14 @@ from tests.typed import typed
 
 Put = Callable[[str, str], Path]
 CPU_TORCH: dict[str, Any] = {
-    "torch": "2.13.0+cpu", "cuda": None, "hip": None, "accelerator": None, "count": 0, "devices": [], "warnings": [],
-}  # fmt: skip
+    "torch": "2.13.0+cpu",
+    "cuda": None,
+    "hip": None,
+    "accelerator": None,
+    "count": 0,
+    "devices": [],
+    "warnings": [],
+}
 CUDA_TORCH = CPU_TORCH | {"torch": "2.13.0+cu130", "cuda": "13.0"}
 NVIDIA_SMI = "| NVIDIA-SMI 580.65  Driver Version: 580.65  CUDA Version: 13.0 |"
 
@@ -68,7 +76,9 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 
 @pytest.fixture
 def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """A folder that comes first on the path of Pythons that are started; the fixture puts a module into it."""
+    """A folder that comes first on the path of Pythons that are started; the fixture puts a module
+    into it.
+    """
     folder = tmp_path / "shadow"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -77,9 +87,14 @@ def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, view: dict[str, Any], shadow: Put) -> list[Finding]:
-    """Findings about the devices, with a torch that says this; it is printed by a program in torch's place."""
+    """Findings about the devices, with a torch that says this; it is printed by a program in
+    torch's place.
+    """
     line = f"\n{torch_view.MARK}{json.dumps(view)}"
-    shadow("torch/__init__.py", f"import sys\nprint({line!r})\nsys.stdout.flush()\nimport os; os._exit(0)\n")
+    shadow(
+        "torch/__init__.py",
+        f"import sys\nprint({line!r})\nsys.stdout.flush()\nimport os; os._exit(0)\n",
+    )
     found = Gathered()
     devices.devices(found)
     return found.findings
@@ -93,7 +108,12 @@ def told(found: list[Finding] | Gathered, level: str) -> list[str]:
 def test_this_machine_has_no_fault_and_the_report_names_no_one(tmp_path: Path) -> None:
     file, page = tmp_path / "doctor.json", tmp_path / "doctor.html"
     done = typed(
-        "doctor", "--json", str(file), "--page", str(page), HF_TOKEN="hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
+        "doctor",
+        "--json",
+        str(file),
+        "--page",
+        str(page),
+        HF_TOKEN="hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(file.read_text())
@@ -126,15 +146,26 @@ def test_json_is_printed_and_only_reports_of_its_own_are_replaced(
         assert Path(name).read_text() == "mine: smtrain doctor"
         assert typed("doctor", option, name, "--overwrite").stderr == ""
         assert typed("doctor", option, name).stderr == ""
-    assert "--page and --json are the same file" in typed("doctor", "--json", "x", "--page", "./x").stderr
+    assert (
+        "--page and --json are the same file"
+        in typed("doctor", "--json", "x", "--page", "./x").stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "text", "said"),
     [
-        ("torch/__init__.py", "raise OSError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
+        (
+            "torch/__init__.py",
+            "raise OSError('libcudart.so.13: cannot open shared object file')",
+            "libcudart.so.13",
+        ),
         ("torch/__init__.py", "import os; os.abort()", "was killed by signal 6"),
-        ("transformers/__init__.py", "raise ImportError('needs another torch')", "transformers is installed, but"),
+        (
+            "transformers/__init__.py",
+            "raise ImportError('needs another torch')",
+            "transformers is installed, but",
+        ),
     ],
 )
 def test_a_package_that_cannot_be_imported(shadow: Put, module: str, text: str, said: str) -> None:
@@ -153,26 +184,39 @@ def test_a_torch_whose_import_hangs_is_ended(shadow: Put, monkeypatch: pytest.Mo
     assert devices.devices(found).seen == {}
     (line,) = told(found, "fault")
     assert line.startswith(
-        "torch: torch is installed, but `import torch` does not answer within 1 s -> a driver may hang"
+        "torch: torch is installed, but `import torch` does not answer within 1 s -> a driver may"
+        " hang"
     )
 
 
 def test_no_torch_is_said_with_the_command_that_installs_it(shadow: Put, tmp_path: Path) -> None:
     """As in an environment without it: this smtrain and its base packages, and nothing else."""
-    blocker = "import sys\nclass No:\n    def find_spec(self, name, *_):\n        if name.split('.')[0] in"
+    blocker = (
+        "import sys\nclass No:\n    def find_spec(self, name, *_):\n        if"
+        " name.split('.')[0] in"
+    )
     blocker += " ('torch', 'transformers'): raise ModuleNotFoundError(name=name)\n"
-    blocker += "    def find_distributions(self, context): return []\nsys.meta_path.insert(0, No())\n"
+    blocker += (
+        "    def find_distributions(self, context): return []\nsys.meta_path.insert(0, No())\n"
+    )
     blocker += "import importlib.metadata as m\nreal = m.distribution\n"
-    blocker += "def only(name):\n    if name in ('torch', 'transformers'): raise m.PackageNotFoundError(name)\n"
-    blocker += "    return real(name)\nm.distribution = only\nm.version = lambda name: only(name).version\n"
+    blocker += (
+        "def only(name):\n    if name in ('torch', 'transformers'): raise"
+        " m.PackageNotFoundError(name)\n"
+    )
+    blocker += (
+        "    return real(name)\nm.distribution = only\nm.version = lambda name:"
+        " only(name).version\n"
+    )
     shadow("sitecustomize.py", blocker)
     command = [sys.executable, "-m", "smtrain", "doctor", "--train"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     faults = [line for line in done.stdout.splitlines() if line.startswith("fault")]
     assert [line.split("packages")[1].strip() for line in faults] == [
-        "torch is not installed", "transformers is not installed",
-    ]  # fmt: skip
+        "torch is not installed",
+        "transformers is not installed",
+    ]
     assert "-> run `pip install " in done.stdout
     assert "nothing was trained, as a fault prevents it" in done.stdout
 
@@ -183,20 +227,30 @@ def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> 
         record = folder / f"{name}-{version}.dist-info"
         record.mkdir()
         more = "Requires-Python: >=3.99\n" if name == "smtrain" else ""
-        more += 'Provides-Extra: train\nRequires-Dist: torch>=2.9; extra == "train"\n' if name == "smtrain" else ""
-        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
+        more += (
+            'Provides-Extra: train\nRequires-Dist: torch>=2.9; extra == "train"\n'
+            if name == "smtrain"
+            else ""
+        )
+        (record / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
+        )
     monkeypatch.syspath_prepend(str(folder))
     found = Gathered()
     software.software(found)
     return found
 
 
-def test_a_checkout_that_is_not_installed_is_told_which_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_is_not_installed_is_told_which_packages_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The packages of an extra are then unknown; the remedy was `pip install`, without any."""
     monkeypatch.setattr("smtrain.core.extras._packages", lambda extra: [])
     monkeypatch.setattr(software, "_least", lambda: {"torch": "2.9", "gigatoken": "0.10"})
     real = software._version
-    monkeypatch.setattr(software, "_version", lambda name: None if name == "gigatoken" else real(name))
+    monkeypatch.setattr(
+        software, "_version", lambda name: None if name == "gigatoken" else real(name)
+    )
     software.software(found := Gathered())
     (line,) = (one for one in told(found, "warning") if "gigatoken" in one)
     assert "run `pip install gigatoken`" in line
@@ -210,7 +264,10 @@ def test_versions_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_versions_that_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert told(packages(monkeypatch, tmp_path, torch="2.14.1", torch_neuronx="2.14.3.0"), "fault") == []
+    assert (
+        told(packages(monkeypatch, tmp_path, torch="2.14.1", torch_neuronx="2.14.3.0"), "fault")
+        == []
+    )
 
 
 def test_an_old_torch_and_another_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,7 +286,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=False
+    ).returncode:
         pytest.skip("needs to mount a small disk (root, and a kernel that lets it)")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
@@ -243,7 +302,8 @@ def test_a_full_disk_prevents_training_if_jobs_write_there(
     software.disks(found, 0)
     (line,) = told(found, "fault")
     assert line.startswith(
-        "disk: 0.00 GiB are free in SMTRAIN_HOME: the disk is full -> free some (`smtrain local clean`"
+        "disk: 0.00 GiB are free in SMTRAIN_HOME: the disk is full -> free some (`smtrain local"
+        " clean`"
     )
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
     found = Gathered()
@@ -273,14 +333,33 @@ def test_small_and_full_shared_memory(small: Path, monkeypatch: pytest.MonkeyPat
     ("files", "limit"),
     [
         ({"memory.max": "max", "memory.current": "5", "memory.stat": ""}, None),
-        ({"memory.max": f"{2**29}", "memory.current": f"{2**28}", "memory.stat": f"inactive_file {2**26}"}, 2**29),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "1",
-          "memory/memory.stat": ""}, None),
-        ({"memory/memory.limit_in_bytes": f"{2**29}", "memory/memory.usage_in_bytes": f"{2**28}",
-          "memory/memory.stat": f"total_inactive_file {2**26}"}, 2**29),
+        (
+            {
+                "memory.max": f"{2**29}",
+                "memory.current": f"{2**28}",
+                "memory.stat": f"inactive_file {2**26}",
+            },
+            2**29,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": "1",
+                "memory/memory.stat": "",
+            },
+            None,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": f"{2**29}",
+                "memory/memory.usage_in_bytes": f"{2**28}",
+                "memory/memory.stat": f"total_inactive_file {2**26}",
+            },
+            2**29,
+        ),
     ],
     ids=["version 2, no limit", "version 2", "version 1, no limit", "version 1"],
-)  # fmt: skip
+)
 def test_the_memory_of_a_container(
     files: dict[str, str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,19 +373,23 @@ def test_the_memory_of_a_container(
     assert (free == 2**28 + 2**26) == (limit is not None)
     found = Gathered()
     software.processor(found, 1)
-    assert any("0.3 GiB of memory are free of the 0.5 GiB" in line for line in told(found, "fault")) == (
-        limit is not None
-    )
+    assert any(
+        "0.3 GiB of memory are free of the 0.5 GiB" in line for line in told(found, "fault")
+    ) == (limit is not None)
 
 
-def test_limits_of_the_shell_and_the_quota_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_shell_and_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     monkeypatch.setattr(software, "CGROUP", tmp_path)
     real = resource.getrlimit
     monkeypatch.setattr(
         resource,
         "getrlimit",
-        lambda one: (100, 100) if one in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS) else real(one),
+        lambda one: (
+            (100, 100) if one in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS) else real(one)
+        ),
     )
     found = Gathered()
     software.processor(found, 1)
@@ -323,13 +406,23 @@ def test_limits_of_the_shell_and_the_quota_of_a_container(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("script", "level", "said"),
     [
-        ("echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18", "fault", "version mismatch"),
+        (
+            "echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18",
+            "fault",
+            "version mismatch",
+        ),
         ("sleep 100", "fault", "does not answer within 1 s -> reboot"),
         ("kill -SEGV $$", "fault", "was killed by signal 11"),
     ],
 )
 def test_a_broken_nvidia_driver(
-    system: Put, tool: Put, script: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch, shadow: Put
+    system: Put,
+    tool: Put,
+    script: str,
+    level: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shadow: Put,
 ) -> None:
     monkeypatch.setattr(gathered, "PATIENCE", 1.0)
     system("dev/nvidia0", "")
@@ -349,23 +442,72 @@ GOOD = "0, NVIDIA H100 80GB HBM3, 580.65, 81559, 4, Default"
 @pytest.mark.parametrize(
     ("rows", "newest", "view", "level", "said"),
     [
-        (GOOD, NVIDIA_SMI.replace("13.0", "12.4"), CUDA_TORCH, "fault", "too old: it is for CUDA 12.4, and torch"),
-        (GOOD, NVIDIA_SMI, CPU_TORCH, "fault", "it is the build for CPUs -> install torch with the command"),
-        (GOOD, NVIDIA_SMI, CUDA_TORCH | {"error": "The NVIDIA driver on your system is too old (found version 11040)."},
-         "fault", "torch 2.13.0+cu130 sees none: The NVIDIA driver on your system is too old"),
-        (GOOD, NVIDIA_SMI, CUDA_TORCH | {"hip": "6.4", "cuda": None}, "fault", "the build for another maker's GPUs"),
-        (GOOD.replace("4, Default", "9000, Default"), NVIDIA_SMI, None, "warning", "GPU 0 is busy: 9000 of 81559 MiB"),
+        (
+            GOOD,
+            NVIDIA_SMI.replace("13.0", "12.4"),
+            CUDA_TORCH,
+            "fault",
+            "too old: it is for CUDA 12.4, and torch",
+        ),
+        (
+            GOOD,
+            NVIDIA_SMI,
+            CPU_TORCH,
+            "fault",
+            "it is the build for CPUs -> install torch with the command",
+        ),
+        (
+            GOOD,
+            NVIDIA_SMI,
+            CUDA_TORCH
+            | {"error": "The NVIDIA driver on your system is too old (found version 11040)."},
+            "fault",
+            "torch 2.13.0+cu130 sees none: The NVIDIA driver on your system is too old",
+        ),
+        (
+            GOOD,
+            NVIDIA_SMI,
+            CUDA_TORCH | {"hip": "6.4", "cuda": None},
+            "fault",
+            "the build for another maker's GPUs",
+        ),
+        (
+            GOOD.replace("4, Default", "9000, Default"),
+            NVIDIA_SMI,
+            None,
+            "warning",
+            "GPU 0 is busy: 9000 of 81559 MiB",
+        ),
         (GOOD.replace("4, Default", "80000, Default"), NVIDIA_SMI, None, "fault", "GPU 0 is busy"),
-        (GOOD.replace("Default", "Prohibited"), NVIDIA_SMI, None, "fault", "nvidia-smi -i 0 -c DEFAULT"),
+        (
+            GOOD.replace("Default", "Prohibited"),
+            NVIDIA_SMI,
+            None,
+            "fault",
+            "nvidia-smi -i 0 -c DEFAULT",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_nvidia_smi_and_torch_say(
-    rows: str, newest: str, view: dict[str, Any] | None, level: str, said: str, system: Put, tool: Put, shadow: Put,
+    rows: str,
+    newest: str,
+    view: dict[str, Any] | None,
+    level: str,
+    said: str,
+    system: Put,
+    tool: Put,
+    shadow: Put,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     system("dev/nvidia0", "")
     tool("nvidia-smi", smi(rows, newest))
-    works = {"index": 0, "name": "NVIDIA H100", "free": 8 * 10**10, "total": 8 * 10**10, "works": True}
+    works = {
+        "index": 0,
+        "name": "NVIDIA H100",
+        "free": 8 * 10**10,
+        "total": 8 * 10**10,
+        "works": True,
+    }
     view = view or CUDA_TORCH | {"accelerator": "cuda", "count": 1, "devices": [works]}
     lines = told(seen(monkeypatch, view, shadow), level)
     assert len(lines) == 1, lines
@@ -378,7 +520,10 @@ def test_variables_that_hide_devices_are_named(
     system("dev/nvidia0", "")
     tool("nvidia-smi", smi(GOOD))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES hides them -> unset" in told(seen(monkeypatch, CUDA_TORCH, shadow), "fault")[0]
+    assert (
+        "CUDA_VISIBLE_DEVICES hides them -> unset"
+        in told(seen(monkeypatch, CUDA_TORCH, shadow), "fault")[0]
+    )
 
 
 def test_a_busy_gpu_that_is_not_chosen_is_no_fault(
@@ -403,7 +548,11 @@ def test_a_gpu_without_driver_and_one_that_does_not_compute(
     assert "1 NVIDIA GPU is on the PCI bus, and no driver" in line
     system("dev/nvidia0", "")
     tool("nvidia-smi", smi(GOOD))
-    broken = {"index": 0, "works": False, "error": "CUDA error: uncorrectable ECC error encountered"}
+    broken = {
+        "index": 0,
+        "works": False,
+        "error": "CUDA error: uncorrectable ECC error encountered",
+    }
     view = CUDA_TORCH | {"accelerator": "cuda", "count": 1, "devices": [broken]}
     (line,) = told(seen(monkeypatch, view, shadow), "fault")
     assert "cuda:0 does not compute (CUDA error: uncorrectable ECC error" in line
@@ -417,37 +566,109 @@ def test_a_torch_for_gpus_on_a_machine_without_one_is_no_fault(
     assert "is built for GPUs, and this machine has none" in told(found, "warning")[0]
 
 
-LS = [{"neuron_device": 0, "nc_count": 4, "logical_neuroncore_config": 2, "instance_type": "trn2.3xlarge",
-       "memory_size": 103079215104, "neuron_processes": []}]  # fmt: skip
+LS = [
+    {
+        "neuron_device": 0,
+        "nc_count": 4,
+        "logical_neuroncore_config": 2,
+        "instance_type": "trn2.3xlarge",
+        "memory_size": 103079215104,
+        "neuron_processes": [],
+    }
+]
 
 
 @pytest.mark.parametrize(
     ("answer", "driver", "version", "view", "level", "said"),
     [
-        ("exit 1", "2.31.7.0", "2.14.3.0", None, "fault", "neuron-ls is there, but ends with status 1"),
-        ("sleep 100", "2.31.7.0", "2.14.3.0", None, "fault", "does not answer within 1 s -> reboot"),
-        (None, "2.25.4.0", "2.14.3.0", None, "fault", "driver 2.25.4.0 is too old for torch-neuronx 2.14.3.0"),
-        (None, "2.31.7.0", None, CPU_TORCH, "fault", "installed -> run `pip install 'torch-neuronx==2.13.*'"),
+        (
+            "exit 1",
+            "2.31.7.0",
+            "2.14.3.0",
+            None,
+            "fault",
+            "neuron-ls is there, but ends with status 1",
+        ),
+        (
+            "sleep 100",
+            "2.31.7.0",
+            "2.14.3.0",
+            None,
+            "fault",
+            "does not answer within 1 s -> reboot",
+        ),
+        (
+            None,
+            "2.25.4.0",
+            "2.14.3.0",
+            None,
+            "fault",
+            "driver 2.25.4.0 is too old for torch-neuronx 2.14.3.0",
+        ),
+        (
+            None,
+            "2.31.7.0",
+            None,
+            CPU_TORCH,
+            "fault",
+            "installed -> run `pip install 'torch-neuronx==2.13.*'",
+        ),
         (None, "2.31.7.0", "2.9.0.2.15", CPU_TORCH, "fault", "is of PyTorch/XLA"),
-        ("busy", "2.31.7.0", "2.14.3.0", None, "fault", "1 of 1 Neuron devices are busy (process 4711)"),
-        ("echo hello", "2.31.7.0", "2.14.3.0", None, "warning", "neuron-ls answers, but not as known"),
+        (
+            "busy",
+            "2.31.7.0",
+            "2.14.3.0",
+            None,
+            "fault",
+            "1 of 1 Neuron devices are busy (process 4711)",
+        ),
+        (
+            "echo hello",
+            "2.31.7.0",
+            "2.14.3.0",
+            None,
+            "warning",
+            "neuron-ls answers, but not as known",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_neuron_machine(
-    answer: str | None, driver: str, version: str | None, view: dict[str, Any] | None, level: str, said: str,
-    system: Put, tool: Put, shadow: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    answer: str | None,
+    driver: str,
+    version: str | None,
+    view: dict[str, Any] | None,
+    level: str,
+    said: str,
+    system: Put,
+    tool: Put,
+    shadow: Put,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(gathered, "PATIENCE", 1.0)
     system("dev/neuron0", "")
     system("sys/module/neuron/version", driver)
     busy = [{**LS[0], "neuron_processes": [{"pid": 4711, "command": "python train.py"}]}]
-    tool("neuron-ls", f"echo '{json.dumps(busy if answer == 'busy' else LS)}'" if answer in (None, "busy") else answer)
+    tool(
+        "neuron-ls",
+        (
+            f"echo '{json.dumps(busy if answer == 'busy' else LS)}'"
+            if answer in (None, "busy")
+            else answer
+        ),
+    )
     if version:
         record = tmp_path / f"torch_neuronx-{version}.dist-info"
         record.mkdir()
-        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-neuronx\nVersion: {version}\n")
+        (record / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch-neuronx\nVersion: {version}\n"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
-    works = CPU_TORCH | {"accelerator": "neuron", "count": 4, "devices": [{"index": 0, "works": True}]}
+    works = CPU_TORCH | {
+        "accelerator": "neuron",
+        "count": 4,
+        "devices": [{"index": 0, "works": True}],
+    }
     lines = told(seen(monkeypatch, view or works, shadow), level)
     assert len(lines) == 1, lines
     assert said in lines[0]
@@ -459,8 +680,8 @@ def test_a_sound_neuron_machine_without_driver(
     system("sys/devices/virtual/dmi/id/product_name", "trn2.48xlarge\n")
     (line,) = told(found := seen(monkeypatch, CPU_TORCH, shadow), "fault")
     assert (
-        "this machine is a trn2.48xlarge without Neuron devices: no driver is loaded -> run `sudo modprobe neuron`"
-        in line
+        "this machine is a trn2.48xlarge without Neuron devices: no driver is loaded -> run `sudo"
+        " modprobe neuron`" in line
     )
     assert any("can have EFA, and none is here" in line for line in told(found, "warning"))
 
@@ -481,7 +702,12 @@ def test_devices_that_may_not_be_opened(system: Put) -> None:
     ("script", "said"), [("exit 61", "fi_info ends with status 61"), (None, "fi_info is not there")]
 )
 def test_efa_without_its_software(
-    script: str | None, said: str, system: Put, tool: Put, shadow: Put, monkeypatch: pytest.MonkeyPatch
+    script: str | None,
+    said: str,
+    system: Put,
+    tool: Put,
+    shadow: Put,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     system("sys/class/infiniband/efa_0/x", "")
     if script:
@@ -509,8 +735,13 @@ def test_names_and_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(getpass, "getuser", lambda: "annabel")
     monkeypatch.setenv("HOME", "/home/annabel")
     monkeypatch.chdir("/usr")
-    text = f"{sys.prefix}/lib: /home/annabel/x on gpu-box-7 by annabel in /usr/lib, /usrlocal, password=hunter2hunter2"
-    assert anonymous(text).startswith("ENVIRONMENT/lib: ~/x on HOST by USER in ./lib, /usrlocal, password=<hidden")
+    text = (
+        f"{sys.prefix}/lib: /home/annabel/x on gpu-box-7 by annabel in /usr/lib, /usrlocal,"
+        " password=hunter2hunter2"
+    )
+    assert anonymous(text).startswith(
+        "ENVIRONMENT/lib: ~/x on HOST by USER in ./lib, /usrlocal, password=<hidden"
+    )
 
 
 def test_a_view_without_devices_is_a_cpu() -> None:

@@ -43,7 +43,9 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def put(code: str) -> None:
         (tmp_path / "sitecustomize.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        monkeypatch.setenv(
+            "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        )
 
     return put
 
@@ -56,7 +58,9 @@ def trained(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str,
 
 @pytest.mark.slow
 @pytest.mark.full  # the gate has its parts and verdicts below
-def test_it_runs_whole_on_the_cpu(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_whole_on_the_cpu(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "_MEASURED", 960)  # half a second for each measurement
     file, page = tmp_path / "out.json", tmp_path / "out.html"
     words = ["--minutes", "8", "--model", str(model), "--json", str(file), "--page", str(page)]
@@ -69,13 +73,18 @@ def test_it_runs_whole_on_the_cpu(model: Path, tmp_path: Path, monkeypatch: pyte
     assert "no-compiler" in outcomes[CPU, "compile"]["reason"]
     assert set(states.values()) == {"done"}, written["training"]["outcomes"]
     checks = [row["check"] for row in written["findings"] if row["level"] == "ok"]
-    assert checks.count("parity") == 3, "transformers against the CPU, tp 2 and dp 2 against the CPU"
+    assert checks.count("parity") == 3, (
+        "transformers against the CPU, tp 2 and dp 2 against the CPU"
+    )
     assert checks.count("resume") == 2
     assert {"bf16", "checkpoint", "memory use", "operators"} <= set(checks)
     assert written["training"]["figures"][CPU]["plain_tokens_per_s"] > 0
     assert written["training"]["figures"][ALL]["processes"] == 2
     operators = outcomes[CPU, "fp32"]["result"]["runs"][0]["operators"]
-    assert any(row[0] == "aten.mm" and row[1].startswith("float32[2d]") and row[3] > 20 for row in operators)
+    assert any(
+        row[0] == "aten.mm" and row[1].startswith("float32[2d]") and row[3] > 20
+        for row in operators
+    )
     losses = [row["loss"] for row in outcomes[CPU, "fp32"]["result"]["runs"][0]["steps"]]
     assert len(losses) == 20
     assert losses[-1] < losses[0]
@@ -95,7 +104,10 @@ def test_it_compiles_and_chooses_its_own_models(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     _, outcomes = trained(file)
     assert {one["state"] for one in outcomes.values()} == {"done"}, done.stderr
-    assert outcomes[CPU, "compile"]["result"]["first_step_s"] > outcomes[CPU, "compile"]["result"]["step_s"]
+    assert (
+        outcomes[CPU, "compile"]["result"]["first_step_s"]
+        > outcomes[CPU, "compile"]["result"]["step_s"]
+    )
 
 
 BROKEN = """
@@ -140,9 +152,12 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     assert outcomes[CPU, "bf16"]["state"] == "failed"
     assert outcomes[CPU, "bf16"]["reason"] == "RuntimeError: NRT EXECUTION FAILED"
     assert "Traceback" in outcomes[CPU, "bf16"]["log"]
-    assert "smtrain-doctor-" not in json.dumps(written["training"]["outcomes"]), "no folder of this machine"
+    assert "smtrain-doctor-" not in json.dumps(written["training"]["outcomes"]), (
+        "no folder of this machine"
+    )
     assert {
-        outcomes[key]["state"] for key in ((CPU, "fp32"), (CPU, "resume"), (CPU, "plain_speed"), (ALL, "resume"))
+        outcomes[key]["state"]
+        for key in ((CPU, "fp32"), (CPU, "resume"), (CPU, "plain_speed"), (ALL, "resume"))
     } == {"done"}
     faults = [row["check"] for row in written["findings"] if row["level"] == "fault"]
     assert sorted(faults) == ["bf16", "checkpoint", "throughput", "throughput"]
@@ -164,7 +179,9 @@ class Smaller:
         return spec
 sys.meta_path.insert(0, Smaller())
 """
-"""For a processor in the place of an accelerator: a product of large matrices would take it minutes."""
+"""For a processor in the place of an accelerator: a product of large matrices would take it
+minutes.
+"""
 
 
 @pytest.mark.full
@@ -173,13 +190,18 @@ sys.meta_path.insert(0, Smaller())
 def test_it_runs_whole_on_the_imitated_neuron_device(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Any
 ) -> None:
-    """torch loads the device by itself, as it loads TorchNeuron: by an entry point of an installed package."""
+    """torch loads the device by itself, as it loads TorchNeuron: by an entry point of an installed
+    package.
+    """
     inside(SMALL_PROBE)
     record = tmp_path / "imitated-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: imitated\nVersion: 1.0\n")
     (record / "entry_points.txt").write_text("[torch.backends]\nneuron = two_cores:start\n")
-    code = "from tests.worker.engine.neuron import imitation\nimitation.start(imitation.Limits(devices=2))\n"
+    code = (
+        "from tests.worker.engine.neuron import"
+        " imitation\nimitation.start(imitation.Limits(devices=2))\n"
+    )
     (tmp_path / "two_cores.py").write_text("def start():\n    " + code.replace("\n", "\n    "))
     root = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], root]))
@@ -204,7 +226,9 @@ def processes() -> list[str]:
     rows = []
     for file in Path("/proc").glob("[0-9]*"):
         try:
-            if f"TESTS_WORKER={os.environ.get('TESTS_WORKER')}" in (file / "environ").read_text(errors="replace"):
+            if f"TESTS_WORKER={os.environ.get('TESTS_WORKER')}" in (file / "environ").read_text(
+                errors="replace"
+            ):
                 rows.append((file / "cmdline").read_text(errors="replace").replace("\0", " "))
         except OSError:
             continue
@@ -213,16 +237,22 @@ def processes() -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_time_that_is_up_is_said_and_an_interruption_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_time_that_is_up_is_said_and_an_interruption_leaves_nothing(
+    model: Path, tmp_path: Path
+) -> None:
     done = typed("doctor", "--train", "--minutes", "0.01", "--model", str(model))
     assert done.returncode == 0
     assert len(re.findall("the time is up; give more with --minutes", done.stdout)) >= 8
     assert "--minutes 20" in done.stdout
     command = [sys.executable, "-m", "smtrain", "doctor", "--train", "--model", str(model)]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    started = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
-    while not (pids := list(tmp_path.glob("smtrain-doctor-*/cpu-pid-0"))) and time.monotonic() < until:
+    while (
+        not (pids := list(tmp_path.glob("smtrain-doctor-*/cpu-pid-0"))) and time.monotonic() < until
+    ):
         time.sleep(0.02)
     pid = int(pids[0].read_text())
     started.send_signal(signal.SIGINT)
@@ -232,7 +262,9 @@ def test_time_that_is_up_is_said_and_an_interruption_leaves_nothing(model: Path,
         os.kill(pid, 0)
 
 
-def test_a_broken_machine_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Any) -> None:
+def test_a_broken_machine_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Any
+) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise ImportError('broken')")
     inside("")
@@ -247,7 +279,9 @@ def test_a_broken_machine_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.
 
 def steps(*losses: float, norm: float = 1.0, skip: int = 0) -> list[dict[str, Any]]:
     skipped = [{"loss": losses[0], "grad_norm": float("inf"), "skipped": True, "updates": 0}] * skip
-    return skipped + [{"loss": loss, "grad_norm": norm, "updates": k} for k, loss in enumerate(losses)]
+    return skipped + [
+        {"loss": loss, "grad_norm": norm, "updates": k} for k, loss in enumerate(losses)
+    ]
 
 
 def outcome(part: str, result: dict[str, Any], group: str = CPU) -> Outcome:
@@ -256,7 +290,16 @@ def outcome(part: str, result: dict[str, Any], group: str = CPU) -> Outcome:
 
 def run(*losses: float, weights: int = 1) -> dict[str, Any]:
     return {
-        "runs": [{"tp": 1, "dp": 1, "steps": steps(*losses), "weights": [weights], "operators": [], "step_s": 1.0}],
+        "runs": [
+            {
+                "tp": 1,
+                "dp": 1,
+                "steps": steps(*losses),
+                "weights": [weights],
+                "operators": [],
+                "step_s": 1.0,
+            }
+        ],
         "fell_back": [],
     }
 
@@ -273,11 +316,20 @@ TWENTY = [8.0 - k / 10 for k in range(20)]
 
 @pytest.mark.parametrize(
     ("other", "level"),
-    [(TWENTY, "ok"), ([*TWENTY[:-1], TWENTY[-1] * 1.00005], "ok"), ([*TWENTY[:-1], TWENTY[-1] * 1.001], "fault"),
-     ([*TWENTY[:-1], float("nan")], "fault")],
-)  # fmt: skip
+    [
+        (TWENTY, "ok"),
+        ([*TWENTY[:-1], TWENTY[-1] * 1.00005], "ok"),
+        ([*TWENTY[:-1], TWENTY[-1] * 1.001], "fault"),
+        ([*TWENTY[:-1], float("nan")], "fault"),
+    ],
+)
 def test_losses_that_differ_are_a_fault(other: list[float], level: str) -> None:
-    assert verdict(outcome("transformers", {"steps": steps(*other)}), outcome("fp32", run(*TWENTY)))["parity"] == level
+    assert (
+        verdict(outcome("transformers", {"steps": steps(*other)}), outcome("fp32", run(*TWENTY)))[
+            "parity"
+        ]
+        == level
+    )
 
 
 def test_one_bit_after_a_resume_is_a_fault() -> None:
@@ -286,8 +338,14 @@ def test_one_bit_after_a_resume_is_a_fault() -> None:
     same = outcome("resume", {"from": 10, "steps": rest, "weights": [1]})
     assert verdict(whole, same)["resume"] == "ok"
     other = [*rest[:-1], {**rest[-1], "loss": rest[-1]["loss"] * (1 + 2**-52)}]
-    assert verdict(whole, outcome("resume", {"from": 10, "steps": other, "weights": [1]}))["resume"] == "fault"
-    assert verdict(whole, outcome("resume", {"from": 10, "steps": rest, "weights": [2]}))["resume"] == "fault"
+    assert (
+        verdict(whole, outcome("resume", {"from": 10, "steps": other, "weights": [1]}))["resume"]
+        == "fault"
+    )
+    assert (
+        verdict(whole, outcome("resume", {"from": 10, "steps": rest, "weights": [2]}))["resume"]
+        == "fault"
+    )
 
 
 def test_half_precision_may_skip_steps_but_not_diverge() -> None:
@@ -297,25 +355,40 @@ def test_half_precision_may_skip_steps_but_not_diverge() -> None:
     assert verdict(whole, outcome("fp16", {"steps": near, "finite": False}))["fp16"] == "fault"
     far = steps(*(loss * 1.1 for loss in TWENTY))
     assert verdict(whole, outcome("bf16", {"steps": far, "finite": True}))["bf16"] == "fault"
-    assert verdict(whole, outcome("fp16", {"steps": steps(1.0, skip=20)[:20], "finite": True}))["fp16"] == "fault"
+    assert (
+        verdict(whole, outcome("fp16", {"steps": steps(1.0, skip=20)[:20], "finite": True}))["fp16"]
+        == "fault"
+    )
 
 
 def test_speed_memory_and_operators_are_warnings() -> None:
-    rate = {"tokens_per_s": 100.0, "peak_bytes": 10 * GIB, "peak_from": "the allocator", "multiplied_tflops": 0.1,
-            "moved_gbs": None}  # fmt: skip
+    rate = {
+        "tokens_per_s": 100.0,
+        "peak_bytes": 10 * GIB,
+        "peak_from": "the allocator",
+        "multiplied_tflops": 0.1,
+        "moved_gbs": None,
+    }
     fell = {**run(*TWENTY), "fell_back": ["aten::cummax"]}
     levels = verdict(
-        outcome("fp32", fell), outcome("speed", rate), outcome("plain_speed", {"tokens_per_s": 200.0, "peak_bytes": 1}),
+        outcome("fp32", fell),
+        outcome("speed", rate),
+        outcome("plain_speed", {"tokens_per_s": 200.0, "peak_bytes": 1}),
         outcome("export", {"difference": 1.0, "largest": 2.0}),
-    )  # fmt: skip
-    assert {key: levels[key] for key in ("operators", "throughput", "plan", "memory use")} == dict.fromkeys(
-        ("operators", "throughput", "plan", "memory use"), "warning"
     )
+    assert {
+        key: levels[key] for key in ("operators", "throughput", "plan", "memory use")
+    } == dict.fromkeys(("operators", "throughput", "plan", "memory use"), "warning")
     assert levels["checkpoint"] == "fault"
 
 
 def test_the_fastest_setting_is_named_with_its_gain() -> None:
-    pairs = [(False, True, 44_783.0), (False, False, 47_956.0), (True, True, 53_466.0), (True, False, 58_517.0)]
+    pairs = [
+        (False, True, 44_783.0),
+        (False, False, 47_956.0),
+        (True, True, 53_466.0),
+        (True, False, 58_517.0),
+    ]
     rows = [
         {"compile": compiled, "deterministic": same, "tokens_per_s": rate, "first_step_s": 9.0}
         for compiled, same, rate in pairs
@@ -324,17 +397,30 @@ def test_the_fastest_setting_is_named_with_its_gain() -> None:
 
     def said(rows: list[dict[str, Any]], fault: str | None) -> str:
         found = Trials("cuda", 1, small, small, "bf16", [], [])
-        found.outcomes.append(Outcome(ONE, "settings", "cuda", 1, "done", result={"rows": rows, "uncompiled": fault}))
+        found.outcomes.append(
+            Outcome(ONE, "settings", "cuda", 1, "done", result={"rows": rows, "uncompiled": fault})
+        )
         (finding,) = verdicts.findings(found, TorchView())
         assert (finding.check, finding.level) == ("settings", "ok")
         return finding.text
 
-    assert said(rows, None) == (
-        "the fastest is train.compile: true, train.deterministic: false: 58,517 tokens/s, 1.31 times the 44,783 of "
-        "uncompiled and deterministic steps; its first step takes 9 s"
+    assert (
+        said(rows, None)
+        == "the fastest is train.compile: true, train.deterministic: false: 58,517 tokens/s, 1.31"
+        " times the 44,783 of uncompiled and deterministic steps; its first step takes 9 s"
     )
-    assert said(rows[:2], "no gcc").endswith("uncompiled and deterministic steps; nothing was compiled: no gcc")
-    failed = Trials("cuda", 1, small, small, "bf16", [], [Outcome(ONE, "settings", "cuda", 1, "failed", reason="x")])
+    assert said(rows[:2], "no gcc").endswith(
+        "uncompiled and deterministic steps; nothing was compiled: no gcc"
+    )
+    failed = Trials(
+        "cuda",
+        1,
+        small,
+        small,
+        "bf16",
+        [],
+        [Outcome(ONE, "settings", "cuda", 1, "failed", reason="x")],
+    )
     assert [one.level for one in verdicts.findings(failed, TorchView())] == ["warning"]
 
 
@@ -342,8 +428,13 @@ def test_the_fastest_setting_is_named_with_its_gain() -> None:
 
 
 def view(name: str, gib: float, count: int = 8) -> TorchView:
-    rows = [{"index": i, "name": name, "free": gib * GIB, "total": gib * GIB, "works": True} for i in range(count)]
-    return TorchView("cuda", count, {"devices": rows, "torch": "2.13.0", "cuda": "13.0", "hip": None})
+    rows = [
+        {"index": i, "name": name, "free": gib * GIB, "total": gib * GIB, "works": True}
+        for i in range(count)
+    ]
+    return TorchView(
+        "cuda", count, {"devices": rows, "torch": "2.13.0", "cuda": "13.0", "hip": None}
+    )
 
 
 def test_a_device_gets_the_largest_model_that_suits_it() -> None:
@@ -356,8 +447,14 @@ def test_a_device_gets_the_largest_model_that_suits_it() -> None:
 
 
 def test_a_given_model_keeps_as_many_layers_as_fit() -> None:
-    given = {**LLAMA, "num_hidden_layers": 400, "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 256,
-             "layer_types": ["full_attention"] * 400}  # fmt: skip
+    given = {
+        **LLAMA,
+        "num_hidden_layers": 400,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "head_dim": 256,
+        "layer_types": ["full_attention"] * 400,
+    }
     large, note = large_model(given, view("NVIDIA L4", 22), 16, 8)
     layers = large.config["num_hidden_layers"]
     assert 1 < layers < 400
@@ -389,5 +486,7 @@ def test_the_prediction_is_that_of_the_chip_if_the_planner_knows_it() -> None:
     [(60.0, 60.0, "hung"), (20.0, 60.0, "skipped"), (6.0, 6.0, "skipped")],
 )
 def test_a_part_hangs_only_if_it_had_its_time(limit: float, own: float, state: str) -> None:
-    """With few minutes a compilation had 6 seconds, and the report told the user to switch it off."""
+    """With few minutes a compilation had 6 seconds, and the report told the user to switch it
+    off.
+    """
     assert training.state_when_late(limit, own) == state

@@ -33,10 +33,15 @@ def solo() -> Any:
 def test_settings_and_the_plain_loop_are_measured(solo: World, tmp_path: Path) -> None:
     settings, plain = solo.run(parts, tmp_path, ["settings", "plain_speed"], "no-compiler")[0]
     assert "no-compiler" in settings["uncompiled"]
-    assert [(row["compile"], row["deterministic"]) for row in settings["rows"]] == [(False, True), (False, False)]
+    assert [(row["compile"], row["deterministic"]) for row in settings["rows"]] == [
+        (False, True),
+        (False, False),
+    ]
     assert all(row["tokens_per_s"] > 0 and row["first_step_s"] > 0 for row in settings["rows"])
     assert plain["tokens_per_s"] > 0
-    assert plain["peak_bytes"] > 16 * TOY.shape.parameters(), "fp32 weights, gradients and the two moments"
+    assert plain["peak_bytes"] > 16 * TOY.shape.parameters(), (
+        "fp32 weights, gradients and the two moments"
+    )
 
 
 @pytest.mark.full  # a compiler takes half a minute; the gate measures the settings without it

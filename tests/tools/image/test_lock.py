@@ -22,7 +22,10 @@ def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-no
     with zipfile.ZipFile(path, "w") as archive:
         info = f"{name}-{version}.dist-info"
         archive.writestr(f"{info}/METADATA", about)
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        archive.writestr(
+            f"{info}/WHEEL",
+            f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
@@ -37,19 +40,32 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_newest_that_fits_and_what_it_needs_in_turn_but_nothing_that_is_there(index: Path, tmp_path: Path) -> None:
+def test_the_newest_that_fits_and_what_it_needs_in_turn_but_nothing_that_is_there(
+    index: Path, tmp_path: Path
+) -> None:
     wheel(index, "top", "1.0")
     newest = wheel(
-        index, "top", "2.0", "middle>=1", "torch>=2", 'windows-only; sys_platform == "win32"',
-        'old-python; python_version < "3.11"', 'extra-only; extra == "fast"',
-    )  # fmt: skip
+        index,
+        "top",
+        "2.0",
+        "middle>=1",
+        "torch>=2",
+        'windows-only; sys_platform == "win32"',
+        'old-python; python_version < "3.11"',
+        'extra-only; extra == "fast"',
+    )
     wheel(index, "middle", "1.5", "leaf[fast]<3")
     wheel(index, "leaf", "2.0", 'speed; extra == "fast"')
     wheel(index, "leaf", "3.0")
     wheel(index, "speed", "1.0", tag="cp312-cp312-manylinux_2_28_x86_64")
     wheel(index, "speed", "2.0", tag="cp311-cp311-manylinux_2_28_x86_64")
     pins = resolve(["top>=1  # train"], {"torch": "2.9.0+cpu"}, HERE)
-    assert [f"{pin.name}=={pin.version}" for pin in pins] == ["leaf==2.0", "middle==1.5", "speed==1.0", "top==2.0"]
+    assert [f"{pin.name}=={pin.version}" for pin in pins] == [
+        "leaf==2.0",
+        "middle==1.5",
+        "speed==1.0",
+        "top==2.0",
+    ]
     assert pins[-1].sha256 == hashlib.sha256(newest.read_bytes()).hexdigest()
     lock = tmp_path / "lock"
     lock.write_text("".join(f"{pin}\n" for pin in pins))

@@ -34,7 +34,10 @@ def ecr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with mock_aws():
         client = boto3.client("ecr", region_name="us-west-2")
         client.create_repository(repositoryName="mine")
-        layers = [{"size": size, "digest": f"sha256:{size:064x}", "mediaType": "x"} for size in (5 * 10**9, 10**9)]
+        layers = [
+            {"size": size, "digest": f"sha256:{size:064x}", "mediaType": "x"}
+            for size in (5 * 10**9, 10**9)
+        ]
         kind = "application/vnd.docker.distribution.manifest.v2+json"
         manifest = {
             "schemaVersion": 2,
@@ -65,14 +68,31 @@ def test_a_size_is_known_before_the_first_byte(ecr: Any) -> None:
     assert registry.size_of(Docker(), ecr, NAME) == 6 * 10**9
     with pytest.raises(LocalError, match=r"mine:2 is not in its registry \(ImageNotFound\)"):
         registry.size_of(Docker(), ecr, NAME.replace(":1", ":2"))
-    one = ecr.batch_get_image(repositoryName="mine", imageIds=[{"imageTag": "1"}])["images"][0]["imageId"]
+    one = ecr.batch_get_image(repositoryName="mine", imageIds=[{"imageTag": "1"}])["images"][0][
+        "imageId"
+    ]
     kind = "application/vnd.oci.image.index.v1+json"
     entries = [
-        {"digest": "sha256:" + "0" * 64, "mediaType": "x", "size": 1, "platform": {"architecture": "arm64"}},
-        {"digest": one["imageDigest"], "mediaType": "x", "size": 1, "platform": {"architecture": "amd64"}},
+        {
+            "digest": "sha256:" + "0" * 64,
+            "mediaType": "x",
+            "size": 1,
+            "platform": {"architecture": "arm64"},
+        },
+        {
+            "digest": one["imageDigest"],
+            "mediaType": "x",
+            "size": 1,
+            "platform": {"architecture": "amd64"},
+        },
     ]
     index = {"schemaVersion": 2, "mediaType": kind, "manifests": entries}
-    ecr.put_image(repositoryName="mine", imageTag="many", imageManifest=json.dumps(index), imageManifestMediaType=kind)
+    ecr.put_image(
+        repositoryName="mine",
+        imageTag="many",
+        imageManifest=json.dumps(index),
+        imageManifestMediaType=kind,
+    )
     assert registry.size_of(Docker(), ecr, NAME.replace(":1", ":many")) == 6 * 10**9
 
 
@@ -90,14 +110,18 @@ def test_docker_gets_the_login_with_the_call(ecr: Any) -> None:
 def test_what_has_no_room_is_not_begun(ecr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "room", lambda _: 7 * 10**9)
     docker = Docker()
-    with pytest.raises(LocalError, match=r"is 6\.0 GB, some 15\.0 GB unpacked, and Docker's disk has 7\.0 GB free"):
+    with pytest.raises(
+        LocalError, match=r"is 6\.0 GB, some 15\.0 GB unpacked, and Docker's disk has 7\.0 GB free"
+    ):
         registry.pull(docker, ecr, NAME, lambda _: None)
     assert docker.given == {}
 
 
 def test_a_repository_that_is_not_there_is_named_with_the_command_that_makes_it(ecr: Any) -> None:
     other = NAME.replace("/mine", "/other")
-    with pytest.raises(LocalError, match="`aws ecr create-repository --repository-name other --region us-west-2`"):
+    with pytest.raises(
+        LocalError, match="`aws ecr create-repository --repository-name other --region us-west-2`"
+    ):
         registry.push(Docker(), ecr, None, other, lambda _: None)
 
 
@@ -156,8 +180,11 @@ INDEX = {
     ]
 }
 MANIFESTS = {
-    "mine/one:1": ONE, "mine/many:latest": INDEX, "mine/many:sha256:amd": ONE, "mine/odd:1": ["no manifest"],
-}  # fmt: skip
+    "mine/one:1": ONE,
+    "mine/many:latest": INDEX,
+    "mine/many:sha256:amd": ONE,
+    "mine/odd:1": ["no manifest"],
+}
 
 
 class Distribution(BaseHTTPRequestHandler):
@@ -201,7 +228,9 @@ def distribution() -> Iterator[str]:
         thread.join()
 
 
-def test_layers_are_summed_for_this_processor_with_a_token_that_anybody_gets(distribution: str) -> None:
+def test_layers_are_summed_for_this_processor_with_a_token_that_anybody_gets(
+    distribution: str,
+) -> None:
     for name in ("mine/one:1", "mine/many", "closed/one:1", "mine/many@sha256:amd"):
         assert registry.layers_size(f"{distribution}/{name}", "amd64") == 6_000_000, name
 

@@ -35,7 +35,9 @@ def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
     assert all_stages[0] == ("fault", "it has no boto3>=1.41, which stage fetch, prepare needs")
     assert all_stages[1][1].startswith("it lacks zlib-ng, which travel with the code")
     assert ("ok", "Python 3.12.3, torch 2.9.0") in all_stages
-    assert [level for level, _ in levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == [
+    assert [
+        level for level, _ in levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))
+    ] == [
         "ok",
         "ok",
     ]
@@ -50,7 +52,13 @@ def test_imports_that_fail_for_one_reason_are_one_finding() -> None:
         "torch": "OSError: y",
     }
     assert levels(verify._imports(replace(WHOLE, faults=faults))) == [
-        ("fault", "smtrain.worker.data.prepare.sft and 1 more module cannot be imported: ImportError: no x"),
+        (
+            "fault",
+            (
+                "smtrain.worker.data.prepare.sft and 1 more module cannot be imported: ImportError:"
+                " no x"
+            ),
+        ),
         ("fault", "torch cannot be imported: OSError: y"),
     ]
 
@@ -58,19 +66,27 @@ def test_imports_that_fail_for_one_reason_are_one_finding() -> None:
 def test_accelerators_need_their_tools() -> None:
     levels = [f.level for f in verify._accelerator(WHOLE, "ml.trn1.32xlarge")]
     assert levels == ["fault", "fault", "warning"]
-    whole = replace(WHOLE, programs=dict.fromkeys(("neuronx-cc", "neuron-ls", "fi_info"), "/usr/bin/it"))
+    whole = replace(
+        WHOLE, programs=dict.fromkeys(("neuronx-cc", "neuron-ls", "fi_info"), "/usr/bin/it")
+    )
     assert [f.level for f in verify._accelerator(whole, "ml.trn1.32xlarge")] == ["ok"]
     assert [f.level for f in verify._accelerator(WHOLE, "ml.p5.48xlarge")] == ["warning"]
-    assert list(verify._accelerator(WHOLE, None)) == list(verify._accelerator(WHOLE, "ml.m5.large")) == []
+    assert (
+        list(verify._accelerator(WHOLE, None))
+        == list(verify._accelerator(WHOLE, "ml.m5.large"))
+        == []
+    )
 
 
 def test_a_user_who_may_not_write_is_a_warning() -> None:
     [finding] = verify._user(replace(WHOLE, uid=1000, unwritable=["/opt/ml"]))
     assert finding == Finding(
-        "user", "warning",
-        "its containers run as user 1000, who may not write to /opt/ml; SageMaker's folders belong to root",
+        "user",
+        "warning",
+        "its containers run as user 1000, who may not write to /opt/ml; SageMaker's folders belong"
+        " to root",
         "end its Dockerfile with USER root",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.docker
@@ -82,7 +98,9 @@ def test_an_image_is_looked_into_and_tried() -> None:
     make(client, "smtrain-tiny:no-python", env={"PATH": "/nowhere"})
     try:
         with pytest.raises(LocalError):
-            verify.verify(client, local_image(client, "smtrain-tiny:no-python"), STAGES, "native", None)
+            verify.verify(
+                client, local_image(client, "smtrain-tiny:no-python"), STAGES, "native", None
+            )
     finally:
         client.images.remove("smtrain-tiny:no-python", force=True)
 
@@ -100,7 +118,9 @@ def test_a_tiny_image_that_is_made_again_leaves_nothing_without_a_name() -> None
 
 
 @pytest.mark.docker
-def test_the_demo_makes_an_image_where_none_is_and_takes_it_as_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_makes_an_image_where_none_is_and_takes_it_as_it_is_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client, name = docker.client(), "smtrain-tiny-test"
     monkeypatch.setattr(scratch_image, "NAME", name)
     try:
@@ -109,8 +129,13 @@ def test_the_demo_makes_an_image_where_none_is_and_takes_it_as_it_is_then(monkey
         scratch_image.usable_here(client)
         assert client.images.get(name).id == first
         client.images.remove(name, force=True)  # else it would stay, without a name
-        client.api.import_image_from_data(b"\0" * 10240, name, "latest", changes=[f"LABEL {BORROWS}=/other/python"])
+        client.api.import_image_from_data(
+            b"\0" * 10240, name, "latest", changes=[f"LABEL {BORROWS}=/other/python"]
+        )
         scratch_image.usable_here(client)
-        assert client.images.get(name).labels[BORROWS] == client.images.get(docker.IMAGE).labels[BORROWS]
+        assert (
+            client.images.get(name).labels[BORROWS]
+            == client.images.get(docker.IMAGE).labels[BORROWS]
+        )
     finally:
         client.images.remove(name, force=True)

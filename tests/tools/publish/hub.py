@@ -83,8 +83,13 @@ class Handler(BaseHTTPRequestHandler):
         for name, data in sorted(self.hub.files[match[1]].items()):
             digest = hashlib.sha256(data).hexdigest()
             lfs = {"lfs": {"sha256": digest, "size": len(data), "pointerSize": 130}}
-            siblings.append({"rfilename": name, "size": len(data), **(lfs if is_large(name) else {})})
-        self.answer(200, {"id": match[1], "sha": "0" * 40, "siblings": siblings, "private": True, "tags": []})
+            siblings.append(
+                {"rfilename": name, "size": len(data), **(lfs if is_large(name) else {})}
+            )
+        self.answer(
+            200,
+            {"id": match[1], "sha": "0" * 40, "siblings": siblings, "private": True, "tags": []},
+        )
 
     def do_POST(self) -> None:
         if self.refused():
@@ -98,10 +103,15 @@ class Handler(BaseHTTPRequestHandler):
                 else f"me/{request['name']}"
             )
             if self.hub.read_only:
-                self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
+                self.answer(
+                    403,
+                    {"error": "You don't have the rights to create a model under this namespace"},
+                )
                 return
             self.hub.files.setdefault(name, {})
-            self.hub.private[name] = bool(request.get("private") or request.get("visibility") == "private")
+            self.hub.private[name] = bool(
+                request.get("private") or request.get("visibility") == "private"
+            )
             self.answer(200, {"url": f"{self.hub.url}/{name}", "name": name})
         elif self.path == "/api/validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
@@ -118,7 +128,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def preupload(self, repository: str, body: bytes) -> None:
         files = json.loads(body)["files"]
-        modes = [{"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"} for f in files]
+        modes = [
+            {"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"}
+            for f in files
+        ]
         self.answer(200, {"files": [{**one, "shouldIgnore": False, "oid": None} for one in modes]})
 
     def commit(self, repository: str, body: bytes) -> None:
@@ -131,7 +144,9 @@ class Handler(BaseHTTPRequestHandler):
             elif line["key"] == "lfsFile":
                 self.hub.files[repository][value["path"]] = self.hub.blobs[value["oid"]]
         url = f"{self.hub.url}/{repository}/commit/{'1' * 40}"
-        self.answer(200, {"success": True, "commitOid": "1" * 40, "commitUrl": url, "hookOutput": ""})
+        self.answer(
+            200, {"success": True, "commitOid": "1" * 40, "commitUrl": url, "hookOutput": ""}
+        )
 
     def do_PUT(self) -> None:
         data = self.body()

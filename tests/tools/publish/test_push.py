@@ -41,13 +41,19 @@ def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) 
     """The lines of a push."""
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-        "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HOME": "/nonexistent", **({"HF_TOKEN": token} if token else {}),
-    }  # fmt: skip
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": "/nonexistent",
+        **({"HF_TOKEN": token} if token else {}),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "smtrain", "push", *words], env=environment, text=True, timeout=120,
+        [sys.executable, "-m", "smtrain", "push", *words],
+        env=environment,
+        text=True,
+        timeout=120,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert done.returncode == (2 if fails else 0), done.stderr
     if fails:
         assert done.stderr.startswith("smtrain: "), "a sentence, not a traceback"
@@ -56,7 +62,9 @@ def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) 
     return done.stderr if fails else done.stdout
 
 
-def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_else(theirs: Hub, model: Path) -> None:
+def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_else(
+    theirs: Hub, model: Path
+) -> None:
     assert f"pushed: {theirs.url}/me/llama" in push(theirs, str(model), "me/llama")
     files = theirs.files["me/llama"]
     assert {name: (model / name).read_bytes() for name in files} == files
@@ -83,7 +91,9 @@ def test_interrupted_it_goes_on_and_sends_nothing_twice(theirs: Hub, model: Path
     assert len(theirs.files["me/llama"]) == 7
 
 
-def test_another_model_in_the_repository_is_not_written_over_unasked(theirs: Hub, model: Path) -> None:
+def test_another_model_in_the_repository_is_not_written_over_unasked(
+    theirs: Hub, model: Path
+) -> None:
     push(theirs, str(model), "me/llama")
     push(theirs, str(model), "me/llama")  # the same one is no other
     other = shutil.copytree(model, model.parent / "other")
@@ -109,7 +119,9 @@ def test_another_model_in_the_repository_is_not_written_over_unasked(theirs: Hub
 def test_what_cannot_be_pushed_is_a_sentence(
     theirs: Hub, model: Path, words: list[str], token: str | None, said: str
 ) -> None:
-    assert said in push(theirs, *(word.format(model=model) for word in words), token=token, fails=True)
+    assert said in push(
+        theirs, *(word.format(model=model) for word in words), token=token, fails=True
+    )
     assert not theirs.files
 
 

@@ -39,12 +39,19 @@ def repository(folder: Path, origin: str | None) -> str:
         subprocess.run(["git", *words], cwd=folder, check=True)
     if origin:
         subprocess.run(["git", "remote", "add", "origin", origin], cwd=folder, check=True)
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
 def test_from_git(noted: Any) -> None:
-    noted({"url": "https://git.example/smtrain.git", "vcs_info": {"vcs": "git", "commit_id": "1" * 40}})
+    noted(
+        {
+            "url": "https://git.example/smtrain.git",
+            "vcs_info": {"vcs": "git", "commit_id": "1" * 40},
+        }
+    )
     assert commands() == [f"pip install 'smtrain @ git+https://git.example/smtrain.git@{'1' * 40}'"]
 
 

@@ -1,4 +1,6 @@
-"""The report of a run: it matches the run, fetches nothing, and holds a config that repeats the run."""
+"""The report of a run: it matches the run, fetches nothing, and holds a config that repeats the
+run.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,18 @@ class Fetches(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("script", "iframe", "link", "object", "embed", "base", "form"):
             self.requests.append(tag)
-        self.requests += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.requests += [
+            f"{tag} {key}={value}"
+            for key, value in attrs
+            if key in ("src", "href", "srcset", "action")
+        ]
         self.requests += [f"{tag} {key}" for key, _ in attrs if key.startswith("on")]
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tmp_path: Path) -> None:
+def test_the_page_says_what_the_run_did_and_fetches_nothing(
+    run: smtrain.Run, tmp_path: Path
+) -> None:
     file = smtrain.report("llama", tmp_path / "page.html")
     text = file.read_text("utf-8")
     fetches = Fetches()
@@ -66,9 +74,14 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert f"{min(judged):.4f}" in text
     assert f"{COMMIT} with changes" in text, "the commit that a tag of its jobs names"
     assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
-    assert re.search(r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%", text)
+    assert re.search(
+        r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%",
+        text,
+    )
     assert "Waiting for data, over all steps: " in text
-    assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
+    assert smtrain.report(run.job("export").name, file) == file, (
+        "a report is replaced by the next one"
+    )
 
 
 @pytest.mark.slow
@@ -96,7 +109,10 @@ def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None
     (train,) = account.of("train")
     half = len(train.steps) // 2
     first, second = train.steps[:half], train.steps[half:]
-    again = {**train.description, "HyperParameters": {**train.description["HyperParameters"], "lr": "5e-05"}}
+    again = {
+        **train.description,
+        "HyperParameters": {**train.description["HyperParameters"], "lr": "5e-05"},
+    }
     jobs = (
         dataclasses.replace(train, steps=first),
         dataclasses.replace(train, description=again, steps=second, name="llama-train-00000000"),
@@ -113,13 +129,24 @@ def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None
 
 @pytest.mark.slow
 def test_a_run_on_pairs_has_curves_of_its_rewards(run: smtrain.Run) -> None:
-    pairs = " rewards/chosen=0.1 rewards/rejected=-0.2 rewards/margins=0.3 rewards/accuracies=0.75 of="
+    pairs = (
+        " rewards/chosen=0.1 rewards/rejected=-0.2 rewards/margins=0.3 rewards/accuracies=0.75 of="
+    )
     account = gather("llama", "local")
     (train,) = account.of("train")
-    steps = tuple(dataclasses.replace(line, text=line.text.replace(" of=", pairs)) for line in train.steps)
-    jobs = tuple(dataclasses.replace(job, steps=steps) if job is train else job for job in account.jobs)
+    steps = tuple(
+        dataclasses.replace(line, text=line.text.replace(" of=", pairs)) for line in train.steps
+    )
+    jobs = tuple(
+        dataclasses.replace(job, steps=steps) if job is train else job for job in account.jobs
+    )
     text = page(dataclasses.replace(account, jobs=jobs))
-    for words in ("loss, per pair", "rewards of chosen answers", "of rejected answers", "reward margin"):
+    for words in (
+        "loss, per pair",
+        "rewards of chosen answers",
+        "of rejected answers",
+        "reward margin",
+    ):
         assert words in text
     assert re.search(r"accuracy 75\s?%", text)
     assert "reward margin" not in page(account)
@@ -158,7 +185,9 @@ def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrain.Run, tmp_path: Path) -> None:
+def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(
+    run: smtrain.Run, tmp_path: Path
+) -> None:
     card = (run.download(tmp_path / "model") / "README.md").read_text("utf-8")
     about = front_matter(card)
     assert about["license"] == "apache-2.0"
@@ -187,8 +216,12 @@ def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
 
 
 def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
-    for name, words in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
-                       ("", "cannot be a run's name"), ("a\nb", "cannot be a run's name")):  # fmt: skip
+    for name, words in (
+        ("no-such-run", "no run of this name"),
+        ("a-train-1a2b3c4d", "no run of this name"),
+        ("", "cannot be a run's name"),
+        ("a\nb", "cannot be a run's name"),
+    ):
         with pytest.raises(JobError, match=words):
             smtrain.report(name, target="local")
 
@@ -196,16 +229,29 @@ def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
 def test_the_card_of_a_base_carries_terms_only() -> None:
     from smtrain.core.model.card import card, hub_name, metadata
 
-    readme = "---\nlicense: llama3.1\nlicense_link: LICENSE\ntags: [a]\nmodel-index: [{name: x}]\n---\ntext"
+    readme = (
+        "---\nlicense: llama3.1\nlicense_link: LICENSE\ntags: [a]\nmodel-index: [{name:"
+        " x}]\n---\ntext"
+    )
     about = metadata("org/base", readme, adapter=True)
     assert about == {
-        "license": "llama3.1", "license_link": "LICENSE", "base_model": "org/base", "base_model_relation": "adapter",
-        "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["smtrain", "lora"],
-    }  # fmt: skip
+        "license": "llama3.1",
+        "license_link": "LICENSE",
+        "base_model": "org/base",
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["smtrain", "lora"],
+    }
     assert front_matter(card("t", about, ["x"])) == about
-    assert metadata(None, "", adapter=False, legal=["NOTICE", "LICENSE.txt"])["license_link"] == "LICENSE.txt"
+    assert (
+        metadata(None, "", adapter=False, legal=["NOTICE", "LICENSE.txt"])["license_link"]
+        == "LICENSE.txt"
+    )
     for broken in ("", "---\n- 1\n---\n", "---\na: [\n---\n", "---\nno end", "\0"):
         assert front_matter(broken) == {}
     assert hub_name("hf://a/b@main") == "a/b"
-    assert [hub_name(path) for path in ("s3://a/b", "/a/b", "./a", "model", None, "demo://x")] == [None] * 6
+    assert [hub_name(path) for path in ("s3://a/b", "/a/b", "./a", "model", None, "demo://x")] == [
+        None
+    ] * 6
     assert yaml.safe_load(json.dumps(about)) == about

@@ -52,7 +52,12 @@ class Handler(BaseHTTPRequestHandler):
         for part in self._body():
             length += len(part)
             digest.update(part)
-        found = {"path": self.path, "headers": self.headers.items(), "bytes": length, "sha256": digest.hexdigest()}
+        found = {
+            "path": self.path,
+            "headers": self.headers.items(),
+            "bytes": length,
+            "sha256": digest.hexdigest(),
+        }
         self._send(json.dumps(found).encode())
 
     def _body(self) -> Iterator[bytes]:
@@ -68,7 +73,9 @@ class Handler(BaseHTTPRequestHandler):
             yield part
 
     def _stream(self) -> None:
-        """One event, and the other after a request for /v1/go; `?forever`: no other, and LEFT when the caller left."""
+        """One event, and the other after a request for /v1/go; `?forever`: no other, and LEFT when
+        the caller left.
+        """
         for _ in self._body():  # else what is left of it looks like a caller that stays
             pass
         self.send_response(200)

@@ -26,17 +26,39 @@ from tests.conftest import LLAMA
 GOLDEN = Path(__file__).parent / "golden"
 ROLE = "arn:aws:iam::123456789012:role/train"
 PLAIN = EndpointSpec(
-    "llama", "s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model", "763.dkr.ecr/vllm:tag", "ml.g6e.12xlarge",
-    1, 4, ROLE, max_length=4096, tags={"smtrain:run": "llama"},
-)  # fmt: skip
-ADAPTED = EndpointSpec(
-    "llama", "s3://bucket/base/", "763.dkr.ecr/vllm:tag", "ml.g6e.xlarge", 2, 1, ROLE,
-    adapter="s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model/", rank=16,
-)  # fmt: skip
-NEURON = replace(
-    PLAIN, image=serving_image("us-west-2", "ml.trn2.48xlarge"), instance_type="ml.trn2.48xlarge", tensor_parallel=16
+    "llama",
+    "s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model",
+    "763.dkr.ecr/vllm:tag",
+    "ml.g6e.12xlarge",
+    1,
+    4,
+    ROLE,
+    max_length=4096,
+    tags={"smtrain:run": "llama"},
 )
-L70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
+ADAPTED = EndpointSpec(
+    "llama",
+    "s3://bucket/base/",
+    "763.dkr.ecr/vllm:tag",
+    "ml.g6e.xlarge",
+    2,
+    1,
+    ROLE,
+    adapter="s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model/",
+    rank=16,
+)
+NEURON = replace(
+    PLAIN,
+    image=serving_image("us-west-2", "ml.trn2.48xlarge"),
+    instance_type="ml.trn2.48xlarge",
+    tensor_parallel=16,
+)
+L70B = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+}
 
 
 def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
@@ -45,13 +67,16 @@ def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
     config = requests.create_endpoint_config(spec, model["ModelName"])
     at = datetime.datetime(2026, 11, 22, 12, 0, 30, tzinfo=datetime.timezone.utc)
     return {
-        "CreateModel": model, "CreateEndpointConfig": config,
+        "CreateModel": model,
+        "CreateEndpointConfig": config,
         "CreateEndpoint": requests.create_endpoint(spec, config["EndpointConfigName"]),
         "CreateSchedule": requests.create_schedule(spec.name, at, ROLE),
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED), ("neuron", NEURON)])
+@pytest.mark.parametrize(
+    ("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED), ("neuron", NEURON)]
+)
 def test_the_requests_are_the_golden_ones_and_valid(name: str, spec: EndpointSpec) -> None:
     """After an intended change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
     endpoint = made(spec)
@@ -69,20 +94,34 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds
     assert tensor_parallel("70B", 141e9, L70B, "ml.g6e.48xlarge") == 8
     with pytest.raises(JobError, match=r"132\.5 GiB of each|GiB of weights.*take ml\."):
         tensor_parallel("70B", 141e9, L70B, "ml.g6e.xlarge")
-    assert tensor_parallel("3 heads", 1e9, {**L70B, "num_attention_heads": 3}, "ml.g6e.12xlarge") == 3
-    assert tensor_parallel("nested", 141e9, {"model_type": "x", "text_config": L70B}, "ml.g6e.48xlarge") == 8
+    assert (
+        tensor_parallel("3 heads", 1e9, {**L70B, "num_attention_heads": 3}, "ml.g6e.12xlarge") == 3
+    )
+    assert (
+        tensor_parallel(
+            "nested", 141e9, {"model_type": "x", "text_config": L70B}, "ml.g6e.48xlarge"
+        )
+        == 8
+    )
     for kind, reason in (
-        ("ml.trn1.32xlarge", "vLLM Neuron runs on Trainium2 and 3 only"), ("ml.inf2.48xlarge", "vLLM Neuron runs on"),
-        ("ml.m5.xlarge", "no device that smtrain knows"), ("laptop", "no device that smtrain knows"),
-        ("ml.p3.16xlarge", "V100 GPUs have no bf16"), ("ml.p6e-gb200.36xlarge", "GB200 GPUs have arm64 processors"),
-    ):  # fmt: skip
-        with pytest.raises(JobError, match=f"^{kind}: .*{reason}.*; take ml.g6.xlarge or a larger one$"):
+        ("ml.trn1.32xlarge", "vLLM Neuron runs on Trainium2 and 3 only"),
+        ("ml.inf2.48xlarge", "vLLM Neuron runs on"),
+        ("ml.m5.xlarge", "no device that smtrain knows"),
+        ("laptop", "no device that smtrain knows"),
+        ("ml.p3.16xlarge", "V100 GPUs have no bf16"),
+        ("ml.p6e-gb200.36xlarge", "GB200 GPUs have arm64 processors"),
+    ):
+        with pytest.raises(
+            JobError, match=f"^{kind}: .*{reason}.*; take ml.g6.xlarge or a larger one$"
+        ):
             tensor_parallel("x", 1e9, L70B, kind)
 
 
 def test_a_host_of_trainium2_splits_a_model_over_cores_that_its_torus_connects() -> None:
     assert tensor_parallel("70B", 141e9, L70B, "ml.trn2.48xlarge") == 64
-    assert tensor_parallel("8B", 16e9, {**L70B, "num_attention_heads": 32}, "ml.trn2.48xlarge") == 16, "32 never runs"
+    assert (
+        tensor_parallel("8B", 16e9, {**L70B, "num_attention_heads": 32}, "ml.trn2.48xlarge") == 16
+    ), "32 never runs"
     assert tensor_parallel("1B", 2e9, {**L70B, "num_attention_heads": 8}, "ml.trn2.48xlarge") == 4
 
 
@@ -90,7 +129,9 @@ def test_a_host_of_trainium2_splits_a_model_over_cores_that_its_torus_connects()
 def model(local_home: Path) -> Iterator[str]:
     """An exported prefix on the control plane; its endpoints and models are removed at the end."""
     target, key = SageMakerBackend("local"), "endpoints/model/"
-    target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
+    target.s3.put_object(
+        Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode()
+    )
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
     yield f"s3://smtrain-local/{key}"
     for endpoint in target.sagemaker.list_endpoints()["Endpoints"]:
@@ -100,7 +141,10 @@ def model(local_home: Path) -> Iterator[str]:
 
 
 def endpoints() -> list[str]:
-    return [endpoint["EndpointName"] for endpoint in SageMakerBackend("local").sagemaker.list_endpoints()["Endpoints"]]
+    return [
+        endpoint["EndpointName"]
+        for endpoint in SageMakerBackend("local").sagemaker.list_endpoints()["Endpoints"]
+    ]
 
 
 def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
@@ -133,7 +177,9 @@ def test_one_on_neuron_cores_says_that_it_is_unchecked(model: str) -> None:
 
 
 def test_one_for_a_while_deletes_itself_by_the_planes_clock(model: str) -> None:
-    endpoint = smtrain.deploy(model, "ml.g6e.xlarge", name="brief", seconds=7200, target="local", say=lambda _: None)
+    endpoint = smtrain.deploy(
+        model, "ml.g6e.xlarge", name="brief", seconds=7200, target="local", say=lambda _: None
+    )
     assert endpoint.until is not None
     switches = plane()
     assert switches.call("schedules", ahead=7000)["ran"] == []

@@ -1,4 +1,6 @@
-"""Requests to `smtrain serve` as bytes: which of them reach the model's server, and in which form."""
+"""Requests to `smtrain serve` as bytes: which of them reach the model's server, and in which
+form.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,11 @@ def _served(folder: Path, host: str = "127.0.0.1") -> Iterator[tuple[subprocess.
     stand_in = str(Path(__file__).with_name("stand_in.py"))
     process = subprocess.Popen(
         [sys.executable, "-c", _RUN, host, stand_in, str(folder / "s")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout
     try:
         line = process.stdout.readline()
@@ -74,7 +79,9 @@ _HOST = "Host: 127.0.0.1:{port}\n"
         "GET /v1/models HTTP/1.1\nHost: [::1]:{port}\n\n",
         "GET /v1/models HTTP/1.0\nHost: localhost:{port}\n\n",
         "GET /v1/models?limit=2 HTTP/1.1\n" + _HOST + "\n",
-        "GET /v1/models HTTP/1.1\n" + _HOST + "Origin: http://127.0.0.1:{port}\nSec-Fetch-Site: same-origin\n\n",
+        "GET /v1/models HTTP/1.1\n"
+        + _HOST
+        + "Origin: http://127.0.0.1:{port}\nSec-Fetch-Site: same-origin\n\n",
         "GET /v1/models/some-model.v1:latest HTTP/1.1\n" + _HOST + "\n",
         "DELETE /v1/responses/resp_1 HTTP/1.1\n" + _HOST + "\n",
         "GET /health HTTP/1.1\n" + _HOST + "\n",
@@ -100,14 +107,46 @@ def test_a_request_of_a_program_is_passed(port: int, request_text: str) -> None:
         ("GET /v1/models HTTP/1.1\nHost: localhost:{port}\nHost: evil.example\n\n", 400, ""),
         ("GET /v1/models HTTP/1.0\nHost: localhost:{port}\nHost: evil.example\n\n", 400, ""),
         ("GET http://evil.example/v1/models HTTP/1.1\n" + _HOST + "\n", 404, "/v1/"),
-        ("GET http://127.0.0.1:{port}/v1/models HTTP/1.1\nHost: evil.example\n\n", 421, "localhost"),
+        (
+            "GET http://127.0.0.1:{port}/v1/models HTTP/1.1\nHost: evil.example\n\n",
+            421,
+            "localhost",
+        ),
         ("CONNECT localhost:{port} HTTP/1.1\n" + _HOST + "\n", 404, "/v1/"),
-        ("POST /v1/completions HTTP/1.1\n" + _HOST + "Origin: null\nContent-Length: 0\n\n", 403, "origins"),
-        ("POST /v1/completions HTTP/1.1\n" + _HOST + "Origin: http://a.example\nContent-Length: 0\n\n", 403, ""),
-        ("POST /v1/a HTTP/1.1\n" + _HOST + "Origin: https://127.0.0.1:{port}\nContent-Length: 0\n\n", 403, ""),
-        ("POST /v1/completions HTTP/1.1\n" + _HOST + "Origin: http://127.0.0.1:1\nContent-Length: 0\n\n", 403, ""),
+        (
+            "POST /v1/completions HTTP/1.1\n" + _HOST + "Origin: null\nContent-Length: 0\n\n",
+            403,
+            "origins",
+        ),
+        (
+            "POST /v1/completions HTTP/1.1\n"
+            + _HOST
+            + "Origin: http://a.example\nContent-Length: 0\n\n",
+            403,
+            "",
+        ),
+        (
+            "POST /v1/a HTTP/1.1\n"
+            + _HOST
+            + "Origin: https://127.0.0.1:{port}\nContent-Length: 0\n\n",
+            403,
+            "",
+        ),
+        (
+            "POST /v1/completions HTTP/1.1\n"
+            + _HOST
+            + "Origin: http://127.0.0.1:1\nContent-Length: 0\n\n",
+            403,
+            "",
+        ),
         ("GET /v1/models HTTP/1.1\n" + _HOST + "Sec-Fetch-Site: cross-site\n\n", 403, "origins"),
-        ("GET /v1/models HTTP/1.1\n" + _HOST + "Origin: http://127.0.0.1:{port}\nOrigin: null\n\n", 403, ""),
+        (
+            "GET /v1/models HTTP/1.1\n"
+            + _HOST
+            + "Origin: http://127.0.0.1:{port}\nOrigin: null\n\n",
+            403,
+            "",
+        ),
         ("POST /load_model HTTP/1.1\n" + _HOST + "Content-Length: 2\n\n{{}}", 404, "/v1/"),
         ("POST /reset HTTP/1.1\n" + _HOST + "Content-Length: 0\n\n", 404, "/v1/"),
         ("GET /openapi.json HTTP/1.1\n" + _HOST + "\n", 404, "/v1/"),
@@ -123,13 +162,21 @@ def test_a_request_of_a_program_is_passed(port: int, request_text: str) -> None:
         ("POST //v1/models HTTP/1.1\n" + _HOST + "Content-Length: 0\n\n", 404, "/v1/"),
         ("POST /v1%2freset HTTP/1.1\n" + _HOST + "Content-Length: 0\n\n", 404, "/v1/"),
         ("GET /health/../reset HTTP/1.1\n" + _HOST + "\n", 404, "/v1/"),
-        ("OPTIONS /v1/models HTTP/1.1\n" + _HOST + "Origin: http://evil.example\n\n", 403, "origins"),
+        (
+            "OPTIONS /v1/models HTTP/1.1\n" + _HOST + "Origin: http://evil.example\n\n",
+            403,
+            "origins",
+        ),
         ("OPTIONS /v1/models HTTP/1.1\n" + _HOST + "\n", 405, "POST"),
         ("TRACE /v1/models HTTP/1.1\n" + _HOST + "\n", 405, "POST"),
-        ("POST /v1/a HTTP/1.1\n" + _HOST + "Content-Length: 0\nContent-Length: 5\n\nhello", 400, ""),
+        (
+            "POST /v1/a HTTP/1.1\n" + _HOST + "Content-Length: 0\nContent-Length: 5\n\nhello",
+            400,
+            "",
+        ),
         ("POST /v1/a HTTP/1.1\n" + _HOST + "Transfer-Encoding: gzip, chunked\n\n0\n\n", 400, ""),
     ],
-)  # fmt: skip
+)
 def test_a_request_that_a_web_page_could_make_is_refused(
     port: int, request_text: str, status: int, reason: str
 ) -> None:
@@ -148,7 +195,9 @@ def test_bodies_and_headers_pass_unchanged_over_one_connection(port: int, chunke
     with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         for _ in range(2):
             headers = {"Authorization": "Bearer x", "Connection": "keep-alive, X-Hop", "X-Hop": "1"}
-            headers |= {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
+            headers |= (
+                {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
+            )
             connection.request("POST", "/v1/a?b=%2F", iter(parts), headers, encode_chunked=chunked)
             local = connection.sock.getsockname()
             answer = json.loads(connection.getresponse().read())
@@ -157,7 +206,12 @@ def test_bodies_and_headers_pass_unchanged_over_one_connection(port: int, chunke
             names = {name.lower(): value for name, value in answer["headers"]}
             assert names["authorization"] == "Bearer x"
             assert "x-hop" not in names
-            assert names.keys() <= {"host", "authorization", "accept-encoding", *map(str.lower, headers)}
+            assert names.keys() <= {
+                "host",
+                "authorization",
+                "accept-encoding",
+                *map(str.lower, headers),
+            }
             assert connection.sock.getsockname() == local
 
 
@@ -166,7 +220,9 @@ def test_events_pass_as_they_come(port: int) -> None:
         connection.request("POST", "/v1/stream", b"{}")
         answer = connection.getresponse()
         assert answer.read1() == b"data: 1\n\n"
-        _raw(port, "POST /v1/go HTTP/1.1\n" + _HOST + "Content-Length: 0\n\n")  # only now comes the other
+        _raw(
+            port, "POST /v1/go HTTP/1.1\n" + _HOST + "Content-Length: 0\n\n"
+        )  # only now comes the other
         assert answer.read() == b"data: 2\n\n"
 
 
@@ -197,6 +253,10 @@ def test_ctrl_c_during_a_stream_ends_both_quietly(tmp_path: Path, sent: signal.S
         assert _raw(port, "GET /health HTTP/1.1\nHost: evil.example:{port}\n\n")[0] == 421
         connection.request("POST", "/v1/stream?forever", b"{}")
         assert connection.getresponse().read1() == b"data: 1\n\n"
-        os.killpg(process.pid, signal.SIGINT) if sent == signal.SIGINT else process.send_signal(sent)
+        (
+            os.killpg(process.pid, signal.SIGINT)
+            if sent == signal.SIGINT
+            else process.send_signal(sent)
+        )
         output, _ = process.communicate(timeout=30)
         assert (process.returncode, output) == (0, "")

@@ -18,37 +18,70 @@ from tests.ports import free_port
 
 
 @pytest.mark.slow
-def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_openais_client_talks_to_a_trained_model(
+    trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
     openai = pytest.importorskip("openai")
     if "transformers" not in servers():
         pytest.skip("transformers' server needs fastapi and uvicorn")
     port, log = free_port(), tmp_path / "log"
-    command = [sys.executable, "-c", "from smtrain.cli import main; main()", "serve", str(trained_inputs["model"])]
-    own = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(tmp_path / "no/cache")}
+    command = [
+        sys.executable,
+        "-c",
+        "from smtrain.cli import main; main()",
+        "serve",
+        str(trained_inputs["model"]),
+    ]
+    own = {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_CACHE": str(tmp_path / "no/cache"),
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--port", str(port), "--server", "transformers"], stdout=out, stderr=out, start_new_session=True,
+            [*command, "--port", str(port), "--server", "transformers"],
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
             env={**os.environ, **own},
-        )  # fmt: skip
+        )
     try:
         until = time.monotonic() + 300
         while "answers at" not in log.read_text():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.2)
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=300) as client:
+        with openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=300
+        ) as client:
             answer = client.completions.create(
-                model=str(trained_inputs["model"]), prompt="the red fox", max_tokens=4, temperature=0
+                model=str(trained_inputs["model"]),
+                prompt="the red fox",
+                max_tokens=4,
+                temperature=0,
             )
             assert answer.choices[0].text
-            # transformers 5.24 lists the model it was started with; older ones list the hub's cache only, empty here.
-            assert [model.id for model in client.models.list()] in ([], [str(trained_inputs["model"])])
-            streamed = client.completions.create(
-                model=str(trained_inputs["model"]), prompt="the red fox", max_tokens=4, temperature=0, stream=True
+            # transformers 5.24 lists the model it was started with; older ones list the hub's cache
+            # only, empty here.
+            assert [model.id for model in client.models.list()] in (
+                [],
+                [str(trained_inputs["model"])],
             )
-            assert "".join(part.choices[0].text for part in streamed if part.choices) == answer.choices[0].text
+            streamed = client.completions.create(
+                model=str(trained_inputs["model"]),
+                prompt="the red fox",
+                max_tokens=4,
+                temperature=0,
+                stream=True,
+            )
+            assert (
+                "".join(part.choices[0].text for part in streamed if part.choices)
+                == answer.choices[0].text
+            )
             with pytest.raises(openai.NotFoundError, match="below /v1/"):
-                client.with_options(base_url=f"http://127.0.0.1:{port}").post("/load_model", cast_to=object, body={})
+                client.with_options(base_url=f"http://127.0.0.1:{port}").post(
+                    "/load_model", cast_to=object, body={}
+                )
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     finally:
@@ -57,7 +90,9 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
             process.wait()
 
 
-def test_without_a_server_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, trained_inputs: dict[str, Path]) -> None:
+def test_without_a_server_the_remedy_is_said(
+    monkeypatch: pytest.MonkeyPatch, trained_inputs: dict[str, Path]
+) -> None:
     with pytest.raises(ConfigError, match="known: vllm, transformers"):
         serve(str(trained_inputs["model"]), server="tgi")  # type: ignore[arg-type]
     if "vllm" not in servers():
@@ -73,7 +108,10 @@ def test_an_adapter_is_served_beside_its_base_by_vllm() -> None:
     assert command[command.index("--lora-modules") + 1] == "adapter=/m"
     with pytest.raises(ConfigError, match="cannot load"):
         command_of(
-            "vllm", FoundModel("a", {"base_model_name_or_path": "s3://b"}, 1.0, True, Path("/m")), Path("/m"), "s"
+            "vllm",
+            FoundModel("a", {"base_model_name_or_path": "s3://b"}, 1.0, True, Path("/m")),
+            Path("/m"),
+            "s",
         )
 
 
@@ -85,7 +123,9 @@ def test_a_folder_that_is_no_model_is_said_before_a_package_that_lacks(
         serve(str(tmp_path))
 
 
-def test_transformers_server_finds_a_cache_to_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_transformers_server_finds_a_cache_to_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "no/cache"))
     environment_of("vllm")
     assert not (tmp_path / "no").exists()

@@ -1,4 +1,6 @@
-"""Trials on the local control plane: the best one, resuming, and a container of a tuning job with the same values."""
+"""Trials on the local control plane: the best one, resuming, and a container of a tuning job with
+the same values.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from smtrain.tools.tune.managed import tuning_request
 
 pytestmark = pytest.mark.slow
 
-# What the sagemaker-training toolkit does with a script: unpack it, give it the hyperparameters, and become it.
+# What the sagemaker-training toolkit does with a script: unpack it, give it the hyperparameters,
+# and become it.
 TOOLKIT = """#!{python}
 import json, os, sys, tarfile
 ml = os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml")
@@ -41,10 +44,14 @@ def config(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         "data": {"path": str(trained_inputs["text"])},
         "compute": {"processes_per_instance": 1},
         "train": {
-            "steps": 3, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "save_interval": 5,
+            "steps": 3,
+            "global_batch_size": 2,
+            "seq_len": 32,
+            "precision": "fp32",
+            "save_interval": 5,
             "validation": {"fraction": 0.1, "interval": 3},
         },
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.full  # the gate has test_search.py, test_space.py and test_managed.py
@@ -81,7 +88,9 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
 
 
 @pytest.mark.full
-def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     """SageMaker's training job for a definition and chosen values."""
     over, said, target = ["train.lr=3e-3,1e-3"], list[str](), SageMakerBackend("local")
     tuning = smtrain.tune(config, over=over, parallel=2, say=said.append)
@@ -91,7 +100,13 @@ def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: 
     planned = chain.plan("train")
     upload_all(target, list(planned.uploads), said.append)
     request = tuning_request(
-        chain.config, planned.request, tuning.axes, "val_loss", max_jobs=2, parallel=1, early_stop=False
+        chain.config,
+        planned.request,
+        tuning.axes,
+        "val_loss",
+        max_jobs=2,
+        parallel=1,
+        early_stop=False,
     )
     definition = request["TrainingJobDefinition"]
     bin_ = tmp_path / "bin"
@@ -103,8 +118,15 @@ def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: 
     sent = {
         **definition,
         "TrainingJobName": f"{config['name']}-aws",
-        "HyperParameters": {**definition["StaticHyperParameters"], **best.values, "_tuning_objective_metric": "x"},
-        "Environment": definition["Environment"] | {"PATH": f"{bin_}:{Path(sys.executable).parent}:/usr/bin:/bin"},
+        "HyperParameters": {
+            **definition["StaticHyperParameters"],
+            **best.values,
+            "_tuning_objective_metric": "x",
+        },
+        "Environment": (
+            definition["Environment"]
+            | {"PATH": f"{bin_}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+        ),
     }
     del sent["StaticHyperParameters"]
     target.sagemaker.create_training_job(**sent)

@@ -1,4 +1,6 @@
-"""The next trial: a grid in order, or Optuna's proposal, which depends only on the trials so far."""
+"""The next trial: a grid in order, or Optuna's proposal, which depends only on the trials so
+far.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,20 @@ def made(over: list[str], count: int, best: float = 3e-4) -> list[Trial]:
     search = search_of(axes, count, seed=0)
     while len(trials) < count and (values := search(trials)) is not None:
         rate = float(values["train.lr"])
-        trials.append(Trial(len(trials) + 1, values, status="finished", value=abs(rate - best) / best))
+        trials.append(
+            Trial(len(trials) + 1, values, status="finished", value=abs(rate - best) / best)
+        )
     return trials
 
 
 def test_a_grid_is_tried_once_in_its_order() -> None:
     trials = made(["train.lr=1e-4,3e-4", "train.seed=1,2"], 10)
     assert [tuple(trial.values.values()) for trial in trials] == [
-        ("1e-4", "1"), ("1e-4", "2"), ("3e-4", "1"), ("3e-4", "2"),
-    ]  # fmt: skip
+        ("1e-4", "1"),
+        ("1e-4", "2"),
+        ("3e-4", "1"),
+        ("3e-4", "2"),
+    ]
 
 
 def test_proposals_stay_in_their_ranges_and_go_on_as_they_would_have() -> None:
@@ -33,7 +40,9 @@ def test_proposals_stay_in_their_ranges_and_go_on_as_they_would_have() -> None:
         assert 0 <= int(trial.values["train.warmup_steps"]) <= 20
         assert trial.values["train.schedule"] in ("cosine", "linear")
     axes = axes_of(over)
-    assert search_of(axes, 15, seed=0)(trials[:7]) == trials[7].values, "of another process, from the same trials"
+    assert search_of(axes, 15, seed=0)(trials[:7]) == trials[7].values, (
+        "of another process, from the same trials"
+    )
     waiting = [*trials[:7], Trial(8, trials[7].values), Trial(9, trials[8].values, status="failed")]
     assert search_of(axes, 15, seed=0)(waiting) not in [trial.values for trial in waiting]
 

@@ -15,7 +15,9 @@ from smtrain.tools.tune.trials import Trial, hopeless
 
 
 def test_ranges_values_and_powers() -> None:
-    rate, warm, decay = axes_of(["train.lr=log:1e-5..1e-3", "train.warmup_steps=10,50", "train.weight_decay=0..0.2"])
+    rate, warm, decay = axes_of(
+        ["train.lr=log:1e-5..1e-3", "train.warmup_steps=10,50", "train.weight_decay=0..0.2"]
+    )
     assert (rate.low, rate.high, rate.log, rate.whole) == (1e-5, 1e-3, True, False)
     assert warm.values == ("10", "50")
     assert decay.ends == ("0", "0.2")
@@ -70,13 +72,18 @@ def test_what_is_wrong_is_a_sentence_with_the_text(raw: dict[str, Any], over: st
     assert WRONG[over] in fault
 
 
-def test_limits_that_cannot_be_kept_are_refused_before_anything_starts(raw: dict[str, Any], tmp_path: Any) -> None:
+def test_limits_that_cannot_be_kept_are_refused_before_anything_starts(
+    raw: dict[str, Any], tmp_path: Any
+) -> None:
     rates = ["train.lr=1e-4,2e-4,3e-4"]
     wrongs: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"max_jobs": 2}, "3 combinations"), ({"max_jobs": 0}, "max_jobs"), ({"parallel": 0}, "parallel"),
-        ({"budget": -1}, "budget"), ({"over": []}, "names no key"),
+        ({"max_jobs": 2}, "3 combinations"),
+        ({"max_jobs": 0}, "max_jobs"),
+        ({"parallel": 0}, "parallel"),
+        ({"budget": -1}, "budget"),
+        ({"over": []}, "names no key"),
         ({"over": [*rates, "train.lr=1e-5..1e-4"]}, "given twice"),
-    )  # fmt: skip
+    )
     for wrong, said in wrongs:
         with pytest.raises(ConfigError, match=said):
             smtrain.tune(raw, **{"over": rates, **wrong})
@@ -85,7 +92,11 @@ def test_limits_that_cannot_be_kept_are_refused_before_anything_starts(raw: dict
         smtrain.tune(slurm, over=["train.lr=1e-5..1e-4"])
     # three at some $0.40
     with pytest.raises(JobError, match=r"3 trials cost some \$.*--max-jobs 1 would stay below it"):
-        smtrain.tune(raw | {"compute": raw["compute"] | {"instance_count": 1}, "parallel": {}}, over=rates, budget=0.5)
+        smtrain.tune(
+            raw | {"compute": raw["compute"] | {"instance_count": 1}, "parallel": {}},
+            over=rates,
+            budget=0.5,
+        )
     with pytest.raises(JobError, match="not even one"):
         smtrain.tune(raw, over=rates, budget=0.01)
     with pytest.raises(JobError, match="above the budget"):
@@ -99,7 +110,10 @@ def test_a_trials_values_are_typed_by_the_schema(raw: dict[str, Any]) -> None:
 
 
 def finished(*values: float) -> list[Trial]:
-    return [Trial(n, {}, status="finished", curve=[(0, 9.0), (10, v), (20, v - 1)]) for n, v in enumerate(values)]
+    return [
+        Trial(n, {}, status="finished", curve=[(0, 9.0), (10, v), (20, v - 1)])
+        for n, v in enumerate(values)
+    ]
 
 
 def test_a_trial_behind_the_median_is_hopeless_but_not_too_early() -> None:
@@ -107,7 +121,9 @@ def test_a_trial_behind_the_median_is_hopeless_but_not_too_early() -> None:
     assert hopeless(behind, finished(3.0, 5.0, 8.0), steps=20)
     assert not hopeless(behind, finished(3.0, 7.0, 8.0), steps=20), "it is not behind the median"
     assert not hopeless(behind, finished(3.0, 5.0), steps=20), "two do not make a median"
-    assert not hopeless(behind, finished(3.0, 5.0, 8.0), steps=100), "a slow warm-up may be behind at first"
+    assert not hopeless(behind, finished(3.0, 5.0, 8.0), steps=100), (
+        "a slow warm-up may be behind at first"
+    )
     assert not hopeless(Trial(9, {}, curve=[(0, 9.0)]), finished(3.0, 5.0, 8.0), steps=20)
 
 

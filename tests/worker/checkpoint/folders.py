@@ -1,4 +1,6 @@
-"""Tiny models of every family as Hugging Face folders with random weights, made without transformers."""
+"""Tiny models of every family as Hugging Face folders with random weights, made without
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,24 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 40,
     "tie_word_embeddings": False,
 }
-NEOX: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "gpt_neox"}
+NEOX: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {
+    "model_type": "gpt_neox"
+}
 GPT2: dict[str, Any] = {
-    "model_type": "gpt2", "n_embd": 16, "n_inner": 24, "n_layer": 4, "n_head": 4, "n_positions": 12, "vocab_size": 40,
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_inner": 24,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 12,
+    "vocab_size": 40,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 
 
-def random_weights(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+def random_weights(
+    config: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     specs = ModelShape.from_config(config).specs
     return {spec.name: torch.randn(spec.shape, generator=generator).to(dtype) for spec in specs}
@@ -48,4 +60,6 @@ def weights_of(source: WeightSource) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Same names, types, shapes and bits."""
-    return a.keys() == b.keys() and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a
+    )

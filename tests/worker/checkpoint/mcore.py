@@ -1,8 +1,10 @@
-"""The real megatron-core on CPUs: models of a config.json, with weights from checkpoints, give logits and save.
+"""The real megatron-core on CPUs: models of a config.json, with weights from checkpoints, give
+logits and save.
 
     python -m tests.worker.checkpoint.mcore CASES.json TP PP [EP ETP]
 
-One process a rank (gloo); rank and world come from the environment. ETP is the tensor parallelism inside experts.
+One process a rank (gloo); rank and world come from the environment. ETP is the tensor parallelism
+inside experts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 warnings.filterwarnings("ignore")
 
 
-def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | None = None) -> None:
+def main(
+    cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | None = None
+) -> None:
     if any(case["spec"] == "te" for case in cases):
         from tests.worker.checkpoint.te_stand_in import install
 
@@ -31,7 +35,11 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | 
     dist.init_process_group("gloo")
     vpp = cases[0].get("vpp", 1)
     parallel_state.initialize_model_parallel(
-        tp, pp, vpp if vpp > 1 else None, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp or tp
+        tp,
+        pp,
+        vpp if vpp > 1 else None,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=etp or tp,
     )
     # What only a GPU has.
     torch.cuda.synchronize = lambda *a, **k: None
@@ -41,7 +49,10 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int, ep: int = 1, etp: int | 
         setattr(torch, name, _of_cpu(getattr(torch, name)))
     mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     _without_a_gpu(torch)
-    t, p = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank())
+    t, p = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
     for case in cases:
         one({**case, "ep": ep, "etp": etp or tp}, tp, pp, t, p)
         dist.barrier()
@@ -78,8 +89,12 @@ def _without_a_gpu(torch: Any) -> None:
     torch.cuda.default_stream = torch.cuda.current_stream = lambda *a, **k: only
     torch.cuda.stream = lambda s: contextlib.nullcontext()
 
-    def gate(inputs: Any, weight: Any, bias: Any, dtype: Any) -> Any:  # 0.16.1 calls a gemm of Transformer Engine
-        return torch.nn.functional.linear(inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    def gate(
+        inputs: Any, weight: Any, bias: Any, dtype: Any
+    ) -> Any:  # 0.16.1 calls a gemm of Transformer Engine
+        return torch.nn.functional.linear(
+            inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        )
 
     utils.router_gating_linear = router.router_gating_linear = gate
 
@@ -95,7 +110,9 @@ def _without_a_gpu(torch: Any) -> None:
     torch.Tensor.type = of_gpu  # type: ignore[method-assign,assignment]
     make = WrappedTorchNorm.__new__
 
-    def norm(cls: Any, config: Any, *a: Any, **k: Any) -> Any:  # it refuses sequence parallelism, for gradients
+    def norm(
+        cls: Any, config: Any, *a: Any, **k: Any
+    ) -> Any:  # it refuses sequence parallelism, for gradients
         config = copy.copy(config)
         config.sequence_parallel = False
         return make(cls, config, *a, **k)
@@ -107,18 +124,30 @@ def _of_experts(said: dict[str, Any], ep: int, etp: int) -> dict[str, Any]:
     """Megatron-core's settings of experts, from the arguments that are written with the weights."""
     if "num_experts" not in said:
         return {}
-    names = ("moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function")
+    names = (
+        "moe_ffn_hidden_size",
+        "moe_router_topk",
+        "moe_router_pre_softmax",
+        "moe_router_score_function",
+    )
     return {name: said[name] for name in (*names, "moe_layer_freq", "moe_router_dtype")} | {
-        "num_moe_experts": said["num_experts"], "moe_router_load_balancing_type": "none", "moe_aux_loss_coeff": 0.0,
+        "num_moe_experts": said["num_experts"],
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
         "moe_token_dispatcher_type": "alltoall" if ep > 1 and etp == 1 else "allgather",
-        "expert_model_parallel_size": ep, "expert_tensor_parallel_size": etp,
-    }  # fmt: skip
+        "expert_model_parallel_size": ep,
+        "expert_tensor_parallel_size": etp,
+    }
 
 
 _AS_THEY_ARE = (
-    "no_rope_freq", "window_size", "window_attn_skip_freq", "activation_func_clamp_value", "glu_linear_offset",
+    "no_rope_freq",
+    "window_size",
+    "window_attn_skip_freq",
+    "activation_func_clamp_value",
+    "glu_linear_offset",
     "softmax_type",
-)  # fmt: skip
+)
 
 
 def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
@@ -147,45 +176,74 @@ def _models(task: dict[str, Any], tp: int, pp: int, p: int) -> list[Any]:
     if gpt2:
         activation = functools.partial(activation, approximate="tanh")  # --openai-gelu
     sized: dict[str, Any] = dict(
-        num_layers=shape.layers, hidden_size=shape.hidden, ffn_hidden_size=shape.intermediate,
-        num_attention_heads=shape.heads, kv_channels=shape.head_dim,
-        num_query_groups=shape.kv_heads, use_cpu_initialization=True,
-        normalization="LayerNorm" if plain else "RMSNorm", gated_linear_unit=not plain,
-        activation_func=activation, add_bias_linear=said["add_bias_linear"],
-        add_qkv_bias=shape.qkv_bias, qk_layernorm=qwen3, pipeline_dtype=torch.float32,
-        hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
-        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, **{
-            key: said[key] for key in _AS_THEY_ARE if key in said
-        },
-    )  # fmt: skip
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.intermediate,
+        num_attention_heads=shape.heads,
+        kv_channels=shape.head_dim,
+        num_query_groups=shape.kv_heads,
+        use_cpu_initialization=True,
+        normalization="LayerNorm" if plain else "RMSNorm",
+        gated_linear_unit=not plain,
+        activation_func=activation,
+        add_bias_linear=said["add_bias_linear"],
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=qwen3,
+        pipeline_dtype=torch.float32,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        **{key: said[key] for key in _AS_THEY_ARE if key in said},
+    )
     experts = _of_experts(said, task["ep"], task["etp"])
     if experts:
-        sized |= {**experts, "sequence_parallel": tp > 1, "bias_dropout_fusion": False, "apply_rope_fusion": False}
+        sized |= {
+            **experts,
+            "sequence_parallel": tp > 1,
+            "bias_dropout_fusion": False,
+            "apply_rope_fusion": False,
+        }
         sized |= {"persist_layer_norm": False, "moe_grouped_gemm": task.get("grouped", False)}
     if task.get("dtype") == "bfloat16":
         sized |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
     last = task.get("vpp", 1) - 1
-    config = TransformerConfig(**sized, virtual_pipeline_model_parallel_size=last + 1 if last else None)
+    config = TransformerConfig(
+        **sized, virtual_pipeline_model_parallel_size=last + 1 if last else None
+    )
     for key in (key for key in said if key.startswith("yarn_")):
         setattr(config, key, said[key])
     models = []
     for v in range(last + 1):
         if experts:
             stage = v if last else None
-            spec = get_gpt_decoder_block_spec(config, task["spec"] == "te", config.normalization, vp_stage=stage)
+            spec = get_gpt_decoder_block_spec(
+                config, task["spec"] == "te", config.normalization, vp_stage=stage
+            )
         elif task["spec"] == "te":
             spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
         else:
             spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
-        models.append(GPTModel(
-            config, spec, vocab_size=task["padded"], max_sequence_length=64,
-            position_embedding_type=said["position_embedding_type"],
-            rotary_base=10000 if normal.rope is None else normal.rope.theta,
-            rotary_percent=1.0 if normal.rope is None else normal.rope.share,
-            share_embeddings_and_output_weights=shape.tied, vp_stage=v if last else None,
-            pre_process=p == 0 and v == 0, post_process=p == pp - 1 and v == last, parallel_output=False,
-        ))  # fmt: skip
+        models.append(
+            GPTModel(
+                config,
+                spec,
+                vocab_size=task["padded"],
+                max_sequence_length=64,
+                position_embedding_type=said["position_embedding_type"],
+                rotary_base=10000 if normal.rope is None else normal.rope.theta,
+                rotary_percent=1.0 if normal.rope is None else normal.rope.share,
+                share_embeddings_and_output_weights=shape.tied,
+                vp_stage=v if last else None,
+                pre_process=p == 0 and v == 0,
+                post_process=p == pp - 1 and v == last,
+                parallel_output=False,
+            )
+        )
     return [model.to(config.params_dtype) for model in models]
 
 
@@ -230,9 +288,11 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
 
 
 def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], folder: str) -> None:
-    """Save twice the weights in both forms, as Megatron-LM does, with an optimizer's state if `optimizer` asks for it.
+    """Save twice the weights in both forms, as Megatron-LM does, with an optimizer's state if
+    `optimizer` asks for it.
 
-    `metadata` is what Megatron-LM passes on, `router` the type of routers, `fully_parallel` spreads a rank's tensors.
+    `metadata` is what Megatron-LM passes on, `router` the type of routers, `fully_parallel` spreads
+    a rank's tensors.
     """
     from argparse import Namespace
 
@@ -240,7 +300,9 @@ def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], fold
     import torch
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
-    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+        FullyParallelSaveStrategyWrapper,
+    )
     from megatron.core.enums import ModelType
 
     metadata, saved = task.get("metadata"), Path(task["save"])
@@ -253,8 +315,13 @@ def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], fold
     state: dict[str, Any] = {"iteration": 7, "checkpoint_version": 3.0}
     if task.get("args", True):
         state["args"] = Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
-    sharded = {key: model.sharded_state_dict(metadata=metadata) for key, model in zip(keys, models, strict=True)}
-    legacy = {key: model.state_dict_for_save_checkpoint() for key, model in zip(keys, models, strict=True)}
+    sharded = {
+        key: model.sharded_state_dict(metadata=metadata)
+        for key, model in zip(keys, models, strict=True)
+    }
+    legacy = {
+        key: model.state_dict_for_save_checkpoint() for key, model in zip(keys, models, strict=True)
+    }
     if optimizer is not None:
         one = sharded["model"] if len(keys) == 1 else sharded
         sharded["optimizer"] = optimizer.sharded_state_dict(one, metadata=metadata or {})
@@ -262,14 +329,24 @@ def _save_doubled(task: dict[str, Any], models: list[Any], keys: list[str], fold
     strategy = None
     if task.get("fully_parallel"):
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        strategy = FullyParallelSaveStrategyWrapper(get_default_save_sharded_strategy("torch_dist"), group, True)
+        strategy = FullyParallelSaveStrategyWrapper(
+            get_default_save_sharded_strategy("torch_dist"), group, True
+        )
     saved.mkdir(exist_ok=True)
     dist_checkpointing.save({**sharded, **state}, str(saved), strategy, content_metadata=metadata)
-    state |= {"rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}]}
+    state |= {
+        "rng_state": [
+            {"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}
+        ]
+    }
     file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The first alone is Megatron-LM's own rule, by which it loses tp ranks if experts are cut less than the rest.
-    if 0 in (parallel_state.get_expert_data_parallel_rank(), parallel_state.get_data_parallel_rank()):
+    # The first alone is Megatron-LM's own rule, by which it loses tp ranks if experts are cut less
+    # than the rest.
+    if 0 in (
+        parallel_state.get_expert_data_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+    ):
         torch.save({**state, **legacy}, file)
 
 
@@ -282,15 +359,21 @@ def _stepped(models: list[Any], kind: str) -> Any:
     about = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
     wrapped = [DistributedDataParallel(model.config, about, model) for model in models]
     config = OptimizerConfig(
-        optimizer="adam", lr=1e-3, bf16=models[0].config.bf16, params_dtype=models[0].config.params_dtype,
-        use_distributed_optimizer=distributed, clip_grad=0.0,
-    )  # fmt: skip
+        optimizer="adam",
+        lr=1e-3,
+        bf16=models[0].config.bf16,
+        params_dtype=models[0].config.params_dtype,
+        use_distributed_optimizer=distributed,
+        clip_grad=0.0,
+    )
     optimizer = get_megatron_optimizer(config, wrapped)
     before = [parameter.data.clone() for model in models for parameter in model.parameters()]
     for parameter in (p for model in models for p in model.parameters()):
         parameter.main_grad.normal_()
     optimizer.step()
-    for parameter, held in zip((p for model in models for p in model.parameters()), before, strict=True):
+    for parameter, held in zip(
+        (p for model in models for p in model.parameters()), before, strict=True
+    ):
         parameter.data.copy_(held)
     return optimizer
 

@@ -19,7 +19,14 @@ MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))
 
 def newest_complete(folder: Path) -> Path | None:
     """The newest complete checkpoint of one job's folder."""
-    return next((path for _, path in reversed(manifest.checkpoints(folder)) if manifest.fault(path) is None), None)
+    return next(
+        (
+            path
+            for _, path in reversed(manifest.checkpoints(folder))
+            if manifest.fault(path) is None
+        ),
+        None,
+    )
 
 
 @st.composite
@@ -27,7 +34,11 @@ def configs(draw: st.DrawFn, elsewhere: bool = False) -> dict[str, Any]:
     """A small config.json of any family, or of any that has forms of other libraries."""
     kv, group = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     head_dim = draw(st.sampled_from([2, 4]))
-    family = draw(st.sampled_from(sorted(name for name, row in FAMILIES.items() if row.elsewhere >= elsewhere)))
+    family = draw(
+        st.sampled_from(
+            sorted(name for name, row in FAMILIES.items() if row.elsewhere >= elsewhere)
+        )
+    )
     config = {
         "model_type": family,
         "num_attention_heads": kv * group,
@@ -40,7 +51,10 @@ def configs(draw: st.DrawFn, elsewhere: bool = False) -> dict[str, Any]:
         "mlp_bias": draw(st.booleans()),
     }
     if family == "gpt2":
-        config |= {"n_inner": config.pop("intermediate_size"), "n_positions": draw(st.integers(1, 9))}
+        config |= {
+            "n_inner": config.pop("intermediate_size"),
+            "n_positions": draw(st.integers(1, 9)),
+        }
     elif family != "gpt_neox":
         config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
     config |= dict.fromkeys(FAMILIES[family].refused, 0)

@@ -1,7 +1,8 @@
-"""neuronx-nemo-megatron's checkpoints made only from facts about its source, without the writer of smtrain.
+"""neuronx-nemo-megatron's checkpoints made only from facts about its source, without the writer of
+smtrain.
 
-Weights are given under Hugging Face names; what the models of neuronx-nemo-megatron hold of them, and where, is said
-here once more, in torch.
+Weights are given under Hugging Face names; what the models of neuronx-nemo-megatron hold of them,
+and where, is said here once more, in torch.
 """
 
 from __future__ import annotations
@@ -50,8 +51,15 @@ def write(folder: Path, config: dict[str, Any], weights: Weights, how: How) -> P
             elif how.tp > 1:
                 at = folder / f"mp_rank_{t:02d}"
             at.mkdir(parents=True, exist_ok=True)
-            chunks = [_chunk(ModelShape.from_config(config), weights, how, t, p, v) for v in range(how.vpp)]
-            state = chunks[0] if how.vpp == 1 else {f"model{v}": chunk for v, chunk in enumerate(chunks)}
+            chunks = [
+                _chunk(ModelShape.from_config(config), weights, how, t, p, v)
+                for v in range(how.vpp)
+            ]
+            state = (
+                chunks[0]
+                if how.vpp == 1
+                else {f"model{v}": chunk for v, chunk in enumerate(chunks)}
+            )
             _save(at / how.name, state, how.xser)
     return folder
 
@@ -68,10 +76,17 @@ def _chunk(shape: ModelShape, weights: Weights, how: How, t: int, p: int, v: int
 
     def padded(tensor: torch.Tensor) -> torch.Tensor:
         unit = how.divisor * how.tp
-        return rows(torch.cat([tensor, torch.randn(-len(tensor) % unit, *tensor.shape[1:]).to(tensor.dtype)]))
+        return rows(
+            torch.cat(
+                [tensor, torch.randn(-len(tensor) % unit, *tensor.shape[1:]).to(tensor.dtype)]
+            )
+        )
 
-    names = {"llama": ("model", "layers", "embed_tokens", "norm"), "gpt_neox": ("gpt_neox", "layers", "embed_in",
-             "final_layer_norm"), "gpt2": ("transformer", "h", "wte", "ln_f")}[shape.family]  # fmt: skip
+    names = {
+        "llama": ("model", "layers", "embed_tokens", "norm"),
+        "gpt_neox": ("gpt_neox", "layers", "embed_in", "final_layer_norm"),
+        "gpt2": ("transformer", "h", "wte", "ln_f"),
+    }[shape.family]
     root, layers, embed, norm = names
     embedding = weights[f"{root}.{embed}.weight"]
     if first:
@@ -94,7 +109,9 @@ def _chunk(shape: ModelShape, weights: Weights, how: How, t: int, p: int, v: int
         for kind in ("weight", "bias") if plain else ("weight",):
             out[f"{PREFIX}encoder.final_layernorm.{kind}"] = weights[f"{root}.{norm}.{kind}"]
         if not shape.tied:
-            out[how.head] = padded(weights["embed_out.weight" if shape.family == "gpt_neox" else "lm_head.weight"])
+            out[how.head] = padded(
+                weights["embed_out.weight" if shape.family == "gpt_neox" else "lm_head.weight"]
+            )
         elif not first:
             out["model.word_embeddings.weight"] = padded(embedding)
     return {name: tensor.clone() for name, tensor in out.items()}
@@ -117,10 +134,14 @@ def _llama(shape: ModelShape, held: Weights, how: How, t: int) -> Weights:
         "mlp.dense_4h_to_h.weight": held["mlp.down_proj.weight"].chunk(how.tp, 1)[t],
     }
     if how.qkv == "one":
-        out["self_attention.query_key_value.weight"] = torch.cat([q, k, v], 1)[mine].reshape(-1, shape.hidden)
+        out["self_attention.query_key_value.weight"] = torch.cat([q, k, v], 1)[mine].reshape(
+            -1, shape.hidden
+        )
     else:
         out["self_attention.query.weight"] = q[mine].reshape(-1, shape.hidden)
-        out["self_attention.key_value.weight"] = torch.cat([k, v], 1)[mine].reshape(-1, shape.hidden)
+        out["self_attention.key_value.weight"] = torch.cat([k, v], 1)[mine].reshape(
+            -1, shape.hidden
+        )
     if how.mlp == "one":
         out["mlp.dense_h_to_4h.weight"] = torch.cat([gate, up])
     else:
@@ -129,14 +150,22 @@ def _llama(shape: ModelShape, held: Weights, how: How, t: int) -> Weights:
 
 
 def _plain(shape: ModelShape, held: Weights, tp: int, t: int) -> Weights:
-    """Layers of GPT-NeoX, in Megatron's row order, and of GPT-2, with transposed matrices and queries first."""
+    """Layers of GPT-NeoX, in Megatron's row order, and of GPT-2, with transposed matrices and
+    queries first.
+    """
     if shape.family == "gpt2":
         theirs = {
-            "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_attn": "query_key_value",
-            "attn.c_proj": "attention.dense", "mlp.c_fc": "dense_h_to_4h", "mlp.c_proj": "dense_4h_to_h",
-        }  # fmt: skip
+            "ln_1": "input_layernorm",
+            "ln_2": "post_attention_layernorm",
+            "attn.c_attn": "query_key_value",
+            "attn.c_proj": "attention.dense",
+            "mlp.c_fc": "dense_h_to_4h",
+            "mlp.c_proj": "dense_4h_to_h",
+        }
         held = {
-            f"{theirs[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": tensor.t() if tensor.dim() == 2 else tensor
+            f"{theirs[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": (
+                tensor.t() if tensor.dim() == 2 else tensor
+            )
             for name, tensor in held.items()
             if name.rpartition(".")[0] in theirs
         }
@@ -145,7 +174,10 @@ def _plain(shape: ModelShape, held: Weights, tp: int, t: int) -> Weights:
             by_head = thirds.view(3, shape.heads, shape.head_dim, *thirds.shape[1:]).transpose(0, 1)
             held[f"query_key_value.{kind}"] = by_head.reshape(thirds.shape)
     else:
-        held = {name.replace("attention.query_key_value", "query_key_value"): x for name, x in held.items()}
+        held = {
+            name.replace("attention.query_key_value", "query_key_value"): x
+            for name, x in held.items()
+        }
         held = {name.removeprefix("mlp."): tensor for name, tensor in held.items()}
     out = {}
     for kind in ("weight", "bias"):
@@ -153,14 +185,22 @@ def _plain(shape: ModelShape, held: Weights, tp: int, t: int) -> Weights:
             out[f"{norm}.{kind}"] = held[f"{norm}.{kind}"]
         out[f"self_attention.query_key_value.{kind}"] = held[f"query_key_value.{kind}"].chunk(tp)[t]
         out[f"mlp.dense_h_to_4h.{kind}"] = held[f"dense_h_to_4h.{kind}"].chunk(tp)[t]
-        for ours, name in (("self_attention.dense", "attention.dense"), ("mlp.dense_4h_to_h", "dense_4h_to_h")):
+        for ours, name in (
+            ("self_attention.dense", "attention.dense"),
+            ("mlp.dense_4h_to_h", "dense_4h_to_h"),
+        ):
             tensor = held[f"{name}.{kind}"]
             out[f"{ours}.{kind}"] = tensor.chunk(tp, 1)[t] if kind == "weight" else tensor
     return out
 
 
 def _save(file: Path, state: dict[str, Any], xser: str | None) -> None:
-    whole = {"epoch": 0, "global_step": 12, "pytorch-lightning_version": "1.8.6", "optimizer_states": [{"lr": 0.1}]}
+    whole = {
+        "epoch": 0,
+        "global_step": 12,
+        "pytorch-lightning_version": "1.8.6",
+        "optimizer_states": [{"lr": 0.1}],
+    }
     if xser is None:
         torch.save({**whole, "state_dict": state}, file)
         return
@@ -175,7 +215,9 @@ def _save(file: Path, state: dict[str, Any], xser: str | None) -> None:
         torch.save(held, folder / f"tensor_{number}.pt")
         tensor = reference()
         tensor.__dict__.update(
-            {"tid": number} if xser == OLD else {"tid": number, "shape": held.shape, "dtype": held.dtype}
+            {"tid": number}
+            if xser == OLD
+            else {"tid": number, "shape": held.shape, "dtype": held.dtype}
         )
         number += 1
         return tensor
@@ -190,7 +232,9 @@ def _importable(module: str) -> Iterator[type]:
     kind = type("TensorReference", (), {"__module__": module})
     parts = module.split(".")
     made = {
-        name: types.ModuleType(name) for n in range(len(parts)) if (name := ".".join(parts[: n + 1])) not in sys.modules
+        name: types.ModuleType(name)
+        for n in range(len(parts))
+        if (name := ".".join(parts[: n + 1])) not in sys.modules
     }
     vars(made.get(module) or sys.modules[module])["TensorReference"] = kind
     sys.modules.update(made)

@@ -1,7 +1,8 @@
-"""Transformer Engine's modules as plain torch, for CPUs: their parameters and what they compute, and nothing else.
+"""Transformer Engine's modules as plain torch, for CPUs: their parameters and what they compute,
+and nothing else.
 
-Megatron-core's own classes derive from these when `install` has been called before it is imported; names, cuts and
-sharded keys of a model with its TE spec are then Megatron-core's.
+Megatron-core's own classes derive from these when `install` has been called before it is imported;
+names, cuts and sharded keys of a model with its TE spec are then Megatron-core's.
 """
 
 from __future__ import annotations
@@ -34,14 +35,28 @@ class _State(nn.Module):
 
 class Linear(_State):
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, return_bias: bool, parallel_mode: str | None,
-        tp_size: int, tp_group: Any, sequence_parallel: bool, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        return_bias: bool,
+        parallel_mode: str | None,
+        tp_size: int,
+        tp_group: Any,
+        sequence_parallel: bool,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.sequence_parallel = sequence_parallel and tp_size > 1
         rows, columns = (tp_size if parallel_mode == mode else 1 for mode in ("column", "row"))
         self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
-        self.parallel_mode, self.return_bias, self.group, self.size = parallel_mode, return_bias, tp_group, tp_size
+        self.parallel_mode, self.return_bias, self.group, self.size = (
+            parallel_mode,
+            return_bias,
+            tp_group,
+            tp_size,
+        )
         self.weight = nn.Parameter(torch.empty(out_features // rows, in_features // columns))
         self.bias = nn.Parameter(torch.empty(out_features // rows)) if bias else None
 
@@ -79,7 +94,9 @@ class RMSNorm(LayerNorm):
 
 
 class LayerNormLinear(Linear):
-    def __init__(self, in_features: int, out_features: int, *, eps: float, normalization: str, **more: Any) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, eps: float, normalization: str, **more: Any
+    ) -> None:
         super().__init__(in_features, out_features, **more)
         self.eps = eps
         self.layer_norm_weight = nn.Parameter(torch.ones(in_features))
@@ -87,16 +104,28 @@ class LayerNormLinear(Linear):
         self.layer_norm_bias = nn.Parameter(torch.zeros(in_features)) if plain else None
 
     def forward(self, x: torch.Tensor, **more: Any) -> Any:
-        return super().forward(_normed(x, self.layer_norm_weight, self.layer_norm_bias, self.eps), **more)
+        return super().forward(
+            _normed(x, self.layer_norm_weight, self.layer_norm_bias, self.eps), **more
+        )
 
 
 class GroupedLinear(_State):
-    """A linear for each expert, `weightJ` and `biasJ`; with `return_bias` the biases are the caller's to add."""
+    """A linear for each expert, `weightJ` and `biasJ`; with `return_bias` the biases are the
+    caller's to add.
+    """
 
     def __init__(
-        self, num_gemms: int, in_features: int, out_features: int, *, bias: bool, return_bias: bool,
-        parallel_mode: str | None, tp_size: int, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        return_bias: bool,
+        parallel_mode: str | None,
+        tp_size: int,
+        **_: Any,
+    ) -> None:
         super().__init__()
         assert tp_size == 1  # Megatron-core cuts experts itself
         self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
@@ -111,27 +140,41 @@ class GroupedLinear(_State):
 
     def forward(self, x: torch.Tensor, m_splits: list[int], **_: Any) -> Any:
         biases = [getattr(self, f"bias{j}") for j in range(self.num_gemms)] if self.use_bias else []
-        out = [linear(rows, getattr(self, f"weight{j}")) for j, rows in enumerate(x.split(m_splits))]
+        out = [
+            linear(rows, getattr(self, f"weight{j}")) for j, rows in enumerate(x.split(m_splits))
+        ]
         if self.return_bias:
             return torch.cat(out), biases
-        return torch.cat([one + bias for one, bias in zip(out, biases, strict=True)] if biases else out)
+        return torch.cat(
+            [one + bias for one, bias in zip(out, biases, strict=True)] if biases else out
+        )
 
 
 class DotProductAttention(_State):
-    """Causal attention of (position, sequence, head, dimension); its state may be missing, as the real one's may."""
+    """Causal attention of (position, sequence, head, dimension); its state may be missing, as the
+    real one's may.
+    """
 
     def __init__(
-        self, num_attention_heads: int, tp_size: int, window_size: tuple[int, int] | None = None,
-        softmax_type: str = "vanilla", **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        num_attention_heads: int,
+        tp_size: int,
+        window_size: tuple[int, int] | None = None,
+        softmax_type: str = "vanilla",
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.softmax_offset = (
-            nn.Parameter(torch.zeros(num_attention_heads // tp_size)) if softmax_type == "learnable" else None
+            nn.Parameter(torch.zeros(num_attention_heads // tp_size))
+            if softmax_type == "learnable"
+            else None
         )
         self.window = None if window_size is None else window_size[0]
         self.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
         repeats = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(repeats, 2) for x in (k, v))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
@@ -146,16 +189,32 @@ class DotProductAttention(_State):
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def _normed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return rms_norm(x, x.shape[-1:], weight, eps) if bias is None else layer_norm(x, x.shape[-1:], weight, bias, eps)
+def _normed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return (
+        rms_norm(x, x.shape[-1:], weight, eps)
+        if bias is None
+        else layer_norm(x, x.shape[-1:], weight, bias, eps)
+    )
 
 
 def install() -> None:
     """Let `import transformer_engine` find these."""
     classes = (Linear, LayerNorm, RMSNorm, LayerNormLinear, GroupedLinear, DotProductAttention)
-    unused = ["CudaRNGStatesTracker", "DelayedScaling", "FP8GlobalStateManager", "Float8Tensor", "Sequential"]
+    unused = [
+        "CudaRNGStatesTracker",
+        "DelayedScaling",
+        "FP8GlobalStateManager",
+        "Float8Tensor",
+        "Sequential",
+    ]
     unused += ["FusibleOperation", "QuantizedTensor"]
-    router = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
+    router = (
+        "fused_compute_score_for_moe_aux_loss",
+        "fused_moe_aux_loss",
+        "fused_topk_with_score_function",
+    )
     empty = {name: type(name, (nn.Module,), {}) for name in unused}
     modules: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
@@ -167,7 +226,10 @@ def install() -> None:
             "CudaRNGStatesTracker": empty["CudaRNGStatesTracker"],
             "activation_recompute_forward": None,
         },
-        "pytorch.fp8": {"FP8GlobalStateManager": empty["FP8GlobalStateManager"], "fp8_autocast": None},
+        "pytorch.fp8": {
+            "FP8GlobalStateManager": empty["FP8GlobalStateManager"],
+            "fp8_autocast": None,
+        },
         "pytorch.float8_tensor": {"Float8Tensor": empty["Float8Tensor"]},
         "pytorch.cpp_extensions": {"cast_to_fp8": None},
         "common": {},

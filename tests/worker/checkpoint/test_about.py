@@ -26,7 +26,9 @@ def test_inspect_says_what_a_checkpoint_is(model: Path, tmp_path: Path) -> None:
     about = inspect(tmp_path / "step_7")
     assert (about.kind, about.topology, about.step) == ("nxd", {"tp": 4, "pp": 3}, 7)
     assert (about.qkv, about.kv_multiplier, about.dtype) == ("grouped", 2, "bfloat16")
-    assert about.bytes == sum(p.stat().st_size for p in (tmp_path / "step_7").rglob("*") if p.is_file())
+    assert about.bytes == sum(
+        p.stat().st_size for p in (tmp_path / "step_7").rglob("*") if p.is_file()
+    )
     about = inspect(tmp_path / "native")
     assert (about.kind, about.topology, about.step) == ("native", {"tp": 2, "pp": 2, "dp": 1}, 0)
     about = inspect(model)
@@ -34,7 +36,9 @@ def test_inspect_says_what_a_checkpoint_is(model: Path, tmp_path: Path) -> None:
     assert about.parameters == sum(t.numel() for t in random_weights(LLAMA).values())
 
 
-@pytest.mark.parametrize(("name", "step"), [("global_step120", 120), ("llama-2-70b", None), ("tp8_pp4", None)])
+@pytest.mark.parametrize(
+    ("name", "step"), [("global_step120", 120), ("llama-2-70b", None), ("tp8_pp4", None)]
+)
 def test_a_step_is_read_from_a_name_that_says_so_and_from_no_other(
     model: Path, tmp_path: Path, name: str, step: int | None
 ) -> None:
@@ -50,7 +54,10 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
     weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
     save_file(weights, model / "model.safetensors")
     differences = list(diff(model, tmp_path / "nxd"))
-    assert [d.name for d in differences] == ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+    assert [d.name for d in differences] == [
+        "model.layers.1.mlp.up_proj.weight",
+        "model.norm.weight",
+    ]
     assert differences[0].max_abs == pytest.approx(0.5)
     assert "bfloat16 and float32" in differences[1].reason
 
@@ -59,7 +66,9 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
 def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: Target) -> None:
     convert(model, tmp_path / "out", to=how)
     assert verify(tmp_path / "out") > 0
-    file = max((p for p in (tmp_path / "out").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    file = max(
+        (p for p in (tmp_path / "out").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -81,7 +90,9 @@ def test_types_are_converted_on_the_way(model: Path, tmp_path: Path) -> None:
     wanted = {name: tensor.bfloat16() for name, tensor in random_weights(LLAMA).items()}
     assert same(load_file(tmp_path / "out/model.safetensors"), wanted)
     weights = load_file(model / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].bfloat16()
+    weights["model.layers.0.mlp.up_proj.weight"] = weights[
+        "model.layers.0.mlp.up_proj.weight"
+    ].bfloat16()
     save_file(weights, model / "model.safetensors")
     with pytest.raises(CheckpointError, match="become one tensor and have different types"):
         convert(model, tmp_path / "nxd", to=Nxd())
@@ -97,7 +108,12 @@ def test_every_wrong_option_is_said_at_once(model: Path, tmp_path: Path) -> None
 
 def test_the_command_line(model: Path, tmp_path: Path) -> None:
     nxd, hf = str(tmp_path / "nxd"), str(tmp_path / "back")
-    assert smtrain("convert", str(model), nxd, "--to", "nxd", "--tp", "2", "--format", "xser").returncode == 0
+    assert (
+        smtrain(
+            "convert", str(model), nxd, "--to", "nxd", "--tp", "2", "--format", "xser"
+        ).returncode
+        == 0
+    )
     assert smtrain("convert", nxd, hf, "--to", "hf", "--max-shard-size", "6KB").returncode == 0
     assert (tmp_path / "back/model.safetensors.index.json").exists()
     assert json.loads(smtrain("checkpoint", "inspect", nxd).stdout)["kind"] == "nxd"

@@ -1,4 +1,6 @@
-"""Adapters as files: peft loads ours, merges equal peft's, and anything but plain LoRA is refused by name."""
+"""Adapters as files: peft loads ours, merges equal peft's, and anything but plain LoRA is refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.targets import HuggingFace, Nxd, Peft
 from tests.worker.engine import cases
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # peft's and transformers'
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # peft's and transformers'
 CONFIG = cases.CONFIGS["llama-kv4"]
 
 
@@ -32,9 +36,17 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
     """Save an adapter with large factors by peft; returns peft's model."""
     from peft import LoraConfig, get_peft_model  # two seconds that most workers need not spend
 
-    values = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+    values = {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "down_proj"],
+        "task_type": "CAUSAL_LM",
+        **settings,
+    }
     torch.manual_seed(1)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), LoraConfig(**values))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base, dtype="auto"), LoraConfig(**values)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -48,7 +60,10 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
     [
         {},
         {"use_rslora": True, "target_modules": "all-linear"},
-        {"rank_pattern": {"down_proj": 2, r"layers\.1\.self_attn\.q_proj": 6}, "alpha_pattern": {"q_proj": 3}},
+        {
+            "rank_pattern": {"down_proj": 2, r"layers\.1\.self_attn\.q_proj": 6},
+            "alpha_pattern": {"q_proj": 3},
+        },
         {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"down_proj": 5}, "use_rslora": True},
         {"target_modules": ["lm_head", "v_proj"]},
     ],
@@ -56,8 +71,13 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
 )
 def test_merging_is_peft_s(settings: dict[str, Any], base: Path, tmp_path: Path) -> None:
     theirs = peft_adapter(base, tmp_path / "adapter", **settings).merge_and_unload().state_dict()
-    changed = convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
-    ours, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(base / "model.safetensors")
+    changed = convert(
+        base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter"
+    )
+    ours, before = (
+        load_file(tmp_path / "merged" / "model.safetensors"),
+        load_file(base / "model.safetensors"),
+    )
     differing = [name for name in ours if not torch.equal(ours[name], before[name])]
     assert changed is not None
     assert (
@@ -70,24 +90,33 @@ def test_merging_is_peft_s(settings: dict[str, Any], base: Path, tmp_path: Path)
     for name, values in ours.items():
         assert values.dtype == torch.bfloat16
         there = theirs[name].float()
-        one_rounding = there.abs() * 2**-7 + 1e-30  # peft rounds twice: the delta may be rounded before it is added
+        one_rounding = (
+            there.abs() * 2**-7 + 1e-30
+        )  # peft rounds twice: the delta may be rounded before it is added
         assert ((values.float() - there).abs() <= one_rounding).all(), name
 
 
 def test_in_fp32_merging_is_peft_s_to_the_last_bits(base: Path, tmp_path: Path) -> None:
     convert(base, tmp_path / "wide", to=HuggingFace(dtype="fp32"))
     theirs = peft_adapter(tmp_path / "wide", tmp_path / "adapter").merge_and_unload().state_dict()
-    convert(tmp_path / "wide", tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
+    convert(
+        tmp_path / "wide", tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter"
+    )
     for name, values in load_file(tmp_path / "merged" / "model.safetensors").items():
         torch.testing.assert_close(values, theirs[name], rtol=1e-6, atol=1e-7)
 
 
-def test_merging_again_changes_nothing_and_an_interrupted_one_goes_on(base: Path, tmp_path: Path) -> None:
+def test_merging_again_changes_nothing_and_an_interrupted_one_goes_on(
+    base: Path, tmp_path: Path
+) -> None:
     peft_adapter(base, tmp_path / "adapter")
     once = convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     file = tmp_path / "merged" / "model.safetensors"
     before = (file.stat().st_mtime_ns, file.read_bytes())
-    assert convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter") == once
+    assert (
+        convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
+        == once
+    )
     assert (file.stat().st_mtime_ns, file.read_bytes()) == before
 
 
@@ -117,7 +146,9 @@ def test_a_merge_can_be_cut_for_nxd(base: Path, tmp_path: Path) -> None:
         ("alpha_pattern", {"(": 1}, "alpha_pattern"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: str, base: Path, tmp_path: Path) -> None:
+def test_what_is_no_plain_lora_is_refused_by_name(
+    key: str, value: Any, says: str, base: Path, tmp_path: Path
+) -> None:
     peft_adapter(base, tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
@@ -133,16 +164,31 @@ def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: st
     [
         (lambda f: save_file({n: t * 0 for n, t in load_file(f).items()}, f), "changes no weight"),
         (lambda f: save_file({n: t / 0 for n, t in load_file(f).items()}, f), "not finite"),
-        (lambda f: save_file({n: t for n, t in load_file(f).items() if "lora_A" in n}, f), "only one factor"),
-        (lambda f: save_file({**load_file(f), "base_model.model.lm_head.weight": torch.ones(2, 2)}, f), "no factor"),
-        (lambda f: save_file({n.replace("q_proj", "c_attn"): t for n, t in load_file(f).items()}, f), "another model"),
+        (
+            lambda f: save_file({n: t for n, t in load_file(f).items() if "lora_A" in n}, f),
+            "only one factor",
+        ),
+        (
+            lambda f: save_file(
+                {**load_file(f), "base_model.model.lm_head.weight": torch.ones(2, 2)}, f
+            ),
+            "no factor",
+        ),
+        (
+            lambda f: save_file(
+                {n.replace("q_proj", "c_attn"): t for n, t in load_file(f).items()}, f
+            ),
+            "another model",
+        ),
         (lambda f: f.rename(f.with_suffix(".bin")), "rename it to adapter_model.safetensors"),
         (lambda f: f.unlink(), "copy that too"),
         (lambda f: f.write_bytes(f.read_bytes()[:500]), "not a complete safetensors"),
         (lambda f: (f.parent / "adapter_config.json").write_text("{"), "is not JSON"),
     ],
 )
-def test_a_damaged_adapter_is_told_in_a_sentence(change: Any, says: str, base: Path, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_told_in_a_sentence(
+    change: Any, says: str, base: Path, tmp_path: Path
+) -> None:
     peft_adapter(base, tmp_path / "adapter")
     change(tmp_path / "adapter" / "adapter_model.safetensors")
     with pytest.raises(CheckpointError) as error:
@@ -159,9 +205,19 @@ def test_the_form_of_older_versions_and_names_with_words_in_front_are_read(
     convert(base, tmp_path / "expected", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     held = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
-    torch.save({before + name: tensor for name, tensor in held.items()}, tmp_path / "adapter" / "adapter_model.bin")
-    convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter" / "adapter_config.json")
-    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "expected"))
+    torch.save(
+        {before + name: tensor for name, tensor in held.items()},
+        tmp_path / "adapter" / "adapter_model.bin",
+    )
+    convert(
+        base,
+        tmp_path / "merged",
+        to=HuggingFace(),
+        merge_adapter=tmp_path / "adapter" / "adapter_config.json",
+    )
+    ours, theirs = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("merged", "expected")
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -182,4 +238,9 @@ def test_a_shared_head_is_not_merged(tmp_path: Path) -> None:
     cases.transformers_model(config).save_pretrained(tmp_path / "base")
     peft_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["lm_head"])
     with pytest.raises(CheckpointError, match="shares with its embedding"):
-        convert(tmp_path / "base", tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
+        convert(
+            tmp_path / "base",
+            tmp_path / "merged",
+            to=HuggingFace(),
+            merge_adapter=tmp_path / "adapter",
+        )

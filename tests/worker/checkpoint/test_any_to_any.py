@@ -1,4 +1,6 @@
-"""A model survives any chain of formats and meshes, and every variant of neuronx-nemo-megatron is read."""
+"""A model survives any chain of formats and meshes, and every variant of neuronx-nemo-megatron is
+read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from hypothesis import strategies as st
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target
+from smtrain.worker.checkpoint.targets import (
+    HuggingFace,
+    Megatron,
+    Native,
+    NemoMegatron,
+    Nxd,
+    Target,
+)
 from tests.worker.checkpoint import nnm_files
 from tests.worker.checkpoint.folders import hf_folder, random_weights, same, weights_of
 from tests.worker.checkpoint.models import MORE, configs
@@ -37,15 +46,22 @@ def targets(draw: st.DrawFn, config: dict[str, Any]) -> Target:
         Native(**mesh),
         Megatron(form="torch_dist", tp=tp, vocab_divisor=divisor),
         Megatron(form="torch", spec=draw(st.sampled_from(["te", "local"])), **stages),
-        NemoMegatron(form=draw(st.sampled_from(["pt", "xser"])), **stages,
-                     release=draw(st.sampled_from(["2.15", "2.21"]))),
-    ]  # fmt: skip
-    known = [kind for kind in kinds if shape.rules.elsewhere or isinstance(kind, (HuggingFace, Native))]
+        NemoMegatron(
+            form=draw(st.sampled_from(["pt", "xser"])),
+            **stages,
+            release=draw(st.sampled_from(["2.15", "2.21"])),
+        ),
+    ]
+    known = [
+        kind for kind in kinds if shape.rules.elsewhere or isinstance(kind, (HuggingFace, Native))
+    ]
     return draw(st.sampled_from(known))
 
 
 @few
-@given(data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False}))
+@given(
+    data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False})
+)
 def test_a_model_comes_back_from_a_row_of_conversions(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
 ) -> None:
@@ -62,7 +78,9 @@ def test_a_model_comes_back_from_a_row_of_conversions(
 @few
 @given(
     data=st.data(),
-    config=configs(elsewhere=True).filter(lambda config: config["model_type"] in ("llama", "gpt_neox", "gpt2")),
+    config=configs(elsewhere=True).filter(
+        lambda config: config["model_type"] in ("llama", "gpt_neox", "gpt2")
+    ),
 )
 def test_whatever_neuronx_nemo_megatron_left_is_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
@@ -74,14 +92,19 @@ def test_whatever_neuronx_nemo_megatron_left_is_read(
     pp, vpp = data.draw(st.sampled_from(stages))
     two: Any = st.sampled_from(["one", "two"])
     how = nnm_files.How(
-        tp=data.draw(st.sampled_from([n for n in (1, 2, 4) if not shape.kv_heads % n])), pp=pp, vpp=vpp,
-        qkv=data.draw(two) if shape.kv_heads != shape.heads else "one", mlp=data.draw(two),
+        tp=data.draw(st.sampled_from([n for n in (1, 2, 4) if not shape.kv_heads % n])),
+        pp=pp,
+        vpp=vpp,
+        qkv=data.draw(two) if shape.kv_heads != shape.heads else "one",
+        mlp=data.draw(two),
         xser=data.draw(st.sampled_from([None, nnm_files.OLD, nnm_files.NEW])),
         head=data.draw(st.sampled_from(["model.word_embeddings.weight", nnm_files.How.head])),
         divisor=data.draw(st.sampled_from([1, 8, 128])),
-        name=data.draw(st.sampled_from([nnm_files.How.name, "model_optim_rng.ckpt", "gpt--step=3-last.ckpt"])),
+        name=data.draw(
+            st.sampled_from([nnm_files.How.name, "model_optim_rng.ckpt", "gpt--step=3-last.ckpt"])
+        ),
         buffers=data.draw(st.booleans()),
-    )  # fmt: skip
+    )
     root = tmp_path_factory.mktemp("nnm")
     folder = nnm_files.write(root / "nnm", config, weights, how)
     assert same(weights_of(open_weights(folder, config)), weights)

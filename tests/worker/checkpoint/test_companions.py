@@ -27,13 +27,35 @@ from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Peft, ma
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 ALONG = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tekken.json", "qwen.tiktoken",
-    "chat_template.jinja", "chat_template.json", "additional_chat_templates/tools.jinja",
-    "additional_chat_templates/deep/er.jinja", "preprocessor_config.json", "processor_config.json",
-    "modeling_own.py", "configuration_own.py", "LICENSE", "NOTICE.txt", "USE_POLICY.md", "notes.md", "source.json",
-    "assets/figure.png", "1_Pooling/config.json", "a name with [brackets] and ü.txt", "params.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+    "qwen.tiktoken",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tools.jinja",
+    "additional_chat_templates/deep/er.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "modeling_own.py",
+    "configuration_own.py",
+    "LICENSE",
+    "NOTICE.txt",
+    "USE_POLICY.md",
+    "notes.md",
+    "source.json",
+    "assets/figure.png",
+    "1_Pooling/config.json",
+    "a name with [brackets] and ü.txt",
+    "params.json",
+)
 LEFT_OUT = {
     "pytorch_model.bin": "weights of another form",
     "model-q4.gguf": "weights of another form",
@@ -54,13 +76,26 @@ LEFT_OUT = {
     "elsewhere": "a link to a folder",
     "broken": "a link to nothing",
 }
-IN_FOLDERS = ("onnx/model.onnx", "onnx/config.json", "original/consolidated.00.pth", "original/params.json")
-INSIDE = (*IN_FOLDERS, "checkpoint-500/optimizer.pt", "checkpoint-500/tokenizer.json", ".cache/x", "__pycache__/x.pyc")
+IN_FOLDERS = (
+    "onnx/model.onnx",
+    "onnx/config.json",
+    "original/consolidated.00.pth",
+    "original/params.json",
+)
+INSIDE = (
+    *IN_FOLDERS,
+    "checkpoint-500/optimizer.pt",
+    "checkpoint-500/tokenizer.json",
+    ".cache/x",
+    "__pycache__/x.pyc",
+)
 
 
 def full_folder(folder: Path, config: dict[str, Any] = LLAMA) -> Path:
     hf_folder(folder, config)
-    plain = [name for name in LEFT_OUT if not name.endswith("/") and name not in ("elsewhere", "broken")]
+    plain = [
+        name for name in LEFT_OUT if not name.endswith("/") and name not in ("elsewhere", "broken")
+    ]
     for name in (*ALONG, *plain, *INSIDE, "README.md", "generation_config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps({"of": name}))
@@ -81,11 +116,18 @@ def adapter_checkpoint(folder: Path, config: dict[str, Any]) -> None:
     write_manifest(
         step,
         Manifest(
-            step=1, optimizer_steps=1, topology={"tp": 1, "pp": 1, "dp": 1}, precision="fp32", config=config,
-            flat=[[list(entry) for entry in table.entries]], shard=[table.size], files=files, state={},
+            step=1,
+            optimizer_steps=1,
+            topology={"tp": 1, "pp": 1, "dp": 1},
+            precision="fp32",
+            config=config,
+            flat=[[list(entry) for entry in table.entries]],
+            shard=[table.size],
+            files=files,
+            state={},
             adapter=described(lora),
         ),
-    )  # fmt: skip
+    )
 
 
 def files_of(folder: Path) -> set[str]:
@@ -98,7 +140,9 @@ def of_the_same(a: Path, b: Path, names: tuple[str, ...]) -> bool:
 
 def is_told_once(said: list[str], left_out: dict[str, str]) -> bool:
     """Whether each file is named, in a line with its reason."""
-    return all(any(reason in line and name in line for line in said) for name, reason in left_out.items())
+    return all(
+        any(reason in line and name in line for line in said) for name, reason in left_out.items()
+    )
 
 
 @pytest.mark.parametrize("kind", ["hf", "nxd", "native", "megatron", "nemo-megatron"])
@@ -130,11 +174,21 @@ def test_an_export_has_them_and_a_card_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_card_names_the_run_that_the_training_started_from(tmp_path: Path) -> None:
-    write_native(HFSource(hf_folder(tmp_path / "base", LLAMA)), tmp_path / "checkpoint", Native(tp=1, pp=1))
+    write_native(
+        HFSource(hf_folder(tmp_path / "base", LLAMA)), tmp_path / "checkpoint", Native(tp=1, pp=1)
+    )
     parent = "s3://bucket/smtrain/first/jobs/first-export-0123abcd-2/output/model/"
-    export(tmp_path / "checkpoint", BaseModel(tmp_path / "base", parent), tmp_path / "out", say=lambda _: None)
+    export(
+        tmp_path / "checkpoint",
+        BaseModel(tmp_path / "base", parent),
+        tmp_path / "out",
+        say=lambda _: None,
+    )
     said = (tmp_path / "out/README.md").read_text()
-    assert "Trained from the model that run first exported (job first-export-0123abcd-2), by smtrain." in said
+    assert (
+        "Trained from the model that run first exported (job first-export-0123abcd-2), by smtrain."
+        in said
+    )
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -143,9 +197,16 @@ def test_an_adapter_and_what_it_is_merged_into_have_them(tmp_path: Path, merge: 
     adapter_checkpoint(tmp_path / "run", LLAMA)
     said: list[str] = []
     export(tmp_path / "run", BaseModel(model), tmp_path / "out", merge=merge, say=said.append)
-    assert of_the_same(tmp_path / "out", model, (*ALONG, *(["generation_config.json"] if merge else [])))
+    assert of_the_same(
+        tmp_path / "out", model, (*ALONG, *(["generation_config.json"] if merge else []))
+    )
     assert is_told_once(
-        said, {name: reason for name, reason in LEFT_OUT.items() if merge or name != "adapter_config.json"}
+        said,
+        {
+            name: reason
+            for name, reason in LEFT_OUT.items()
+            if merge or name != "adapter_config.json"
+        },
     )
     assert (tmp_path / "out" / "adapter_config.json").exists() is not merge
     if not merge:
@@ -181,7 +242,9 @@ def test_with_config_they_are_those_of_the_folder_named(tmp_path: Path) -> None:
 
 
 def test_what_is_uploaded_and_fetched_has_them_too() -> None:
-    needed = [name for name in ALONG if name.endswith((".json", ".jinja", ".model", ".py", ".tiktoken"))]
+    needed = [
+        name for name in ALONG if name.endswith((".json", ".jinja", ".model", ".py", ".tiktoken"))
+    ]
     assert all(map(is_model_file, needed))
     listed = [*ALONG, *INSIDE, "config.json", "model.safetensors", "id_rsa", ".gitattributes"]
     fetched = set(wanted(listed))
@@ -204,7 +267,9 @@ def test_a_path_of_a_known_file_is_its_folder(path: str, folder: str) -> None:
     assert folder_of(path) == folder
 
 
-def test_a_folder_that_is_called_like_a_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_called_like_a_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").mkdir()
     assert folder_of(str(tmp_path / "config.json")) == str(tmp_path / "config.json")
     monkeypatch.chdir(tmp_path)

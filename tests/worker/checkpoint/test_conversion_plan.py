@@ -20,12 +20,17 @@ def test_everything_is_done_once_and_each_thread_has_a_group_of_its_own_while_th
 
     def call(group: int, number: int) -> None:
         if number == 0:
-            together.wait()  # breaks if two of these are in one thread, or a second call of a group comes first
+            # breaks if two of these are in one thread, or a second call of a group comes first
+            together.wait()
         done.append((group, number))
 
     sizes = {0: 40, 1: 5, 2: 1, 3: 0}
-    on_threads([partial(call, group, number) for number in range(count)] for group, count in sizes.items())
-    assert sorted(done) == [(group, number) for group, count in sizes.items() for number in range(count)]
+    on_threads(
+        [partial(call, group, number) for number in range(count)] for group, count in sizes.items()
+    )
+    assert sorted(done) == [
+        (group, number) for group, count in sizes.items() for number in range(count)
+    ]
 
 
 def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

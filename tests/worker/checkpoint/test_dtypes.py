@@ -16,10 +16,16 @@ def test_casts_are_those_of_torch(old: DType, new: DType) -> None:
     if old.itemsize == 2:
         source = np.arange(1 << 16, dtype="<u2")  # every number there is
     else:
-        source = np.random.default_rng(0).integers(0, 1 << (8 * old.itemsize), 1 << 16, dtype=old.bits)
+        source = np.random.default_rng(0).integers(
+            0, 1 << (8 * old.itemsize), 1 << 16, dtype=old.bits
+        )
         small = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
-        halves = torch.arange(1 << 16, dtype=torch.int32).view(-1, 1) * 65536 + torch.tensor([[0x7FFF, 0x8000, 0x8001]])
-        near = halves.to(torch.int32).view(torch.float32).reshape(-1)  # where rounding to bf16 is a tie, or nearly
+        halves = torch.arange(1 << 16, dtype=torch.int32).view(-1, 1) * 65536 + torch.tensor(
+            [[0x7FFF, 0x8000, 0x8001]]
+        )
+        near = (
+            halves.to(torch.int32).view(torch.float32).reshape(-1)
+        )  # where rounding to bf16 is a tie, or nearly
         extra = torch.cat([small, near]).to(torch.float64 if old == FP64 else torch.float32)
         source = np.concatenate([source, bits_of(extra)[1]])
     wanted = tensor(source, old).to(getattr(torch, new.name))

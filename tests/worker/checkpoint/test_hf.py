@@ -16,7 +16,9 @@ from tests.worker.checkpoint.folders import LLAMA, NEOX, hf_folder, weights_of
 
 @pytest.mark.parametrize("limit", [10**9, 4000, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_written_weights_are_those_that_were_read(tmp_path: Path, limit: int, dtype: torch.dtype) -> None:
+def test_written_weights_are_those_that_were_read(
+    tmp_path: Path, limit: int, dtype: torch.dtype
+) -> None:
     folder = hf_folder(tmp_path / "model", LLAMA, dtype)
     write_hf(HFSource(folder), tmp_path / "out", folder, max_shard_size=limit)
     files = sorted(tmp_path.glob("out/*.safetensors"))
@@ -24,10 +26,17 @@ def test_written_weights_are_those_that_were_read(tmp_path: Path, limit: int, dt
     held = {name: tensor for file in files for name, tensor in load_file(file).items()}
     original = load_file(folder / "model.safetensors")
     assert held.keys() == original.keys()
-    assert all(torch.equal(held[name], original[name]) and held[name].dtype == dtype for name in held)
+    assert all(
+        torch.equal(held[name], original[name]) and held[name].dtype == dtype for name in held
+    )
     assert weights_of(HFSource(tmp_path / "out")).keys() == original.keys()
     if limit == 4000:
-        assert max(sum(t.nbytes for t in load_file(f).values()) for f in files if len(load_file(f)) > 1) <= limit
+        assert (
+            max(
+                sum(t.nbytes for t in load_file(f).values()) for f in files if len(load_file(f)) > 1
+            )
+            <= limit
+        )
 
 
 def test_slices_are_read_along_any_dimension(tmp_path: Path) -> None:
@@ -48,14 +57,25 @@ def test_companions_go_along_and_the_config_names_the_type(tmp_path: Path) -> No
     write_hf(HFSource(folder), tmp_path / "out", folder)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
         [
-            *("LICENSE.txt", "config.json", "generation_config.json", "manifest.json", "model.safetensors", "notes.md"),
+            *(
+                "LICENSE.txt",
+                "config.json",
+                "generation_config.json",
+                "manifest.json",
+                "model.safetensors",
+                "notes.md",
+            ),
             "tokenizer.json",
         ]
     )
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
-        **config, "dtype": "bfloat16", "head_dim": 4, "rope_theta": 10000.0, "rope_scaling": None,
+        **config,
+        "dtype": "bfloat16",
+        "head_dim": 4,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    }  # fmt: skip
+    }
 
 
 def test_computed_buffers_a_tied_head_and_a_renamed_head_are_understood(tmp_path: Path) -> None:
@@ -85,14 +105,21 @@ def test_weights_that_are_not_of_the_config_are_refused(tmp_path: Path) -> None:
         HFSource(folder)
     folder = hf_folder(tmp_path / "b", LLAMA)
     rewrite(folder, lambda held: held.update(extra=torch.ones(1)))
-    with pytest.raises(CheckpointError, match="holds extra, which is no parameter of a llama model"):
+    with pytest.raises(
+        CheckpointError, match="holds extra, which is no parameter of a llama model"
+    ):
         HFSource(folder)
     folder = hf_folder(tmp_path / "c", LLAMA)
     (folder / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 99}))
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight has shape .* from the same model"):
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens\.weight has shape .* from the same model"
+    ):
         HFSource(folder)
     folder = hf_folder(tmp_path / "d", LLAMA)
-    rewrite(folder, lambda held: held.update({"model.norm.weight": held["model.norm.weight"].to(torch.int32)}))
+    rewrite(
+        folder,
+        lambda held: held.update({"model.norm.weight": held["model.norm.weight"].to(torch.int32)}),
+    )
     with pytest.raises(CheckpointError, match="has the type I32"):
         HFSource(folder).dtype("model.norm.weight")
 
@@ -102,11 +129,15 @@ def test_a_cut_file_is_named(tmp_path: Path, keep: int) -> None:
     folder = hf_folder(tmp_path / "model", LLAMA)
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is (empty|not a complete safetensors file)"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is (empty|not a complete safetensors file)"
+    ):
         HFSource(folder)
 
 
-@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", 7, ["x"]])
+@pytest.mark.parametrize(
+    "file", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", 7, ["x"]]
+)
 def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, file: object) -> None:
     folder = hf_folder(tmp_path / "in" / "model", LLAMA)
     (folder / "model.safetensors").rename(tmp_path / "in" / "model.safetensors")
@@ -135,7 +166,9 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
         HFSource(tmp_path / "out")
     for content in ("", "[]", "{}", '{"weight_map": 3}', "[" * 100_000):
         index.write_text(content)
-        with pytest.raises(CheckpointError, match=r"is (empty|not JSON|not a JSON object|not an index)"):
+        with pytest.raises(
+            CheckpointError, match=r"is (empty|not JSON|not a JSON object|not an index)"
+        ):
             HFSource(tmp_path / "out")
 
 
@@ -157,5 +190,7 @@ def test_a_config_of_a_model_that_cannot_be_is_refused_at_once(tmp_path: Path) -
     folder = hf_folder(tmp_path / "hf", LLAMA)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
-    with pytest.raises(CheckpointError, match=r"num_hidden_layers = 1e\+09 .* more than 10,000 are in no model"):
+    with pytest.raises(
+        CheckpointError, match=r"num_hidden_layers = 1e\+09 .* more than 10,000 are in no model"
+    ):
         HFSource(folder)

@@ -26,7 +26,13 @@ from tests.worker.engine.world import CONTEXT
 
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
 full = pytest.mark.full
-CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
+CONFIG = {
+    **LLAMA,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "vocab_size": 2000,
+}
 HOW: dict[str, Target] = {
     "nxd": Nxd(tp=2, pp=2),
     "xser": Nxd(tp=2, form="xser"),
@@ -55,7 +61,9 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
     began = time.monotonic()
     convert(source, tmp_path / "first", to=Nxd(tp=2, pp=2))
     took = time.monotonic() - began
-    warm = CONTEXT.Process(target=convert, args=(source, tmp_path / "warm"), kwargs={"to": HOW["nxd"]})
+    warm = CONTEXT.Process(
+        target=convert, args=(source, tmp_path / "warm"), kwargs={"to": HOW["nxd"]}
+    )
     warm.start()
     warm.join()
     assert warm.exitcode == 0
@@ -86,7 +94,9 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
 
 
 def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None:
-    """Be killed before the `moment`-th change of files; `full`: the disk is full after all tensors."""
+    """Be killed before the `moment`-th change of files; `full`: the disk is full after all
+    tensors.
+    """
     left = [moment]
     for name in ("replace", "rename", "unlink", "rmdir", "ftruncate", "mkdir", "write"):
         real = getattr(os, name)
@@ -120,7 +130,9 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
         pytest.param("another's", False, 1, marks=full),
     ],
 )
-def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, no_space: bool, every: int) -> None:
+def test_every_change_of_the_tree_may_be_the_last(
+    tmp_path: Path, exists: str, no_space: bool, every: int
+) -> None:
     """Kill a conversion before each change of files, or before every n-th."""
     source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": 1})
     start = tmp_path / "start" / "out"
@@ -172,7 +184,9 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
         convert(source, tmp_path / "out", to=Nxd(tp=2, pp=2))
     done, total = len(calls) - 1, 2 + 1 + 8 * 3
     calls.clear()
-    monkeypatch.setattr(execute, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
+    monkeypatch.setattr(
+        execute, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest)
+    )
     convert(source, tmp_path / "out", to=Nxd(tp=2, pp=2))
     assert len(calls) == total - done
     assert whole(tmp_path / "out", source)

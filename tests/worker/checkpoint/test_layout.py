@@ -45,7 +45,9 @@ def test_shards_cover_every_parameter(config: dict[str, Any], tp: int, pp: int, 
 
 
 @given(configs(), st.sampled_from([1, 2, 4, 8, 16]), ORDERS, st.sampled_from([None, 1, 2, 4]))
-def test_each_query_sits_beside_its_key(config: dict[str, Any], tp: int, order: Any, multiplier: int | None) -> None:
+def test_each_query_sits_beside_its_key(
+    config: dict[str, Any], tp: int, order: Any, multiplier: int | None
+) -> None:
     shape = ModelShape.from_config(config)
     assume(not shape.mesh_faults(tp, 1))
     try:
@@ -61,14 +63,18 @@ def test_each_query_sits_beside_its_key(config: dict[str, Any], tp: int, order: 
         each = len(queries) // len(slots)
         for i, query in enumerate(queries):
             head = query // (shape.heads // shape.kv_heads)
-            assert head == slots[i // each][0], "attention on the rank pairs query i with slot i // each"
+            assert head == slots[i // each][0], (
+                "attention on the rank pairs query i with slot i // each"
+            )
     assert sorted(seen) == list(range(shape.heads))
     assert set(copies.values()) == {1}
     assert len(copies) == shape.kv_heads * lay.kv_multiplier
 
 
 @given(configs(), st.sampled_from([1, 2, 4, 8]), ORDERS)
-def test_columns_of_the_output_follow_the_queries(config: dict[str, Any], tp: int, order: Any) -> None:
+def test_columns_of_the_output_follow_the_queries(
+    config: dict[str, Any], tp: int, order: Any
+) -> None:
     lay = layout(config, tp, 1, kv_order=order)
     names = {s.role: s.name for s in lay.shape.specs if s.name.endswith("weight")}
     for t in range(tp):
@@ -124,7 +130,9 @@ LLAMA = {
 
 
 def test_what_nxd_documents() -> None:
-    """8 key/value heads on tp 32: rank 9 holds head 1, copy 1 on trn1, and head 2, copy 1 on trn2."""
+    """8 key/value heads on tp 32: rank 9 holds head 1, copy 1 on trn1, and head 2, copy 1 on
+    trn2.
+    """
     shape = ModelShape.from_config(LLAMA)
     trn1, trn2 = Layout(shape, 32, kv_order="tiled"), Layout(shape, 32, kv_order="grouped")
     assert trn1.kv_multiplier == trn2.kv_multiplier == 4
@@ -134,7 +142,9 @@ def test_what_nxd_documents() -> None:
     assert trn2.query_heads(9) == (18, 19)
     assert trn1.kv_groups()[1] == (1, 9, 17, 25)
     assert trn2.kv_groups()[1] == (4, 5, 6, 7)
-    assert trn1.shard("model.layers.0.self_attn.k_proj.weight", 9) == Shard(0, ((2, 4),), 2, copies=4)
+    assert trn1.shard("model.layers.0.self_attn.k_proj.weight", 9) == Shard(
+        0, ((2, 4),), 2, copies=4
+    )
 
 
 def test_a_multiplier_above_need_holds_several_slots() -> None:

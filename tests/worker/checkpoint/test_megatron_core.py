@@ -1,8 +1,9 @@
-"""megatron-core loads our checkpoints, computes transformers' logits, and what it saves is read bit for bit.
+"""megatron-core loads our checkpoints, computes transformers' logits, and what it saves is read bit
+for bit.
 
-`pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra of ours installs it.
-Transformer Engine needs a GPU: for its spec, plain torch stands in for its modules (te_stand_in.py), below
-Megatron-core's own classes of that spec.
+`pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra
+of ours installs it. Transformer Engine needs a GPU: for its spec, plain torch stands in for its
+modules (te_stand_in.py), below Megatron-core's own classes of that spec.
 """
 
 from __future__ import annotations
@@ -30,29 +31,91 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed", ex
 pytestmark = pytest.mark.slow
 
 BASE: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101,
-    "tie_word_embeddings": False, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 101,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 CONFIGS = {
     "llama": {**BASE, "model_type": "llama", "num_key_value_heads": 2},
-    "llama-tied": {**BASE, "model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama-tied": {
+        **BASE,
+        "model_type": "llama",
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     "mistral": {**BASE, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": None},
     "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
-    "qwen2-tied": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
-    "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
-    "qwen3-yarn": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16}
-    | {"rope_parameters": {"rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
-    "smollm3": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
+    "qwen2-tied": {
+        **BASE,
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        **BASE,
+        "model_type": "qwen3",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_theta": 10000.0,
+    },
+    "qwen3-yarn": (
+        {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16}
+        | {"rope_parameters": {"rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}
+    ),
+    "smollm3": {
+        **BASE,
+        "model_type": "smollm3",
+        "num_key_value_heads": 2,
+        "no_rope_layers": [1, 0],
+        "pad_token_id": 0,
+    }
     | {"rope_theta": 10000.0},
-    "smollm3-biased": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "attention_bias": True}
-    | {"mlp_bias": True, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 4, "rope_theta": 1e4}
-    | {"layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0},
-    "phi3": {**BASE, "model_type": "phi3", "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0},
-    "phi3-window": {**BASE, "model_type": "phi3", "sliding_window": 4, "tie_word_embeddings": True, "pad_token_id": 0},
-    "ministral": {**BASE, "model_type": "ministral", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4}
+    "smollm3-biased": (
+        {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "attention_bias": True}
+        | {
+            "mlp_bias": True,
+            "no_rope_layers": [0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "rope_theta": 1e4,
+        }
+        | {"layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0}
+    ),
+    "phi3": {
+        **BASE,
+        "model_type": "phi3",
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "pad_token_id": 0,
+    },
+    "phi3-window": {
+        **BASE,
+        "model_type": "phi3",
+        "sliding_window": 4,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    },
+    "ministral": {
+        **BASE,
+        "model_type": "ministral",
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": 4,
+    }
     | {"layer_types": ["sliding_attention", "full_attention"]},
-    "seed_oss": {**BASE, "model_type": "seed_oss", "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
+    "seed_oss": {
+        **BASE,
+        "model_type": "seed_oss",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "pad_token_id": 0,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -63,21 +126,57 @@ CONFIGS = {
         "n_positions": 64,
     },
     "gpt2-untied": {},
-    "gpt_neox": {**BASE, "model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 0.25},
+    "gpt_neox": {
+        **BASE,
+        "model_type": "gpt_neox",
+        "use_parallel_residual": False,
+        "rotary_pct": 0.25,
+    },
 }
 CONFIGS["gpt2-untied"] = {**CONFIGS["gpt2"], "tie_word_embeddings": False}
 _MOE: dict[str, Any] = {
-    **BASE, "model_type": "qwen3_moe", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0,
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
-}  # fmt: skip
+    **BASE,
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 10000.0,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _MOE,
-    "qwen3_moe-shares": {**_MOE, "norm_topk_prob": False, "num_experts": 6, "num_experts_per_tok": 3},
+    "qwen3_moe-shares": {
+        **_MOE,
+        "norm_topk_prob": False,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+    },
     "qwen3_moe-mixed": {**_MOE, "mlp_only_layers": [0], "tie_word_embeddings": True},
-    "mixtral": {**BASE, "model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4, "rope_theta": 1e4}
+    "mixtral": {
+        **BASE,
+        "model_type": "mixtral",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "rope_theta": 1e4,
+    }
     | {"num_experts_per_tok": 2, "sliding_window": None},
-    "gpt_oss": {**BASE, "model_type": "gpt_oss", "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4}
-    | {"num_experts_per_tok": 2, "sliding_window": 4, "router_aux_loss_coef": 0.001, "num_hidden_layers": 4},
+    "gpt_oss": (
+        {
+            **BASE,
+            "model_type": "gpt_oss",
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_local_experts": 4,
+        }
+        | {
+            "num_experts_per_tok": 2,
+            "sliding_window": 4,
+            "router_aux_loss_coef": 0.001,
+            "num_hidden_layers": 4,
+        }
+    ),
 }
 SPECS: Any = ["local", "te"]
 IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
@@ -85,7 +184,10 @@ IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
 
 def weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Weights large enough for logits like those of trained models."""
-    return {name: tensor * (0.2 if tensor.dim() > 1 else 1) for name, tensor in random_weights(config).items()}
+    return {
+        name: tensor * (0.2 if tensor.dim() > 1 else 1)
+        for name, tensor in random_weights(config).items()
+    }
 
 
 def model_folder(folder: Path, config: dict[str, Any]) -> Path:
@@ -94,19 +196,34 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path, ep: int = 1, etp: int | None = None) -> None:
+def mcore(
+    cases: list[dict[str, Any]], tp: int, pp: int, at: Path, ep: int = 1, etp: int | None = None
+) -> None:
     etp, world = etp or tp, max(tp, ep * (etp or tp)) * pp
     at.write_text(json.dumps(cases))
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.checkpoint.mcore", str(at), *map(str, (tp, pp, ep, etp))],
-            stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            [
+                sys.executable,
+                "-m",
+                "tests.worker.checkpoint.mcore",
+                str(at),
+                *map(str, (tp, pp, ep, etp)),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(r),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
         )
         for r in range(world)
-    ]  # fmt: skip
+    ]
     errors = [rank.communicate(timeout=900)[1] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), "\n".join(errors)[-3000:]
 
@@ -119,16 +236,26 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec
         folder = model_folder(tmp_path / name, config)
         for form in ("torch", "torch_dist"):
             at = tmp_path / f"{name}-{form}"
-            options: Any = {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
+            options: Any = (
+                {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
+            )
             convert(folder, at, to=Megatron(**options))
-            cases.append({
-                "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
-                "ids": IDS,
-                "logits": str(tmp_path / f"{name}-{form}.logits"),
-            })  # fmt: skip
+            cases.append(
+                {
+                    "config": config,
+                    "form": form,
+                    "spec": spec,
+                    "load": str(at / "iter_0000001"),
+                    "padded": 128 * tp,
+                    "ids": IDS,
+                    "logits": str(tmp_path / f"{name}-{form}.logits"),
+                }
+            )
     mcore(cases, tp, pp, tmp_path / "cases.json")
     for name, config in CONFIGS.items():
-        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / name, attn_implementation="eager", dtype=torch.float32
+        )
         with torch.no_grad():
             ours = model.eval()(torch.tensor(IDS)).logits
         for form in ("torch", "torch_dist"):
@@ -141,17 +268,27 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: int, spec: Any) -> None:
+def test_what_megatron_writes_is_read_bit_for_bit(
+    tmp_path: Path, tp: int, pp: int, spec: Any
+) -> None:
     cases = []
     for name, config in CONFIGS.items():
         form: Any = "torch" if pp > 1 else "torch_dist"
         at = tmp_path / f"{name}-mg"
         options: Any = {"spec": spec} if form == "torch" else {}
-        convert(hf_folder(tmp_path / name, config), at, to=Megatron(form=form, tp=tp, pp=pp, **options))
-        cases.append({
-            "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
-            "save": str(tmp_path / f"{name}-saved"),
-        })  # fmt: skip
+        convert(
+            hf_folder(tmp_path / name, config), at, to=Megatron(form=form, tp=tp, pp=pp, **options)
+        )
+        cases.append(
+            {
+                "config": config,
+                "form": form,
+                "spec": spec,
+                "load": str(at / "iter_0000001"),
+                "padded": 128 * tp,
+                "save": str(tmp_path / f"{name}-saved"),
+            }
+        )
     mcore(cases, tp, pp, tmp_path / "cases.json")
     for name, config in CONFIGS.items():
         doubled = {key: value * 2 for key, value in random_weights(config).items()}
@@ -189,19 +326,36 @@ def test_experts_give_the_logits_of_transformers_and_come_back(
             at = tmp_path / f"{name}-{form}"
             convert(tmp_path / name, at, to=to)
             padded = 112 if form == "torch" and tp == 2 else 104
-            case = {"config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": padded}
+            case = {
+                "config": config,
+                "form": form,
+                "spec": spec,
+                "load": str(at / "iter_0000001"),
+                "padded": padded,
+            }
             cases.append({**case, "ids": IDS, "logits": f"{at}.logits"})
             cases.append({**case, "save": f"{at}-saved"})
             told.append((name, at))
     mcore(cases, tp, pp, tmp_path / "cases.json", ep, etp)
     for name, at in told:
         model = AutoModelForCausalLM.from_pretrained(
-            tmp_path / name, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+            tmp_path / name,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            dtype=torch.float32,
         )
         with torch.no_grad():
             ours = model.eval()(torch.tensor(IDS)).logits
         theirs = torch.load(f"{at}.logits")[..., : EXPERTS[name]["vocab_size"]]
-        print(at.name, tp, pp, ep, etp, spec, f"largest difference {float((theirs - ours).abs().max()):.2e}")
+        print(
+            at.name,
+            tp,
+            pp,
+            ep,
+            etp,
+            spec,
+            f"largest difference {float((theirs - ours).abs().max()):.2e}",
+        )
         assert float((theirs - ours).abs().max()) <= 1e-5
         doubled = {key: value * 2 for key, value in weights(EXPERTS[name]).items()}
         for saved in (f"{at}-saved", f"{at}-saved-torch"):
@@ -217,9 +371,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16-fp32-router": {"dtype": "bfloat16", "router": "float32", "args": False},
     "layer-keys": {"metadata": {"non_homogeneous_layers": True}},
     "optimizer": {"optimizer": "plain"},
-    "distributed": {"optimizer": "distributed", "metadata": {"distrib_optim_sharding_type": "fully_reshardable"}},
-    "bf16-distributed": {"optimizer": "distributed", "dtype": "bfloat16"}
-    | {"metadata": {"distrib_optim_sharding_type": "dp_reshardable"}},
+    "distributed": {
+        "optimizer": "distributed",
+        "metadata": {"distrib_optim_sharding_type": "fully_reshardable"},
+    },
+    "bf16-distributed": (
+        {"optimizer": "distributed", "dtype": "bfloat16"}
+        | {"metadata": {"distrib_optim_sharding_type": "dp_reshardable"}}
+    ),
 }
 """Ways of Megatron-core to compute and save models with experts, as keys of a case of mcore.py."""
 
@@ -244,8 +403,11 @@ def test_every_way_to_save_experts_is_read_bit_for_bit(
     for (name, config), (way, options) in product(EXPERTS.items(), WAYS.items()):
         if config["num_hidden_layers"] % (pp * vpp):
             config = {**config, "num_hidden_layers": pp * vpp}
-        if config["model_type"] == "gpt_oss" and (etp > 1 or (options.get("grouped") and spec == "local")):
-            continue  # Megatron-core cuts no experts with biases, and its local spec's GroupedMLP has none
+        if config["model_type"] == "gpt_oss" and (
+            etp > 1 or (options.get("grouped") and spec == "local")
+        ):
+            # Megatron-core cuts no experts with biases, and its local spec's GroupedMLP has none
+            continue
         if config.get("num_experts", 4) % ep:
             continue
         dtype = getattr(torch, options.get("dtype", "float32"))
@@ -255,13 +417,24 @@ def test_every_way_to_save_experts_is_read_bit_for_bit(
             hf_folder(folder, config, dtype)
             save_file(held, folder / "model.safetensors", {"format": "pt"})
             convert(folder, at, to=Megatron(vocab_divisor=8))
-        cases.append({
-            "config": config, "form": "torch_dist", "spec": spec, "load": str(at / "iter_0000001"), "padded": 104,
-            "save": str(saved), "vpp": vpp, **options,
-        })  # fmt: skip
+        cases.append(
+            {
+                "config": config,
+                "form": "torch_dist",
+                "spec": spec,
+                "load": str(at / "iter_0000001"),
+                "padded": 104,
+                "save": str(saved),
+                "vpp": vpp,
+                **options,
+            }
+        )
         wide = torch.float32 if "router" in options else dtype
         router = (".gate.weight", ".router.weight")
-        wanted[saved] = config, {k: 2 * (w.to(wide) if k.endswith(router) else w) for k, w in held.items()}
+        wanted[saved] = (
+            config,
+            {k: 2 * (w.to(wide) if k.endswith(router) else w) for k, w in held.items()},
+        )
     mcore(cases, tp, pp, tmp_path / "cases.json", ep, etp)
     for saved, (config, doubled) in wanted.items():
         for folder in (saved, saved.with_name(f"{saved.name}-torch")):

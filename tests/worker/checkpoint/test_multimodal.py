@@ -1,4 +1,6 @@
-"""Folders of multimodal models: the text part is read and converted, and written back into the whole folder."""
+"""Folders of multimodal models: the text part is read and converted, and written back into the
+whole folder.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,15 @@ from smtrain.worker.generation.load import _by_our_names
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GEMMA = {
-    "model_type": "gemma3_text", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 4,
-    "num_key_value_heads": 2, "num_attention_heads": 4, "vocab_size": 40,
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "head_dim": 4,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+}
 SPELLINGS: dict[str, tuple[str, str]] = {
     "transformers 4 and files of 5": ("language_model.model.", "language_model.lm_head."),
     "transformers 4.52": ("model.language_model.", "lm_head."),
@@ -47,7 +55,11 @@ def multimodal(folder: Path, text: dict[str, Any], spelling: str, **outer: Any) 
     """A folder whose text part has the numbers of `random_weights`."""
     inside, head = SPELLINGS[spelling]
     weights = {
-        name.replace("model.", inside, 1) if name.startswith("model.") else name.replace("lm_head.", head): tensor
+        (
+            name.replace("model.", inside, 1)
+            if name.startswith("model.")
+            else name.replace("lm_head.", head)
+        ): tensor
         for name, tensor in random_weights(text).items()
     }
     folder.mkdir()
@@ -61,12 +73,18 @@ def multimodal(folder: Path, text: dict[str, Any], spelling: str, **outer: Any) 
 
 def bits(folder: Path) -> dict[str, bytes]:
     files = folder.glob("*.safetensors")
-    return {n: bytes(t.view(-1).view(torch.uint8).numpy()) for f in files for n, t in load_file(f).items()}
+    return {
+        n: bytes(t.view(-1).view(torch.uint8).numpy())
+        for f in files
+        for n, t in load_file(f).items()
+    }
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("text", [GEMMA, LLAMA], ids=["tied", "untied"])
-def test_a_whole_folder_comes_back_bit_for_bit(tmp_path: Path, text: dict[str, Any], spelling: str) -> None:
+def test_a_whole_folder_comes_back_bit_for_bit(
+    tmp_path: Path, text: dict[str, Any], spelling: str
+) -> None:
     folder = multimodal(tmp_path / "whole", text, spelling)
     said: list[str] = []
     plain = hf_folder(tmp_path / "plain", text)
@@ -76,7 +94,11 @@ def test_a_whole_folder_comes_back_bit_for_bit(tmp_path: Path, text: dict[str, A
     assert open_weights(tmp_path / "native").config["model_type"] == text["model_type"]
     back = tmp_path / "back"
     smtrain.convert(
-        tmp_path / "native", back, to=smtrain.HuggingFace(max_shard_size=900), config=folder, say=said.append
+        tmp_path / "native",
+        back,
+        to=smtrain.HuggingFace(max_shard_size=900),
+        config=folder,
+        say=said.append,
     )
     assert bits(back) == bits(folder)
     assert (back / "model.safetensors.index.json").exists()
@@ -89,7 +111,9 @@ def test_a_whole_folder_comes_back_bit_for_bit(tmp_path: Path, text: dict[str, A
     assert bits(tmp_path / "text") == bits(plain), "without the folder it is a plain model"
 
 
-def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(tmp_path: Path) -> None:
+def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(
+    tmp_path: Path,
+) -> None:
     folder = multimodal(tmp_path / "whole", GEMMA, "transformers 4.52", dtype="float32")
     held = load_file(folder / "model.safetensors")
     held["lm_head.weight"] = held["model.language_model.embed_tokens.weight"].clone()
@@ -102,9 +126,13 @@ def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(tm
     export(tmp_path / "native", BaseModel(folder), tmp_path / "out", say=said.append)
     out = load_file(tmp_path / "out/model.safetensors")
     for name, tensor in held.items():
-        own = name.replace("model.language_model.", "model.").replace("lm_head", "model.embed_tokens")
+        own = name.replace("model.language_model.", "model.").replace(
+            "lm_head", "model.embed_tokens"
+        )
         wanted = tensor if name in OTHERS else more[own].bfloat16()
-        assert torch.equal(out[name].view(-1).view(torch.uint8), wanted.view(-1).view(torch.uint8)), name
+        assert torch.equal(
+            out[name].view(-1).view(torch.uint8), wanted.view(-1).view(torch.uint8)
+        ), name
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written == {**json.loads((folder / "config.json").read_text()), "dtype": "bfloat16"}
     assert any("unchanged: logit_scale" in line for line in said)
@@ -128,15 +156,27 @@ def test_an_adapter_is_merged_into_the_text_part(tmp_path: Path, inside: str) ->
     folder = multimodal(tmp_path / "whole", LLAMA, "transformers 4.52")
     adapter, name = tmp_path / "adapter", "layers.1.mlp.up_proj"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4})
+    )
     a, b = torch.randn(2, 16), torch.randn(24, 2)
     key = f"base_model.model.{inside}{name}"
-    save_file({f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}, adapter / "adapter_model.safetensors")
-    changed = smtrain.convert(folder, tmp_path / "out", to=smtrain.HuggingFace(), merge_adapter=adapter)
+    save_file(
+        {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b},
+        adapter / "adapter_model.safetensors",
+    )
+    changed = smtrain.convert(
+        folder, tmp_path / "out", to=smtrain.HuggingFace(), merge_adapter=adapter
+    )
     assert changed is not None
     assert changed.tensors == 1
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
-    differing = {key for key in before if not torch.equal(*(x[key].nan_to_num() for x in (before, after)))}
+    before, after = (
+        load_file(folder / "model.safetensors"),
+        load_file(tmp_path / "out/model.safetensors"),
+    )
+    differing = {
+        key for key in before if not torch.equal(*(x[key].nan_to_num() for x in (before, after)))
+    }
     assert differing == {f"model.language_model.{name}.weight"}
     merged = before[f"model.language_model.{name}.weight"] + 2 * b @ a
     assert torch.allclose(after[f"model.language_model.{name}.weight"], merged, atol=1e-5)
@@ -144,13 +184,25 @@ def test_an_adapter_is_merged_into_the_text_part(tmp_path: Path, inside: str) ->
 
 def test_the_whole_model_says_whether_the_head_is_tied() -> None:
     inner = {**GEMMA, "tie_word_embeddings": False}
-    for outer, tied in (({}, False), ({"tie_word_embeddings": True}, True), ({"tie_word_embeddings": None}, False)):
-        assert ModelShape.from_config({"model_type": "seer", "text_config": inner, **outer}).tied == tied
+    for outer, tied in (
+        ({}, False),
+        ({"tie_word_embeddings": True}, True),
+        ({"tie_word_embeddings": None}, False),
+    ):
+        assert (
+            ModelShape.from_config({"model_type": "seer", "text_config": inner, **outer}).tied
+            == tied
+        )
     assert ModelShape.from_config({"model_type": "gemma3", "text_config": GEMMA}).tied
 
 
 def test_the_text_part_is_described_like_a_plain_model() -> None:
-    whole = {"model_type": "seer", "text_config": LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
+    whole = {
+        "model_type": "seer",
+        "text_config": LLAMA,
+        "eos_token_id": 3,
+        "torch_dtype": "bfloat16",
+    }
     assert normalise(whole) == normalise(LLAMA)
     assert transformers_config(whole).model_type == "llama", "what is built of it is the text model"
     assert for_everyone(whole) == for_everyone(text_part(whole))
@@ -172,7 +224,11 @@ def test_a_config_without_the_other_parts_is_refused_before_and_after_a_run(tmp_
     folder = multimodal(tmp_path / "whole", LLAMA, "SmolVLM")
     smtrain.convert(folder, tmp_path / "native", to=smtrain.Native())
     os.remove(folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="multimodal model and no weights, and its other parts are to stay"):
-        smtrain.convert(tmp_path / "native", tmp_path / "out", to=smtrain.HuggingFace(), config=folder)
+    with pytest.raises(
+        CheckpointError, match="multimodal model and no weights, and its other parts are to stay"
+    ):
+        smtrain.convert(
+            tmp_path / "native", tmp_path / "out", to=smtrain.HuggingFace(), config=folder
+        )
     with pytest.raises(ConfigError, match="multimodal model \\(seer\\) and no weights"):
         smtrain.plan({"model": {"path": folder}, "data": {"path": folder}, "target": "local"})

@@ -1,6 +1,8 @@
-"""Damaged and hostile inputs: a named error and no output, or, if the damage changes nothing, the same weights.
+"""Damaged and hostile inputs: a named error and no output, or, if the damage changes nothing, the
+same weights.
 
-$SMTRAIN_MUTATIONS asks for more of them than a test run has time for, $SMTRAIN_MUTATED for some kinds of sources alone.
+$SMTRAIN_MUTATIONS asks for more of them than a test run has time for, $SMTRAIN_MUTATED for some
+kinds of sources alone.
 """
 
 from __future__ import annotations
@@ -63,9 +65,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     parts = [dict(list(weights.items())[n::2]) for n in range(2)]
     for n, part in enumerate(parts):
         torch.save(part, old / f"pytorch_model-{n + 1:05d}-of-00002.bin")
-    where = {name: f"pytorch_model-{n + 1:05d}-of-00002.bin" for n, part in enumerate(parts) for name in part}
+    where = {
+        name: f"pytorch_model-{n + 1:05d}-of-00002.bin"
+        for n, part in enumerate(parts)
+        for name in part
+    }
     (old / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
-    return {p.name: p for p in root.iterdir() if p.name in KINDS or (not KINDS and p.name != "original")}
+    return {
+        p.name: p for p in root.iterdir() if p.name in KINDS or (not KINDS and p.name != "original")
+    }
 
 
 def cut(path: Path, rng: random.Random, _: Path) -> None:
@@ -76,7 +84,11 @@ def cut(path: Path, rng: random.Random, _: Path) -> None:
 def flip(path: Path, rng: random.Random, _other: Path) -> None:
     data = bytearray(path.read_bytes())
     # half of them in heads and ends, which locate everything else
-    where = [range(len(data)), range(min(2000, len(data))), range(max(0, len(data) - 2000), len(data))]
+    where = [
+        range(len(data)),
+        range(min(2000, len(data))),
+        range(max(0, len(data) - 2000), len(data)),
+    ]
     for _ in range(rng.choice([1, 1, 1, 8])):
         data[rng.choice(rng.choice(where))] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
@@ -209,7 +221,9 @@ def test_a_named_error_or_the_same_weights(sources: dict[str, Path], tmp_path: P
         mutate(path, rng, canary)
         case = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
         try:
-            convert(work / "source", out, to=make_target(rng.choice(TARGETS), tp=rng.choice([1, 2])))
+            convert(
+                work / "source", out, to=make_target(rng.choice(TARGETS), tp=rng.choice([1, 2]))
+            )
         except SmtrainError as error:
             tally["error" if str(error).strip() else "nothing said"] += 1
             assert not out.exists(), case

@@ -24,7 +24,13 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native import pruning
-from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, read_by, read_whole, write_safetensors
+from smtrain.worker.checkpoint.native.files import (
+    model_file,
+    optimizer_file,
+    read_by,
+    read_whole,
+    write_safetensors,
+)
 from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
@@ -49,7 +55,9 @@ def whole(config: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
     for kind in KINDS:
         out[kind] = {}
         for spec in ModelShape.from_config(config).specs:
-            out[kind][spec.name] = torch.arange(at, at + spec.size, dtype=torch.float32).view(spec.shape)
+            out[kind][spec.name] = torch.arange(at, at + spec.size, dtype=torch.float32).view(
+                spec.shape
+            )
             at += spec.size
     return out
 
@@ -61,7 +69,9 @@ def cut(layout: Layout, name: str, tp: int, tensor: torch.Tensor) -> torch.Tenso
         return tensor.clone()
     index = [i for a, b in shard.ranges for i in range(a, b)]
     out = torch.zeros(layout.local_shape(name, tp))
-    out.narrow(shard.dim, 0, len(index)).copy_(tensor.index_select(shard.dim, torch.tensor(index, dtype=torch.int64)))
+    out.narrow(shard.dim, 0, len(index)).copy_(
+        tensor.index_select(shard.dim, torch.tensor(index, dtype=torch.int64))
+    )
     return out
 
 
@@ -109,14 +119,20 @@ def write(
 
 meshes = st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 2), st.integers(1, 3))
 files_are_slow = settings(
-    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
 @files_are_slow
 @given(configs(), meshes, st.sampled_from(PRECISIONS), st.data())
 def test_any_slice_of_the_weights(
-    tmp_path_factory: Any, config: dict[str, Any], mesh: tuple[int, int, int], precision: Precision, data: st.DataObject
+    tmp_path_factory: Any,
+    config: dict[str, Any],
+    mesh: tuple[int, int, int],
+    precision: Precision,
+    data: st.DataObject,
 ) -> None:
     tp, pp, dp = mesh
     assume(not ModelShape.from_config(config).mesh_faults(tp, pp))
@@ -133,7 +149,9 @@ def test_any_slice_of_the_weights(
         start = data.draw(st.integers(0, expected.shape[dim] - 1))
         stop = data.draw(st.one_of(st.none(), st.integers(start + 1, expected.shape[dim])))
         until = expected.shape[dim] if stop is None else stop
-        assert torch.equal(source.read(name, dim, start, stop), expected.narrow(dim, start, until - start))
+        assert torch.equal(
+            source.read(name, dim, start, stop), expected.narrow(dim, start, until - start)
+        )
 
 
 @files_are_slow
@@ -158,7 +176,9 @@ def test_any_cut_of_the_state_from_any_other(
 
 
 @files_are_slow
-@given(configs(), meshes, st.sampled_from(PRECISIONS), st.sampled_from([97, 1000, 1 << 20]), st.data())
+@given(
+    configs(), meshes, st.sampled_from(PRECISIONS), st.sampled_from([97, 1000, 1 << 20]), st.data()
+)
 def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
     tmp_path_factory: Any,
     config: dict[str, Any],
@@ -173,7 +193,11 @@ def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
     write(folder, config, *mesh, precision)
     rank = data.draw(st.integers(0, tp * pp * dp - 1))
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
-    held, pieces, length = load_file(folder / optimizer_file(d, t, p)), dict[str, list[Any]](), dict[str, int]()
+    held, pieces, length = (
+        load_file(folder / optimizer_file(d, t, p)),
+        dict[str, list[Any]](),
+        dict[str, int](),
+    )
 
     def put(kind: str, at: int, numbers: Any) -> None:
         values = numbers.view("f4")
@@ -184,7 +208,9 @@ def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
     with patch("smtrain.worker.checkpoint.native.reader._READ", read * 4):
         name, crc = StateReader(folder).own_part(d, t, p, put, crc=True)
     assert pieces.keys() == held.keys()
-    assert all(np.array_equal(np.concatenate(parts), held[kind].numpy()) for kind, parts in pieces.items())
+    assert all(
+        np.array_equal(np.concatenate(parts), held[kind].numpy()) for kind, parts in pieces.items()
+    )
     about = manifest.Manifest.read(folder)
     assert crc == about.files[name]["crc32"]
     assert {name} == read_whole(about, mesh, rank) <= read_by(about, mesh, rank)
@@ -205,7 +231,9 @@ def test_other_tensors_than_a_rank_saved_are_refused(tmp_path: Path, change: str
     about = manifest.Manifest.read(tmp_path)
     about.files[optimizer_file(0, 0, 0)] = write_safetensors(path, held)
     manifest.write_manifest(tmp_path, about)
-    with pytest.raises(CheckpointError, match=r"its tensors are not those that manifest\.json says"):
+    with pytest.raises(
+        CheckpointError, match=r"its tensors are not those that manifest\.json says"
+    ):
         StateReader(tmp_path).own_part(0, 0, 0, lambda *_: None, crc=False)
 
 
@@ -250,7 +278,9 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     assert manifest.fault(tmp_path) is None, "sizes alone cannot tell"
-    with pytest.raises(CheckpointError, match=r"dp000_tp001_pp000.safetensors is damaged, it has crc32"):
+    with pytest.raises(
+        CheckpointError, match=r"dp000_tp001_pp000.safetensors is damaged, it has crc32"
+    ):
         verify(tmp_path)
 
 
@@ -260,7 +290,10 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "not the manifest of an smtrain checkpoint"),
         ('{"format": "other"}', "not the manifest of an smtrain checkpoint"),
-        (json.dumps({"format": manifest.FORMAT, "version": 99}), "format version 99, this smtrain reads 1"),
+        (
+            json.dumps({"format": manifest.FORMAT, "version": 99}),
+            "format version 99, this smtrain reads 1",
+        ),
         (json.dumps({"format": manifest.FORMAT, "version": 1, "step": 3}), "is not complete"),
     ],
 )
@@ -313,9 +346,12 @@ def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
 
 @settings(files_are_slow, max_examples=examples(24))
 @given(
-    configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(PRECISIONS),
+    configs(),
+    meshes,
+    st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)),
+    st.sampled_from(PRECISIONS),
     st.sampled_from([None, *PRECISIONS]),
-)  # fmt: skip
+)
 def test_a_checkpoint_in_another_cut_keeps_its_state(
     tmp_path_factory: Any,
     config: dict[str, Any],
@@ -339,7 +375,9 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
     whole, source = Layout(shape), NativeSource(newest)
     for spec in shape.specs:
         for kind in KINDS:
-            assert torch.equal(now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0))
+            assert torch.equal(
+                now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0)
+            )
         trained = was.read("master", spec.name, whole, 0)
         weights = source.read(spec.name)
         assert torch.equal(weights, trained.to(weights.dtype))

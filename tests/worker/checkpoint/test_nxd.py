@@ -28,7 +28,9 @@ from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "nxd"
-needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is missing: it is next to the checkout")
+needs_golden = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason=f"{GOLDEN} is missing: it is next to the checkout"
+)
 
 CONVERTED = [
     ("sep_tp2pp2", "llama_kv4", {"tp": 2, "pp": 2}),
@@ -50,7 +52,9 @@ def shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 @needs_golden
 @pytest.mark.parametrize(("name", "model", "how"), CONVERTED)
-def test_equals_the_reference_converter_both_ways(tmp_path: Path, name: str, model: str, how: dict[str, Any]) -> None:
+def test_equals_the_reference_converter_both_ways(
+    tmp_path: Path, name: str, model: str, how: dict[str, Any]
+) -> None:
     whole = HFSource(GOLDEN / "hf" / model)
     assert same(weights_of(NxDSource(GOLDEN / "convert" / name, whole.config)), weights_of(whole))
     write_nxd(whole, tmp_path / "out", Nxd(**how))
@@ -85,7 +89,9 @@ def test_gpt_neox_as_the_examples_save_it(tmp_path: Path, folder: str) -> None:
     full = load_file(GOLDEN / "neox/full_hf_426.safetensors")
     source = NxDSource(GOLDEN / "neox" / folder, config)
     wanted = {spec.name for spec in ModelShape.from_config(config).specs}
-    assert same(weights_of(source), {name: tensor for name, tensor in full.items() if name in wanted})
+    assert same(
+        weights_of(source), {name: tensor for name, tensor in full.items() if name in wanted}
+    )
     write_nxd(source, tmp_path / "out", Nxd(tp=2, pp=1))
     for file, ours in shards(tmp_path / "out").items():
         theirs = torch.load(GOLDEN / "neox/nxd_tp2/step_0/model" / file, weights_only=True)
@@ -153,7 +159,9 @@ def test_there_and_back_is_the_identity(
 
 @given(st.data())
 @settings(deadline=None, max_examples=examples(20))
-def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_slice_of_any_parameter(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     config, tp, pp, how = data.draw(models())
     root = tmp_path_factory.mktemp("slice")
     original = random_weights(config)
@@ -163,14 +171,18 @@ def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, da
         dim = data.draw(st.integers(0, original[name].dim() - 1))
         start = data.draw(st.integers(0, original[name].shape[dim] - 1))
         stop = data.draw(st.integers(start + 1, original[name].shape[dim]))
-        assert torch.equal(source.read(name, dim, start, stop), original[name].narrow(dim, start, stop - start))
+        assert torch.equal(
+            source.read(name, dim, start, stop), original[name].narrow(dim, start, stop - start)
+        )
         assert source.shape(name) == tuple(original[name].shape)
 
 
 def test_each_shard_has_the_size_of_its_part_alone(tmp_path: Path) -> None:
     convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=Nxd(tp=2, pp=2))
     for tensors in shards(tmp_path / "out").values():
-        assert all(t.untyped_storage().nbytes() == t.nbytes and t.is_contiguous() for t in tensors.values())
+        assert all(
+            t.untyped_storage().nbytes() == t.nbytes and t.is_contiguous() for t in tensors.values()
+        )
 
 
 @pytest.fixture
@@ -200,14 +212,24 @@ def test_copies_that_differ_are_refused(converted: Path, tmp_path: Path) -> None
         weights_of(NxDSource(tmp_path / "kv"))
     tied = hf_folder(tmp_path / "tied", {**LLAMA, "tie_word_embeddings": True})
     convert(tied, tmp_path / "t", to=Nxd(tp=2, pp=2))
-    change(tmp_path / "t", FIRST.replace("pp_rank_00", "pp_rank_01"), lambda t: t["lm_head.weight"].add_(1))
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    change(
+        tmp_path / "t",
+        FIRST.replace("pp_rank_00", "pp_rank_01"),
+        lambda t: t["lm_head.weight"].add_(1),
+    )
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"
+    ):
         weights_of(NxDSource(tmp_path / "t"))
 
 
 def test_the_wrong_chip_order_is_noticed(tmp_path: Path) -> None:
     config = {**LLAMA, "num_attention_heads": 8}
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", config)), tmp_path / "out", Nxd(tp=4, pp=1, kv_order="grouped"))
+    write_nxd(
+        HFSource(hf_folder(tmp_path / "hf", config)),
+        tmp_path / "out",
+        Nxd(tp=4, pp=1, kv_order="grouped"),
+    )
     assert same(weights_of(NxDSource(tmp_path / "out")), random_weights(config))
     (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="kv_order"):
@@ -218,7 +240,10 @@ def test_the_wrong_chip_order_is_noticed(tmp_path: Path) -> None:
 def test_what_does_not_fit_the_config_is_refused(converted: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     config = json.loads((converted / "config.json").read_text())
-    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight on tp rank 0 is \[20, 16\] instead of \[22, 16\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"embed_tokens\.weight on tp rank 0 is \[20, 16\] instead of \[22, 16\]",
+    ):
         NxDSource(converted, {**config, "vocab_size": 44})
     with pytest.raises(CheckpointError, match=r"lacks the parameter model\.layers\.3\."):
         NxDSource(converted, {**config, "num_hidden_layers": 4})
@@ -258,7 +283,9 @@ class Hostile:
         return os.mkdir, (str(self.makes),)
 
 
-def test_hostile_and_cut_files_are_errors_and_leave_nothing(converted: Path, tmp_path: Path) -> None:
+def test_hostile_and_cut_files_are_errors_and_leave_nothing(
+    converted: Path, tmp_path: Path
+) -> None:
     (converted / "manifest.json").unlink()
     good = (converted / FIRST).read_bytes()
     hostile = {"model.norm.weight": Hostile(tmp_path / "was-here")}
@@ -284,20 +311,30 @@ def test_xser_is_written_as_training_saves_it(tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "hf/llama_kv4/config.json").read_text())
     write_nxd(NxDSource(golden / "step_3", config), tmp_path / "out", Nxd(tp=2, pp=2, form="xser"))
     assert same(weights_of(NxDSource(tmp_path / "out")), load_file(golden / "full_hf.safetensors"))
-    for file in sorted((golden / "step_3/model").glob("*_00.pt")) + sorted((golden / "step_3/model").glob("*_01.pt")):
+    for file in sorted((golden / "step_3/model").glob("*_00.pt")) + sorted(
+        (golden / "step_3/model").glob("*_01.pt")
+    ):
         ours = tmp_path / "out/model" / file.name
         assert same(referred(ours), referred(file))
-        assert torch.load(f"{ours}.info.pt", weights_only=True).keys() == torch.load(f"{file}.info.pt").keys()
+        assert (
+            torch.load(f"{ours}.info.pt", weights_only=True).keys()
+            == torch.load(f"{file}.info.pt").keys()
+        )
 
 
 def referred(shard: Path) -> dict[str, torch.Tensor]:
     """An xser shard as torch_xla loads it."""
     names = torchzip.load(place(shard.parent), shard.name)
-    return {n: torch.load(f"{shard}.tensors/tensor_{r.tid}.pt", weights_only=True) for n, r in names.items()}
+    return {
+        n: torch.load(f"{shard}.tensors/tensor_{r.tid}.pt", weights_only=True)
+        for n, r in names.items()
+    }
 
 
 def test_a_checkpoint_of_master_weights_alone_is_named_as_such(tmp_path: Path) -> None:
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "out", Nxd(tp=2, pp=1, form="xser"))
+    write_nxd(
+        HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "out", Nxd(tp=2, pp=1, form="xser")
+    )
     (tmp_path / "out/manifest.json").unlink()
     for file in tmp_path.glob("out/model/*.tensors/*"):
         file.unlink()
@@ -306,10 +343,15 @@ def test_a_checkpoint_of_master_weights_alone_is_named_as_such(tmp_path: Path) -
 
 
 def test_the_older_xser_layout_is_read(tmp_path: Path) -> None:
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "new", Nxd(tp=2, pp=1, form="xser"))
+    write_nxd(
+        HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "new", Nxd(tp=2, pp=1, form="xser")
+    )
     (tmp_path / "old").mkdir()
     for t in range(2):
-        new, old = tmp_path / f"new/model/dp_rank_00_tp_rank_0{t}_pp_rank_00.pt", tmp_path / "old/model"
+        new, old = (
+            tmp_path / f"new/model/dp_rank_00_tp_rank_0{t}_pp_rank_00.pt",
+            tmp_path / "old/model",
+        )
         old.mkdir(exist_ok=True)
         os.rename(new, old / f"tp_rank_0{t}_pp_rank_00")
         os.rename(f"{new}.tensors", old / f"tp_rank_0{t}_pp_rank_00.tensors")
@@ -337,7 +379,9 @@ def test_files_that_changed_places_are_noticed(converted: Path) -> None:
 
 def test_flipped_weights_are_noticed(converted: Path, tmp_path: Path) -> None:
     data = bytearray((converted / FIRST).read_bytes())
-    at = data.index(random_weights(LLAMA)["model.layers.0.self_attn.q_proj.weight"][0].numpy().tobytes())
+    at = data.index(
+        random_weights(LLAMA)["model.layers.0.self_attn.q_proj.weight"][0].numpy().tobytes()
+    )
     data[at + 5] ^= 64
     (converted / FIRST).write_bytes(data)
     with pytest.raises(CheckpointError, match=r"q_proj\.weight is not what was written"):
@@ -352,7 +396,11 @@ def test_forms_that_cannot_hold_the_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="take the fused form"):
         write_nxd(source, tmp_path / "out", Nxd(tp=2, pp=1, qkv="fused_mha"))
     mha = {**LLAMA, "num_key_value_heads": 4}
-    write_nxd(HFSource(hf_folder(tmp_path / "mha", mha)), tmp_path / "out", Nxd(tp=2, pp=2, qkv="fused_mha"))
+    write_nxd(
+        HFSource(hf_folder(tmp_path / "mha", mha)),
+        tmp_path / "out",
+        Nxd(tp=2, pp=2, qkv="fused_mha"),
+    )
     assert same(weights_of(NxDSource(tmp_path / "out")), random_weights(mha))
     rank = shards(tmp_path / "out")["dp_rank_00_tp_rank_01_pp_rank_00.pt"]
     q = random_weights(mha)["model.layers.0.self_attn.q_proj.weight"]

@@ -53,7 +53,12 @@ def test_each_kind_is_known_by_what_lies_in_the_folder(tmp_path: Path) -> None:
     hf = hf_folder(tmp_path / "hf", LLAMA)
     convert(hf, tmp_path / "nxd", to=Nxd(tp=2, pp=2))
     native(tmp_path / "native", LLAMA, 9)
-    kinds = {"hf": HFSource, "nxd": NxDSource, "native": NativeSource, "native/step_00000009": NativeSource}
+    kinds = {
+        "hf": HFSource,
+        "nxd": NxDSource,
+        "native": NativeSource,
+        "native/step_00000009": NativeSource,
+    }
     for name, kind in kinds.items():
         source = open_weights(tmp_path / name)
         assert type(source) is kind
@@ -92,7 +97,9 @@ def test_anything_else_is_told_what_it_is(tmp_path: Path) -> None:
         open_weights(tmp_path)
     for name in ("notes.txt", "model.weights"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(CheckpointError, match=r"holds model\.weights, notes\.txt, and no weights known here"):
+    with pytest.raises(
+        CheckpointError, match=r"holds model\.weights, notes\.txt, and no weights known here"
+    ):
         open_weights(tmp_path)
     (tmp_path / "model.onnx").write_text("x")
     with pytest.raises(CheckpointError, match=r"holds an ONNX export \(model\.onnx\)"):
@@ -150,7 +157,9 @@ def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> N
             assert torch.equal(open_weights(run).read("model.norm.weight"), norm * 7)
         (tmp_path / "run-train-b/step_00000007/manifest.json").unlink()
         (tmp_path / "run-train-b/step_00000006" / model_file(0, 0)).unlink()
-        assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 5), "the step it began from"
+        assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 5), (
+            "the step it began from"
+        )
         assert inspect(tmp_path).step == 5
     finally:
         store.rm("/of-a-run", recursive=True)

@@ -14,22 +14,36 @@ from smtrain.worker.checkpoint import execute, uploading
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.staging import Staging
-from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target
+from smtrain.worker.checkpoint.targets import (
+    HuggingFace,
+    Megatron,
+    Native,
+    NemoMegatron,
+    Nxd,
+    Target,
+)
 from tests.conftest import LLAMA
 from tests.worker.checkpoint.folders import hf_folder
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 @pytest.mark.parametrize("how", [HuggingFace(), Nxd(tp=2), Native()])
 def test_other_files_stay_unless_asked(tmp_path: Path, how: Target) -> None:
-    source, other = hf_folder(tmp_path / "hf", LLAMA), hf_folder(tmp_path / "other", LLAMA, torch.bfloat16)
+    source, other = (
+        hf_folder(tmp_path / "hf", LLAMA),
+        hf_folder(tmp_path / "other", LLAMA, torch.bfloat16),
+    )
     convert(other, tmp_path / "out", to=how)
     (tmp_path / "out/mine").write_text("kept")
     before = tree(tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"holds other files of the same names \(.*--overwrite"):
+    with pytest.raises(
+        CheckpointError, match=r"holds other files of the same names \(.*--overwrite"
+    ):
         convert(source, tmp_path / "out", to=how)
     assert tree(tmp_path / "out") == before
     convert(source, tmp_path / "out", to=how, overwrite=True)
@@ -46,14 +60,23 @@ def test_files_of_others_beside_it_are_no_obstacle(tmp_path: Path) -> None:
     assert (tmp_path / "out/notes.txt").read_text() == "kept"
 
 
-KINDS: list[Target] = [HuggingFace(), Nxd(tp=2), Nxd(form="xser"), Megatron(form="torch"), NemoMegatron()]
+KINDS: list[Target] = [
+    HuggingFace(),
+    Nxd(tp=2),
+    Nxd(form="xser"),
+    Megatron(form="torch"),
+    NemoMegatron(),
+]
 
 
 @pytest.mark.parametrize("where", ["folder", "store"])
 @pytest.mark.parametrize("first", KINDS, ids=str)
 def test_nothing_of_another_kind_stays(tmp_path: Path, first: Target, where: str) -> None:
     config = {**LLAMA, "torch_dtype": "float32"}
-    source, other = hf_folder(tmp_path / "hf", config), hf_folder(tmp_path / "other", config, torch.bfloat16)
+    source, other = (
+        hf_folder(tmp_path / "hf", config),
+        hf_folder(tmp_path / "other", config, torch.bfloat16),
+    )
     store, bucket = fsspec.filesystem("memory"), f"/bucket/{tmp_path.name}"
 
     def names(of: str) -> set[str]:
@@ -73,7 +96,9 @@ def test_nothing_of_another_kind_stays(tmp_path: Path, first: Target, where: str
         store.rm(bucket, recursive=True)
 
 
-def test_nor_after_a_conversion_that_was_killed_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_after_a_conversion_that_was_killed_half_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
     convert(source, tmp_path / "both", to=HuggingFace())
 
@@ -92,20 +117,28 @@ def test_nor_after_a_conversion_that_was_killed_half_way(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_checkpoints_and_a_converted_model_do_not_share_a_folder(tmp_path: Path, asked: bool) -> None:
+def test_checkpoints_and_a_converted_model_do_not_share_a_folder(
+    tmp_path: Path, asked: bool
+) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
     convert(source, tmp_path / "run", to=Native())
     convert(source, tmp_path / "model", to=Nxd())
     before = tree(tmp_path / "run"), tree(tmp_path / "model")
-    with pytest.raises(CheckpointError, match=r"holds checkpoints of a run \(step_00000000.*name another folder"):
+    with pytest.raises(
+        CheckpointError, match=r"holds checkpoints of a run \(step_00000000.*name another folder"
+    ):
         convert(source, tmp_path / "run", to=HuggingFace(), overwrite=asked)
-    with pytest.raises(CheckpointError, match=r"holds a model of another kind.*name another folder"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a model of another kind.*name another folder"
+    ):
         convert(source, tmp_path / "model", to=Native(), overwrite=asked)
     assert (tree(tmp_path / "run"), tree(tmp_path / "model")) == before
 
 
 @pytest.mark.parametrize("where", ["folder", "store"])
-def test_the_same_again_is_not_done_again(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_again_is_not_done_again(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
     target = str(tmp_path / "out") if where == "folder" else f"memory://bucket/{tmp_path.name}"
     convert(source, target, to=Nxd(tp=2))

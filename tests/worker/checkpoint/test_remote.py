@@ -28,10 +28,14 @@ from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """fsspec's store in memory, in which a file appears when it is committed, as in S3, not when it is opened."""
+    """fsspec's store in memory, in which a file appears when it is committed, as in S3, not when it
+    is opened.
+    """
     real = MemoryFileSystem._open
 
-    def opened(self: Any, path: str, mode: str = "rb", *rest: Any, autocommit: bool = True, **kwargs: Any) -> Any:
+    def opened(
+        self: Any, path: str, mode: str = "rb", *rest: Any, autocommit: bool = True, **kwargs: Any
+    ) -> Any:
         if mode == "wb" and not autocommit:
             return MemoryFile(self, self._strip_protocol(path))
         return real(self, path, mode, *rest, autocommit=autocommit, **kwargs)
@@ -50,7 +54,10 @@ def test_there_and_back(tmp_path: Path, store: str, form: str) -> None:
     convert(source, f"{store}/nxd", to=Nxd(tp=2, pp=2, form=form))  # type: ignore[arg-type]
     assert inspect(f"{store}/nxd").topology == {"tp": 2, "pp": 2}
     convert(source, tmp_path / "here", to=Nxd(tp=2, pp=2, form=form))  # type: ignore[arg-type]
-    here = {p.relative_to(tmp_path / "here").as_posix(): p.read_bytes() for p in (tmp_path / "here").rglob("*.pt")}
+    here = {
+        p.relative_to(tmp_path / "here").as_posix(): p.read_bytes()
+        for p in (tmp_path / "here").rglob("*.pt")
+    }
     memory = fsspec.filesystem("memory")
     assert here == {name: memory.cat_file(f"/bucket/models/nxd/{name}") for name in here}
     convert(f"{store}/nxd", f"{store}/hf", to=HuggingFace(max_shard_size=6000))
@@ -71,7 +78,9 @@ def inspectable(uri: str) -> dict[str, int] | None:
 
 @contextmanager
 def killed(after: int) -> Iterator[list[str]]:
-    """Stop all changes of the store after `after` of them, as if the process was gone; yields those that were done."""
+    """Stop all changes of the store after `after` of them, as if the process was gone; yields those
+    that were done.
+    """
     seen: list[str] = []
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +108,9 @@ def killed(after: int) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("before", ["nothing", "an older output", "half of another"])
 @pytest.mark.parametrize("form", ["pt", "xser"])
-def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, before: str, form: Any) -> None:
+def test_any_change_of_the_store_may_be_the_last(
+    tmp_path: Path, store: str, before: str, form: Any
+) -> None:
     layers, stride = (2, 1) if form == "pt" else (1, 5)
     source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": layers})
     old = hf_folder(tmp_path / "old", {**LLAMA, "num_hidden_layers": layers}, torch.bfloat16)
@@ -115,13 +126,18 @@ def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, bef
         with killed(after) as seen:
             convert(source, uri, to=Nxd(tp=2, pp=layers, form=form), overwrite=True)
         there = inspectable(uri)
-        assert there is None or not list(diff(source if there == {"tp": 2, "pp": layers} else old, uri))
+        assert there is None or not list(
+            diff(source if there == {"tp": 2, "pp": layers} else old, uri)
+        )
         if after == 0:
             assert (there is None) == (before != "an older output")
         convert(source, uri, to=Nxd(tp=2, pp=layers, form=form), overwrite=True)
         assert inspectable(uri) == {"tp": 2, "pp": layers}
         assert not list(diff(source, uri))
-        names = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
+        names = {
+            file.removeprefix(f"/bucket/models/{after}/")
+            for file in memory.find(f"/bucket/models/{after}")
+        }
         assert names == {"mine", *wanted}
         memory.rm(f"/bucket/models/{after}", recursive=True)
         if len(seen) <= after:
@@ -135,7 +151,9 @@ def test_what_is_there_whole_is_not_converted_again(
     source = hf_folder(tmp_path / "hf", LLAMA)
     real = vars(uploading)["run"]
     calls: list[str] = []
-    monkeypatch.setattr(uploading, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
+    monkeypatch.setattr(
+        uploading, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest)
+    )
     first = {"model.embed_tokens.weight"}  # and the layer of stage 0
     with killed(1 + 2 * 2):  # the journal, and two files, each with a journal again
         convert(source, f"{store}/out", to=Nxd(tp=2, pp=2))
@@ -152,7 +170,10 @@ def test_what_is_there_whole_is_not_converted_again(
 def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, old = hf_folder(tmp_path / "hf", LLAMA), hf_folder(tmp_path / "old", LLAMA, torch.bfloat16)
+    source, old = (
+        hf_folder(tmp_path / "hf", LLAMA),
+        hf_folder(tmp_path / "old", LLAMA, torch.bfloat16),
+    )
     convert(old, f"{store}/there", to=Nxd(tp=2))
     memory = fsspec.filesystem("memory")
     before = memory.find("/bucket")
@@ -180,14 +201,22 @@ def test_a_store_that_fails_now_and_then_changes_nothing(
     operation: str, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
-    source, real, calls = hf_folder(tmp_path / "hf", LLAMA), getattr(MemoryFileSystem, operation), itertools.count()
+    source, real, calls = (
+        hf_folder(tmp_path / "hf", LLAMA),
+        getattr(MemoryFileSystem, operation),
+        itertools.count(),
+    )
 
     def fails(*args: Any, **kwargs: Any) -> Any:
         number = next(calls)
         if number % 3 == 0:
             raise OSError("SlowDown: Please reduce your request rate")
         answer = real(*args, **kwargs)
-        return answer[:-1] if operation == "cat_file" and number % 3 == 1 and len(answer) > 8 else answer
+        return (
+            answer[:-1]
+            if operation == "cat_file" and number % 3 == 1 and len(answer) > 8
+            else answer
+        )
 
     convert(source, f"{store}/one", to=Nxd(tp=2))
     monkeypatch.setattr(MemoryFileSystem, operation, fails)
@@ -237,7 +266,10 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
     endpoint = ensure_running()
     s3 = endpoint.session().client("s3")
     s3.create_bucket(Bucket="conversions")
-    source = hf_folder(tmp_path / "hf", {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 6000})
+    source = hf_folder(
+        tmp_path / "hf",
+        {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 6000},
+    )
     code = (
         "import sys; from pathlib import Path; from smtrain.core.errors import CheckpointError\n"
         "from smtrain import HuggingFace, Nxd, convert; s, b, t = sys.argv[1:]\n"
@@ -250,8 +282,17 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
         "except CheckpointError as error: print(error)\n"
     )
     convert(source, tmp_path / "broken", to=Nxd(tp=2, pp=1))
-    command = [sys.executable, "-c", code, str(source), "s3://conversions/m", str(tmp_path / "back")]
-    done = subprocess.run(command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(source),
+        "s3://conversions/m",
+        str(tmp_path / "back"),
+    ]
+    done = subprocess.run(
+        command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not list(diff(source, tmp_path / "back"))
     assert "is not what was written" in done.stdout
@@ -270,19 +311,19 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     s3.create_bucket(Bucket="killed")
     source = hf_folder(tmp_path / "hf", LLAMA)
     code = (
-        "import os, signal, sys; from smtrain.worker.checkpoint import conversion_plan, uploading\n"
-        "from smtrain import Nxd, convert; from smtrain.worker.checkpoint.summary import diff\n"
-        "calls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\n"
-        "def counted(*job):\n"
-        "    global calls; calls += 1\n"
-        "    if calls > int(most): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return real(*job)\n"
-        "uploading.run, uploading._JOURNAL_EVERY, conversion_plan.cores_here = counted, 0, lambda: 1\n"
-        "convert(s, t, to=Nxd(tp=2, pp=2)); print(calls, len(list(diff(s, t))))\n"
+        "import os, signal, sys; from smtrain.worker.checkpoint import conversion_plan,"
+        " uploading\nfrom smtrain import Nxd, convert; from smtrain.worker.checkpoint.summary"
+        " import diff\ncalls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\ndef"
+        " counted(*job):\n    global calls; calls += 1\n    if calls > int(most):"
+        " os.kill(os.getpid(), signal.SIGKILL)\n    return real(*job)\nuploading.run,"
+        " uploading._JOURNAL_EVERY, conversion_plan.cores_here = counted, 0, lambda: 1\nconvert(s,"
+        " t, to=Nxd(tp=2, pp=2)); print(calls, len(list(diff(s, t))))\n"
     )
     for most in (15, 1000):
         command = [sys.executable, "-c", code, str(source), "s3://killed/out", str(most)]
-        done = subprocess.run(command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False
+        )
         held = {o["Key"].rsplit("/")[-1] for o in s3.list_objects_v2(Bucket="killed")["Contents"]}
         parts = {f"dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt" for t in (0, 1) for p in (0, 1)}
         if most == 15:
@@ -292,14 +333,22 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     assert held == {*parts, "config.json", "manifest.json"}
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("s3fs"), reason="needs s3fs (scripts/test has it in .venv/s3)")
-def test_s3_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not importlib.util.find_spec("s3fs"), reason="needs s3fs (scripts/test has it in .venv/s3)"
+)
+def test_s3_that_does_not_answer_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        for call in (lambda: inspect("s3://bucket/x"), lambda: convert("s3://bucket/x", tmp_path / "to", to=Nxd())):
+        for call in (
+            lambda: inspect("s3://bucket/x"),
+            lambda: convert("s3://bucket/x", tmp_path / "to", to=Nxd()),
+        ):
             with pytest.raises(
-                CheckpointError, match=r"S3 could not be reached at .* \(connection refused\); check the"
+                CheckpointError,
+                match=r"S3 could not be reached at .* \(connection refused\); check the",
             ):
                 call()
     assert not (tmp_path / "to").exists()

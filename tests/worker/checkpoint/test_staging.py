@@ -21,7 +21,11 @@ from smtrain.worker.checkpoint.storage import refuse_overlap
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {p.relative_to(folder).as_posix(): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_text()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 def write(target: Path, content: str, fail: type[BaseException] | None = None) -> None:
@@ -70,7 +74,9 @@ def test_leftovers_of_a_killed_run_do_not_come_along(tmp_path: Path) -> None:
         assert files(tmp_path / name) == {"marker": "new", "part-new": "new", "sub/a": "new"}
 
 
-def test_the_marker_is_never_beside_a_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_marker_is_never_beside_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "out", "one")
     (tmp_path / "out" / "mine").write_text("")
     seen = []
@@ -128,8 +134,12 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path: Path) -> None:
         assert files(tmp_path / name) == before
 
 
-def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first process ends and removes its journal after the second opened it and before it locks it."""
+def test_two_runs_at_once_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process ends and removes its journal after the second opened it and before it locks
+    it.
+    """
     lock = fcntl.flock
 
     def late(handle: int, how: int) -> None:
@@ -147,7 +157,8 @@ class Killed(BaseException):
 
 @contextmanager
 def killed(after: int, half: bool = False) -> Iterator[list[str]]:
-    """Stop all file operations after `after` of them, as if the process was gone; `half`: after half of a write.
+    """Stop all file operations after `after` of them, as if the process was gone; `half`: after
+    half of a write.
 
     Yields the names of those that were done.
     """
@@ -175,18 +186,32 @@ def killed(after: int, half: bool = False) -> Iterator[list[str]]:
         return operation
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "ftruncate", "write", "pwrite"):
+        for name in (
+            "open",
+            "mkdir",
+            "rename",
+            "replace",
+            "unlink",
+            "rmdir",
+            "ftruncate",
+            "write",
+            "pwrite",
+        ):
             patch.setattr(os, name, counted(os, name))
         patch.setattr(builtins, "open", counted(builtins, "open"))
         yield seen
 
 
-WHOLE = {name: {"sub/a": name, f"part-{name}": name, "marker": name} for name in ("old", "one", "two")}
+WHOLE = {
+    name: {"sub/a": name, f"part-{name}": name, "marker": name} for name in ("old", "one", "two")
+}
 MINE = {"mine": "kept"}
 
 
 def visible(target: Path) -> dict[str, str]:
-    return {k: v for k, v in files(target).items() if not k.startswith((".partial/", staging.JOURNAL))}
+    return {
+        k: v for k, v in files(target).items() if not k.startswith((".partial/", staging.JOURNAL))
+    }
 
 
 def nothing(_: Path) -> None: ...
@@ -219,10 +244,18 @@ BEFORE: dict[str, Callable[[Path], None]] = {
     "a folder that exists": a_folder,
     "over an older output": an_output,
     "resumed": lambda target: killed_run(target, "one", "pwrite"),
-    "resumed in a folder": lambda target: (a_folder(target), killed_run(target, "one", "pwrite"))[0],
+    "resumed in a folder": lambda target: (a_folder(target), killed_run(target, "one", "pwrite"))[
+        0
+    ],
     "after another's": lambda target: killed_run(target, "two", "pwrite"),
-    "after another's, in a folder": lambda target: (an_output(target), killed_run(target, "two", "pwrite"))[0],
-    "after another's, almost done": lambda target: (a_folder(target), killed_run(target, "two", "replace"))[0],
+    "after another's, in a folder": lambda target: (
+        an_output(target),
+        killed_run(target, "two", "pwrite"),
+    )[0],
+    "after another's, almost done": lambda target: (
+        a_folder(target),
+        killed_run(target, "two", "replace"),
+    )[0],
 }
 
 
@@ -266,7 +299,9 @@ def test_any_operation_may_be_the_last(
         sound(root / "out", before)
         if ended:
             files = visible(root / "out") if (root / "out").exists() else None
-            assert files == (before if fails else ({} if "mine" not in (before or {}) else MINE) | WHOLE["one"])
+            assert files == (
+                before if fails else ({} if "mine" not in (before or {}) else MINE) | WHOLE["one"]
+            )
             break
         again, other = tmp_path / f"{after} again", tmp_path / f"{after} other"
         for copy in (again, other):
@@ -289,7 +324,9 @@ def lose(target: Path) -> None:
             (target / file).write_text("\0" * len(content))
 
 
-def test_a_rerun_may_be_killed_too_and_the_machine_start_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_may_be_killed_too_and_the_machine_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "start").mkdir()
     an_output(tmp_path / "start" / "out")
     before = visible(tmp_path / "start" / "out")
@@ -316,7 +353,9 @@ def test_a_rerun_may_be_killed_too_and_the_machine_start_anew(tmp_path: Path, mo
                 shutil.rmtree(twice)
 
 
-def test_a_run_killed_while_files_move_is_noticed_and_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_while_files_move_is_noticed_and_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     write(out, "one")
     replace = os.replace

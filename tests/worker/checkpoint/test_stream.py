@@ -43,8 +43,10 @@ def test_sums_are_those_of_the_bytes_in_the_file(
     content = b"".join(blocks)
     assert path.read_bytes() == content
     assert about == {
-        "size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "crc32": zlib.crc32(content)
-    }  # fmt: skip
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "crc32": zlib.crc32(content),
+    }
 
 
 def flip(descriptor: int, at: int) -> None:
@@ -67,25 +69,42 @@ def test_a_byte_that_the_disk_changes_is_seen_and_the_file_is_gone(
             changed.append(at)
 
     monkeypatch.setattr(stream, "_flush", lossy)
-    write_stream(tmp_path / "unread", {"a": Tensor(FP32, (10,))}, lambda name: [np.arange(10, dtype=np.uint32)])
+    write_stream(
+        tmp_path / "unread",
+        {"a": Tensor(FP32, (10,))},
+        lambda name: [np.arange(10, dtype=np.uint32)],
+    )
     changed.clear()
     with pytest.raises(LostBytesError):
-        write_stream(tmp_path / "x", {"a": Tensor(FP32, (10,))}, lambda name: [np.arange(10, dtype=np.uint32)], True)
+        write_stream(
+            tmp_path / "x",
+            {"a": Tensor(FP32, (10,))},
+            lambda name: [np.arange(10, dtype=np.uint32)],
+            True,
+        )
     assert changed
     assert [path.name for path in tmp_path.iterdir()] == ["unread"]
 
 
-def test_an_error_of_a_flush_is_one_of_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_flush_is_one_of_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(stream, "_flush", full)
     with pytest.raises(OSError, match="No space"):
-        write_stream(tmp_path / "x", {"a": Tensor(FP32, (10,))}, lambda name: [np.arange(10, dtype=np.uint32)])
+        write_stream(
+            tmp_path / "x",
+            {"a": Tensor(FP32, (10,))},
+            lambda name: [np.arange(10, dtype=np.uint32)],
+        )
     assert not list(tmp_path.iterdir())
 
 
-def test_the_next_segment_is_written_while_one_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_segment_is_written_while_one_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushing, written = threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:

@@ -58,7 +58,9 @@ def test_any_view_that_torch_saves_is_read(tmp_path: Path) -> None:
         assert isinstance(tensors[name], Slab)
         assert torch.equal(tensor(tensors[name].whole(), FP32), saved[name])
     assert torch.equal(tensor(tensors["nested"]["list"][0].whole(), FP32), base[0])
-    assert torch.equal(tensor(tensors["transposed"].bits([(1, 5), (2, 4)]), FP32), base.t()[1:5, 2:4])
+    assert torch.equal(
+        tensor(tensors["transposed"].bits([(1, 5), (2, 4)]), FP32), base.t()[1:5, 2:4]
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"no zip" * 100])
@@ -94,9 +96,13 @@ def pickled(where: Path, body: bytes) -> Path:
         (b"}r\xff\xff\xff\x7f0", "opcode"),
     ],
 )
-def test_a_pickle_does_nothing_but_describe_tensors(tmp_path: Path, body: bytes, words: str) -> None:
+def test_a_pickle_does_nothing_but_describe_tensors(
+    tmp_path: Path, body: bytes, words: str
+) -> None:
     pickled(tmp_path / "x.pt", body)
-    with pytest.raises(CheckpointError, match=rf"x\.pt is not (safe|a complete torch checkpoint).*{words}"):
+    with pytest.raises(
+        CheckpointError, match=rf"x\.pt is not (safe|a complete torch checkpoint).*{words}"
+    ):
         torchzip.load(place(tmp_path), "x.pt")
 
 
@@ -124,20 +130,27 @@ def nested(make: bytes) -> bytes:
     ("body", "words"),
     [
         (nested(b"h\0h\0\x87q\0"), "more than 1,000,000 values"),
-        (b"}(" + b")q\0" + b"h\0\x86q\0" * 100 + b"K\1u", "keys that are neither names nor numbers"),
+        (
+            b"}(" + b")q\0" + b"h\0\x86q\0" * 100 + b"K\1u",
+            "keys that are neither names nor numbers",
+        ),
         (b"(" + b")q\0" + b"h\0\x86q\0" * 100 + b"K\1K\1K\1K\1tQ", "refers to tuple"),
         (b"ccollections\nOrderedDict\n](" + b"]K\1\x86" + b"e\x85R", "neither names nor numbers"),
         (b"ccollections\nOrderedDict\n](K\1e\x85R", "something else than pairs"),
     ],
     ids=["shared lists", "keys", "a persistent id", "pairs", "no pairs"],
 )
-def test_what_refers_to_itself_without_end_is_bounded_work(tmp_path: Path, body: bytes, words: str) -> None:
+def test_what_refers_to_itself_without_end_is_bounded_work(
+    tmp_path: Path, body: bytes, words: str
+) -> None:
     pickled(tmp_path / "x.pt", body)
     with pytest.raises(CheckpointError, match=words):
         torchzip.load(place(tmp_path), "x.pt")
 
 
-def test_a_pickle_without_end_is_bounded_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pickle_without_end_is_bounded_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("smtrain.worker.checkpoint.torch_files.unpickle._STEPS", 1000)
     pickled(tmp_path / "x.pt", b"N" * 1001)
     with pytest.raises(CheckpointError, match="more than 1,000 operations"):

@@ -15,34 +15,41 @@ CHATML = (
 TEMPLATES = {
     "chatml": CHATML,
     "marked": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' %}{%- generation -%}{{ m.content }}<|im_end|>{%- endgeneration -%}"
-        "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{%-"
+        " generation -%}{{ m.content }}<|im_end|>{%- endgeneration -%}{% else %}{{ m.content"
+        " }}<|im_end|>{% endif %}\n{% endfor %}{% if add_generation_prompt"
+        " %}<|im_start|>assistant\n{% endif %}"
     ),
     # an empty thought before the last answer only, as in Qwen3's
     "thinking": (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last"
+        " %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if"
+        " add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
     # a prompt that opens a thought, which rendered answers lack, as in DeepSeek-R1's
     "opened": CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"),
     # Llama 2's: no generation prompt; an answer ends with the end of text
     "inst": (
-        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-        "{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}"
-        "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif"
+        " m.role == 'assistant' %} {{ m.content }} {{ eos_token }}{% else %}{{"
+        " raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
     ),
     "alpaca": CHAT_TEMPLATE,
-    "endless": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "endless": (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    ),
 }
 
 
 def tokenizer(folder: Path, template: str | None) -> Path:
     """A byte-level BPE with ChatML's tokens and the named template (None: without one)."""
-    save_tokenizer(["what is the answer to this question user assistant\n" * 9], folder, vocabulary=300, end="<end>")
+    save_tokenizer(
+        ["what is the answer to this question user assistant\n" * 9],
+        folder,
+        vocabulary=300,
+        end="<end>",
+    )
     from transformers import PreTrainedTokenizerFast
 
     made: Any = PreTrainedTokenizerFast

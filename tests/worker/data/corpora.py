@@ -21,14 +21,32 @@ def digest(folder: Path) -> str:
 
 
 def corpus(folder: Path, draw: random.Random) -> list[Path]:
-    """Two sources in several formats with duplicates, bad lines, long and empty documents, files of all sizes."""
-    words = ["the", "words", "of", "a", "small", "text", "and", "some", "more", "of", "them", "são", "数据"]
+    """Two sources in several formats with duplicates, bad lines, long and empty documents, files of
+    all sizes.
+    """
+    words = [
+        "the",
+        "words",
+        "of",
+        "a",
+        "small",
+        "text",
+        "and",
+        "some",
+        "more",
+        "of",
+        "them",
+        "são",
+        "数据",
+    ]
 
     def text() -> str:
         return " ".join(draw.choices(words, k=draw.choice([0, 1, 5, 5, 20, 200])))
 
     def line() -> str:
-        return draw.choice([json.dumps({"text": text()}), json.dumps({"text": "again"}), "", '{"no": 1}'])
+        return draw.choice(
+            [json.dumps({"text": text()}), json.dumps({"text": "again"}), "", '{"no": 1}']
+        )
 
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)
@@ -43,16 +61,24 @@ def corpus(folder: Path, draw: random.Random) -> list[Path]:
 
 
 def conversations(folder: Path, tokenizer: Path) -> tuple[Path, list[Path]]:
-    """A tokenizer folder with a chat template, and a source of instruction data with bad records."""
+    """A tokenizer folder with a chat template, and a source of instruction data with bad
+    records.
+    """
     model = folder / "model"
     model.mkdir(parents=True)
     for path in tokenizer.iterdir():
         (model / path.name).write_bytes(path.read_bytes())
     about = json.loads((model / "tokenizer_config.json").read_text())
-    about["chat_template"] = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    about["chat_template"] = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
     (model / "tokenizer_config.json").write_text(json.dumps(about))
     rows = [
-        {"instruction": f"say the words {i}", "output": "words " * (i % 11) or "none"} if i % 9 else {"no": i}
+        (
+            {"instruction": f"say the words {i}", "output": "words " * (i % 11) or "none"}
+            if i % 9
+            else {"no": i}
+        )
         for i in range(150)
     ]
     (folder / "talk").mkdir()

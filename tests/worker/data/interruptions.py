@@ -13,8 +13,11 @@ from smtrain.worker.data.prepare.progress import DataProgress
 Run = Callable[[Path, Callable[[DataProgress], None]], None]
 
 
-def resumes_after_every_block(run: Run, folder: Path, least: int, after: Callable[[], None] = lambda: None) -> None:
-    """Check that an interrupted `run(output, progress)` resumes to the same bytes and repeats no marked block.
+def resumes_after_every_block(
+    run: Run, folder: Path, least: int, after: Callable[[], None] = lambda: None
+) -> None:
+    """Check that an interrupted `run(output, progress)` resumes to the same bytes and repeats no
+    marked block.
 
     The run must have at least `least` blocks; `after` is called after each interruption.
     """

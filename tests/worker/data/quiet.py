@@ -1,4 +1,6 @@
-"""`prepare` and `prepare_sft` for tests: options as keyword arguments, and no output unless a test asks for it."""
+"""`prepare` and `prepare_sft` for tests: options as keyword arguments, and no output unless a test
+asks for it.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,18 @@ def ignore(_: object) -> None:
 
 
 def _call(
-    run: Callable[..., DatasetManifest], inputs: Any, output: Path, tokenizer: Path, options: dict[str, Any]
+    run: Callable[..., DatasetManifest],
+    inputs: Any,
+    output: Path,
+    tokenizer: Path,
+    options: dict[str, Any],
 ) -> DatasetManifest:
     calls = {"progress": ignore, "say": ignore}
-    calls |= {name: options.pop(name) for name in ("progress", "say", "parts", "spread") if name in options}
+    calls |= {
+        name: options.pop(name)
+        for name in ("progress", "say", "parts", "spread")
+        if name in options
+    }
     return run(inputs, output, tokenizer, PrepareOptions(**options), **calls)
 
 

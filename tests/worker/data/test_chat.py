@@ -39,7 +39,13 @@ FOUR = talk("two and two?", "four", "and three?", "seven.\n\n")
         ("marked", [["four<|im_end|>", "seven.\n\n<|im_end|>"]]),
         ("opened", [["four<|im_end|>", "seven.\n\n<|im_end|>"]]),
         ("inst", [[" four <end>", " seven.\n\n <end>"]]),
-        ("thinking", [["<think>\n\n</think>\n\nfour<|im_end|>"], ["<think>\n\n</think>\n\nseven.\n\n<|im_end|>"]]),
+        (
+            "thinking",
+            [
+                ["<think>\n\n</think>\n\nfour<|im_end|>"],
+                ["<think>\n\n</think>\n\nseven.\n\n<|im_end|>"],
+            ],
+        ),
         ("endless", [["four<end>"], ["seven.<end>"]]),
         ("alpaca", [["four<end>", "seven.\n\n<end>"]]),
     ],
@@ -50,15 +56,21 @@ def test_what_is_learned_are_the_answers_with_their_end(
     assert learned(template(name), FOUR) == answers
 
 
-def test_a_text_is_what_transformers_makes_of_the_conversation(template: Any, tmp_path: Path) -> None:
+def test_a_text_is_what_transformers_makes_of_the_conversation(
+    template: Any, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     for name in ("chatml", "marked", "inst", "opened"):
         theirs: Any = AutoTokenizer.from_pretrained(tokenizer(tmp_path / name, name))
-        assert template(name).render(Dialogue(FOUR))[0].text == theirs.apply_chat_template(FOUR, tokenize=False)
+        assert template(name).render(Dialogue(FOUR))[0].text == theirs.apply_chat_template(
+            FOUR, tokenize=False
+        )
 
 
-def test_a_template_that_rewrites_earlier_turns_gives_each_answer_what_it_was_given_for(template: Any) -> None:
+def test_a_template_that_rewrites_earlier_turns_gives_each_answer_what_it_was_given_for(
+    template: Any,
+) -> None:
     first, second = template("thinking").render(Dialogue(FOUR))
     assert "seven" not in first.text
     assert "<|im_start|>assistant\nfour<|im_end|>\n<|im_start|>user" in second.text
@@ -76,7 +88,12 @@ def test_about_says_which_template_and_how_answers_are_found(template: Any) -> N
         {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
         {"instruction": "hi", "input": "", "output": "hello", "text": "anything"},
         {"instruction": "hi", "input": None, "output": "hello"},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, talk("", "hello")[1]]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                talk("", "hello")[1],
+            ]
+        },
         {"messages": None, "instruction": "hi", "output": "hello"},
     ],
 )
@@ -90,10 +107,18 @@ def test_alpaca_has_an_input_and_perhaps_a_system() -> None:
 
 
 def test_what_the_format_knows_beside_the_text_goes_to_the_template() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now"}}], "name": None}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "now"}}],
+        "name": None,
+    }
     row = {"messages": [*talk("what time?"), call], "tools": [{"type": "function"}]}
     dialogue = conversation(row)
-    assert dialogue.messages[1] == {"role": "assistant", "tool_calls": [{"function": {"name": "now"}}]}
+    assert dialogue.messages[1] == {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "now"}}],
+    }
     assert dialogue.tools == [{"type": "function"}]
 
 
@@ -106,8 +131,16 @@ def test_what_the_format_knows_beside_the_text_goes_to_the_template() -> None:
         ({"messages": "hi"}, "auto", "'messages' is not a list of objects"),
         ({"messages": talk("hi")}, "auto", "no answer of the assistant to a user"),
         ({"messages": [*talk("hi", "x")][1:]}, "auto", "no answer of the assistant to a user"),
-        ({"messages": [{"role": "user"}, *talk("", "x")[1:]]}, "auto", "turn 1 has no text in 'content'"),
-        ({"conversations": [{"from": "crowd", "value": "x"}]}, "auto", "turn 1 has from 'crowd', which is no"),
+        (
+            {"messages": [{"role": "user"}, *talk("", "x")[1:]]},
+            "auto",
+            "turn 1 has no text in 'content'",
+        ),
+        (
+            {"conversations": [{"from": "crowd", "value": "x"}]},
+            "auto",
+            "turn 1 has from 'crowd', which is no",
+        ),
         ({"instruction": "x", "output": ""}, "auto", "an empty output"),
         ({"instruction": 3, "output": "x"}, "auto", "'instruction' is int, not a string"),
         ({"instruction": "\ud800", "output": "x"}, "auto", "half a surrogate pair"),
@@ -119,19 +152,27 @@ def test_what_is_no_conversation_is_told(row: dict[str, Any], shape: Any, words:
 
 
 def test_what_the_template_refuses_is_told(template: Any) -> None:
-    with pytest.raises(RecordFault, match="the chat template refuses it \\(Only user and assistant roles"):
+    with pytest.raises(
+        RecordFault, match="the chat template refuses it \\(Only user and assistant roles"
+    ):
         template("inst").render(Dialogue(talk("hi", "x", system="be kind")))
 
 
-def test_a_template_that_forgets_earlier_turns_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    only_last = "{% set m = messages[-1] %}{{ messages | length }}{{ m.role }}: {{ m.content }}<|im_end|>"
+def test_a_template_that_forgets_earlier_turns_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_last = (
+        "{% set m = messages[-1] %}{{ messages | length }}{{ m.role }}: {{ m.content }}<|im_end|>"
+    )
     monkeypatch.setitem(TEMPLATES, "forgets", only_last)
     with pytest.raises(RecordFault, match="does not keep the turns before an answer as they were"):
         ChatTemplate(tokenizer(tmp_path, "forgets")).render(Dialogue(FOUR))
 
 
 @pytest.mark.parametrize("settings", ['"x"', "[1", '{"tokenizer_class": 7}'])
-def test_settings_of_a_tokenizer_that_cannot_be_used_are_told(tmp_path: Path, settings: str) -> None:
+def test_settings_of_a_tokenizer_that_cannot_be_used_are_told(
+    tmp_path: Path, settings: str
+) -> None:
     folder = tokenizer(tmp_path, "chatml")
     (folder / "tokenizer_config.json").write_text(settings)
     with pytest.raises(DataError, match="holds no tokenizer that transformers loads"):
@@ -139,5 +180,7 @@ def test_settings_of_a_tokenizer_that_cannot_be_used_are_told(tmp_path: Path, se
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no chat template, .* put a chat_template\.jinja next to"):
+    with pytest.raises(
+        DataError, match=r"has no chat template, .* put a chat_template\.jinja next to"
+    ):
         ChatTemplate(tokenizer(tmp_path, None))

@@ -50,7 +50,9 @@ def data(whole: Path, tmp_path: Path) -> Path:
 
 def read_all(folder: Path) -> int:
     """Read an epoch of batches; return their number."""
-    loader = TokenLoader(folder, seq_len=SEQ, global_batch_size=8, dp_rank=0, dp_size=1, seed=1, vocab_size=512)
+    loader = TokenLoader(
+        folder, seq_len=SEQ, global_batch_size=8, dp_rank=0, dp_size=1, seed=1, vocab_size=512
+    )
     try:
         for step in range(loader.samples // 8):
             loader.batch(8 * step)
@@ -77,7 +79,9 @@ def test_checksums_are_of_blocks_however_the_file_was_written(parts: list[bytes]
         for part in parts:
             rolling.add(part)
         text = b"".join(parts)
-        assert rolling.values().tolist() == [crc32(text[i : i + 16]) for i in range(0, len(text), 16)]
+        assert rolling.values().tolist() == [
+            crc32(text[i : i + 16]) for i in range(0, len(text), 16)
+        ]
 
 
 def test_whole_data_is_read_and_each_block_was_compared(data: Path) -> None:
@@ -114,7 +118,13 @@ def test_checksums_that_are_damaged_or_gone_are_named(data: Path) -> None:
 
 def test_a_damaged_index_is_noticed_where_it_is_read(data: Path) -> None:
     flip(data / "tokens.idx", 200)
-    options: dict[str, Any] = {"seq_len": SEQ, "global_batch_size": 8, "dp_rank": 0, "dp_size": 1, "seed": 1}
+    options: dict[str, Any] = {
+        "seq_len": SEQ,
+        "global_batch_size": 8,
+        "dp_rank": 0,
+        "dp_size": 1,
+        "seed": 1,
+    }
     TokenLoader(data, **options, vocab_size=512).close()
     with pytest.raises(DataError, match=r"tokens\.idx is damaged: block 0"):
         TokenLoader(data, **options, vocab_size=512, document_mask=True)
@@ -123,12 +133,21 @@ def test_a_damaged_index_is_noticed_where_it_is_read(data: Path) -> None:
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens_mask.bin"])
 def test_instruction_data_too(tmp_path: Path, name: str) -> None:
     prepare_sft(
-        write(tmp_path / "chats.jsonl", CHATS), tmp_path / "out", tokenizer(tmp_path / "model", "chatml"), seq_len=SEQ
+        write(tmp_path / "chats.jsonl", CHATS),
+        tmp_path / "out",
+        tokenizer(tmp_path / "model", "chatml"),
+        seq_len=SEQ,
     )
     flip(tmp_path / "out" / name, 34 + 2)
     with pytest.raises(DataError, match=f"{name} is damaged: block 0".replace(".", r"\.")):
         TokenLoader(
-            tmp_path / "out", seq_len=SEQ, global_batch_size=2, dp_rank=0, dp_size=1, seed=1, vocab_size=512
+            tmp_path / "out",
+            seq_len=SEQ,
+            global_batch_size=2,
+            dp_rank=0,
+            dp_size=1,
+            seed=1,
+            vocab_size=512,
         ).batch(0)
 
 
@@ -163,13 +182,22 @@ def test_a_checkpoint_identifies_its_data_by_the_tokens(data: Path) -> None:
 
     now = identity(manifest.files)
     assert identity(manifest.content) == now, "checksums follow from the tokens"
-    assert identity(manifest.files | {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}) != now
+    assert (
+        identity(
+            manifest.files | {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}
+        )
+        != now
+    )
 
 
 def test_blocks_are_compared_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(checksums, "crc32", lambda part, *rest: (calls.append(len(part)), crc32(part, *rest))[1])
+    monkeypatch.setattr(
+        checksums, "crc32", lambda part, *rest: (calls.append(len(part)), crc32(part, *rest))[1]
+    )
     read_all(data)
     blocks = -(-(data / "tokens.bin").stat().st_size // BLOCK)
-    assert blocks <= len(calls) <= blocks + 1 + 4 * 4  # the .sums file itself; threads that meet in a block
+    assert (
+        blocks <= len(calls) <= blocks + 1 + 4 * 4
+    )  # the .sums file itself; threads that meet in a block
     assert np.sum(calls) > (data / "tokens.bin").stat().st_size

@@ -22,7 +22,9 @@ PAIRS: dict[str, dict[str, Any]] = {
     "messages": {"chosen": talk(ASKED, ANSWER), "rejected": talk(ASKED, "who knows")},
     "alpaca": {"instruction": ASKED, "input": "", "chosen": ANSWER, "rejected": "who knows"},
     "sharegpt": {
-        "conversations": [{"from": f, "value": v} for f, v in (("human", "hi"), ("gpt", "ho"), ("human", ASKED))],
+        "conversations": [
+            {"from": f, "value": v} for f, v in (("human", "hi"), ("gpt", "ho"), ("human", ASKED))
+        ],
         "chosen": {"from": "gpt", "value": ANSWER},
         "rejected": {"from": "gpt", "value": "who knows"},
     },
@@ -43,15 +45,21 @@ def written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
     return path
 
 
-def prepared(source: Path, folder: Path, name: str, columns: dict[str, str] | None = None, **more: Any) -> Any:
-    return prepare_sft(source, source.parent / name, folder, seq_len=64, workers=1, columns=columns or {}, **more)
+def prepared(
+    source: Path, folder: Path, name: str, columns: dict[str, str] | None = None, **more: Any
+) -> Any:
+    return prepare_sft(
+        source, source.parent / name, folder, seq_len=64, workers=1, columns=columns or {}, **more
+    )
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize("shape", PAIRS)
 def test_preferences_are_told_by_name(shape: str, kind: str, tmp_path: Path, folder: Path) -> None:
     source = written(tmp_path, [PAIRS[shape]] * 3, kind)
-    with pytest.raises(DataError, match=rf"a\.{kind}: its records are pairs of preferences .* data\.columns"):
+    with pytest.raises(
+        DataError, match=rf"a\.{kind}: its records are pairs of preferences .* data\.columns"
+    ):
         prepared(source, folder, "out", max_bad=99)
     assert not (tmp_path / "out").exists()
 
@@ -73,19 +81,29 @@ def test_the_chosen_answers_are_learned_where_they_are_named(
     prepared(plain, folder, "out")
     prepared(written(tmp_path, [PAIRS[shape]] * 3, kind), folder, "out", columns)
     for name in ("tokens.bin", "tokens.idx", "tokens_mask.bin"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "plain/out" / name).read_bytes()
+        assert (tmp_path / "out" / name).read_bytes() == (
+            tmp_path / "plain/out" / name
+        ).read_bytes()
 
 
 def test_keys_as_others_name_them() -> None:
     assert one_key(["content"], "text") == "content"
     assert one_key(None, "body") == "body"
     assert renamed('{"prompt": "question", "response": "answer", "system": "s"}', "sft") == {
-        "instruction": "question", "output": "answer", "system": "s",
-    }  # fmt: skip
+        "instruction": "question",
+        "output": "answer",
+        "system": "s",
+    }
     for keys, column in ((["a", "b"], "text"), (["a"], "body")):
         with pytest.raises(ConfigError, match="--json-keys"):
             one_key(keys, column)
-    wrong = ('{"prompt": 1}', "[]", "prompt=a", '{"promt": "a"}', '{"prompt": "a", "instruction": "b"}')
+    wrong = (
+        '{"prompt": 1}',
+        "[]",
+        "prompt=a",
+        '{"promt": "a"}',
+        '{"prompt": "a", "instruction": "b"}',
+    )
     for spelling in wrong:
         with pytest.raises(ConfigError, match="--map-keys"):
             renamed(spelling, "sft")

@@ -1,4 +1,6 @@
-"""Every character gets the ids of `tokenizers`, and documents that need them are found anywhere in a block."""
+"""Every character gets the ids of `tokenizers`, and documents that need them are found anywhere in
+a block.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from hypothesis import strategies as st
 
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import gigatoken_characters
-from smtrain.worker.data.tokenize.encoder import Encoder, GigatokenEncoder, TokenizersEncoder, choose
+from smtrain.worker.data.tokenize.encoder import (
+    Encoder,
+    GigatokenEncoder,
+    TokenizersEncoder,
+    choose,
+)
 from smtrain.worker.data.tokenize.gigatoken_adapt import adapted
 from tests.tiers import examples
 
@@ -25,7 +32,9 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts/tokenizer-differences"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script tokenizer-differences, whose tokenizers have a token for any two bytes of a word."""
+    """The script tokenizer-differences, whose tokenizers have a token for any two bytes of a
+    word.
+    """
     loader = importlib.machinery.SourceFileLoader("tokenizer_differences", str(SCRIPT))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
@@ -70,14 +79,20 @@ def points(text: str) -> list[int]:
     return [c for span in spans for c in range(span[0], span[-1] + 1)]
 
 
-NEW = " ".join(f"a{c}a {c}a{c}1{c}{c}!{c}" for c in "\u088f\ua7ce\U00016ea0\U000323b0")  # letters of Unicode 17
+NEW = " ".join(
+    f"a{c}a {c}a{c}1{c}{c}!{c}" for c in "\u088f\ua7ce\U00016ea0\U000323b0"
+)  # letters of Unicode 17
 # marks newer than the Unicode by which tokenizers sorts
 NKO, ARABIC, TELUGU, MALAYALAM = (f"a{c}\u0334b\u0334{c}" for c in "\u07fd\u08ca\u0c3c\u0d3b")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
-@pytest.mark.parametrize("text", [NEW, NKO, ARABIC, TELUGU, MALAYALAM], ids=["new", "nko", "arabic", "telugu", "mal"])
-def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(encoders: Encoders, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [NEW, NKO, ARABIC, TELUGU, MALAYALAM], ids=["new", "nko", "arabic", "telugu", "mal"]
+)
+def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(
+    encoders: Encoders, name: str, text: str
+) -> None:
     plain = [f"ordinary text {i} with “quotes” and 漢字 " * 40 for i in range(30)]
     late = "x" * 5_000 + text  # beyond the compared sample
     assert same(encoders[name], [*plain, late, *plain, text, f"{late} {text}"])
@@ -89,7 +104,9 @@ def test_without_the_table_it_did_go_wrong(encoders: Encoders) -> None:
 
     for name, text in (("llama3", NEW), ("qwen2", ARABIC)):
         giga, plain = encoders[name]
-        assert not np.array_equal(_giga(giga._make(), strings([text]))[0], plain.encode(strings([text]), False)[0])
+        assert not np.array_equal(
+            _giga(giga._make(), strings([text]))[0], plain.encode(strings([text]), False)[0]
+        )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
@@ -102,7 +119,10 @@ def test_every_tenth_character_of_the_table_and_as_many_others(
     assert same(encoders[name], [script.around(chr(c)) for c in [*known[::10], *others]])
 
 
-MARKS = [*(chr(c) for c in range(0x300, 0x20F1, 7) if combining(chr(c))), *"\u07fd\u08ca\u0c3caé\u0300\u0916漢\n 1"]
+MARKS = [
+    *(chr(c) for c in range(0x300, 0x20F1, 7) if combining(chr(c))),
+    *"\u07fd\u08ca\u0c3caé\u0300\u0916漢\n 1",
+]
 
 
 @given(st.lists(st.text(st.sampled_from(MARKS))))
@@ -113,13 +133,17 @@ def test_marks_in_any_order(encoders: Encoders, texts: list[str]) -> None:
 
 def test_only_documents_that_hold_one_are_taken_from_gigatoken(encoders: Encoders) -> None:
     giga, _ = encoders["qwen2"]
-    texts = strings(["ordinary", "\u0628\u064e\u0651", "“a\u08ca”", "漢" * 99 + "\u088f", "", "\u088f"])
+    texts = strings(
+        ["ordinary", "\u0628\u064e\u0651", "“a\u08ca”", "漢" * 99 + "\u088f", "", "\u088f"]
+    )
     assert giga._differences.find(texts).tolist() == [2, 3, 5]
     assert giga._differences.find(texts.slice(2, 2)).tolist() == [0, 1]
     assert giga._differences.find(strings([])).tolist() == []
 
 
-def test_a_normalizer_that_was_not_compared_is_left_to_tokenizers(script: ModuleType, tmp_path: Path) -> None:
+def test_a_normalizer_that_was_not_compared_is_left_to_tokenizers(
+    script: ModuleType, tmp_path: Path
+) -> None:
     import json
 
     whole = json.loads(script.tokenizer_json("gpt2", False))

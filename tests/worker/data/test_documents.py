@@ -38,11 +38,17 @@ def load(folder: Path) -> list[TokenLoader]:
     """A plain loader, and one with a document mask."""
     return [
         TokenLoader(
-            folder, seq_len=SEQ_LEN, global_batch_size=4, dp_rank=0, dp_size=1, seed=1, vocab_size=500,
+            folder,
+            seq_len=SEQ_LEN,
+            global_batch_size=4,
+            dp_rank=0,
+            dp_size=1,
+            seed=1,
+            vocab_size=500,
             document_mask=masked,
         )
         for masked in (False, True)
-    ]  # fmt: skip
+    ]
 
 
 DOCUMENT = st.lists(st.integers(1, 12), max_size=2)

@@ -19,7 +19,10 @@ def test_threads_share_a_tokenizer_and_get_the_same_ids(
 ) -> None:
     monkeypatch.setattr(encoder, "_FRESH_AFTER", fresh_after)
     made = []
-    giga, plain = encoder.GigatokenEncoder(tokenizer_folder), encoder.TokenizersEncoder(tokenizer_folder)
+    giga, plain = (
+        encoder.GigatokenEncoder(tokenizer_folder),
+        encoder.TokenizersEncoder(tokenizer_folder),
+    )
     monkeypatch.setattr(giga, "_make", lambda make=giga._make: made.append(1) or make())
     texts = [strings([f"words of text {i * j} and more\n" for j in range(50)]) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
@@ -34,7 +37,9 @@ def test_threads_share_a_tokenizer_and_get_the_same_ids(
 def test_gigatoken_without_what_it_needs_in_turn_is_not_taken(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """awkward needs importlib-metadata before Python 3.12; without it the stage once failed in the first block."""
+    """awkward needs importlib-metadata before Python 3.12; without it the stage once failed in the
+    first block.
+    """
     monkeypatch.setitem(sys.modules, "awkward", None)
     chosen, why = encoder.choose(tokenizer_folder)
     assert isinstance(chosen, encoder.TokenizersEncoder)

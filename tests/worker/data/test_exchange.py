@@ -1,4 +1,6 @@
-"""Import and export of Megatron pairs and of the blocks of the SageMaker samples; merge and split."""
+"""Import and export of Megatron pairs and of the blocks of the SageMaker samples; merge and
+split.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_merges_the_bytes_that_megatron_merged(golden: Path, tmp_path: Path) -> 
     merge(parts, tmp_path / "out" / "merged")
     assert pair(tmp_path / "out/merged") == pair(golden / "merged_text_document")
     merge([golden / "multimodal_text_document"] * 2, tmp_path / "twice")
-    one, twice = IndexedDataset(golden / "multimodal_text_document"), IndexedDataset(tmp_path / "twice")
+    one, twice = (
+        IndexedDataset(golden / "multimodal_text_document"),
+        IndexedDataset(tmp_path / "twice"),
+    )
     assert twice.modes is not None
     assert one.modes is not None
     assert twice.modes.tolist() == one.modes.tolist() * 2
@@ -71,7 +76,9 @@ def test_merging_what_was_split_is_what_it_was(
 
 
 @pytest.mark.parametrize("name", ["corpus", "sentences", "int32"])
-def test_a_megatron_pair_becomes_a_prepared_dataset_and_input_of_one(golden: Path, tmp_path: Path, name: str) -> None:
+def test_a_megatron_pair_becomes_a_prepared_dataset_and_input_of_one(
+    golden: Path, tmp_path: Path, name: str
+) -> None:
     source, vocabulary = golden / f"{name}_text_document", golden / "tokenizer"
     if name == "int32":
         with pytest.raises(DataError, match="has the id"):
@@ -86,13 +93,21 @@ def test_a_megatron_pair_becomes_a_prepared_dataset_and_input_of_one(golden: Pat
     ends = [np.cumsum(d.lengths)[d.document_index[1:] - 1].tolist() for d in documents]
     assert ends[0] == ends[1]
     loader = TokenLoader(
-        tmp_path / "out", seq_len=16, global_batch_size=2, dp_rank=0, dp_size=1, seed=0, vocab_size=made.vocab_size
+        tmp_path / "out",
+        seq_len=16,
+        global_batch_size=2,
+        dp_rank=0,
+        dp_size=1,
+        seed=0,
+        vocab_size=made.vocab_size,
     )
     assert loader.batch(0)[0].shape == (2, 16)
     loader.close()
 
 
-def test_blocks_are_what_datasets_loads_and_come_back(prepared: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_blocks_are_what_datasets_loads_and_come_back(
+    prepared: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     datasets = pytest.importorskip("datasets")
     tokens = IndexedDataset(prepared / "tokens").tokens
     count = export_blocks(prepared, tmp_path / "blocks", 32)
@@ -110,7 +125,9 @@ def test_blocks_are_what_datasets_loads_and_come_back(prepared: Path, tmp_path: 
     assert IndexedDataset(tmp_path / "rows-back/tokens").lengths.tolist() == [32, 32]
 
 
-def test_what_cannot_be_exchanged_is_refused(prepared: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_what_cannot_be_exchanged_is_refused(
+    prepared: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     with pytest.raises(DataError, match="fewer than 1000000 tokens"):
         export_blocks(prepared, tmp_path / "out", 1_000_000)
     with pytest.raises(DataError, match="is there already"):
@@ -145,11 +162,15 @@ def test_a_dataset_is_described(prepared: Path, tmp_path: Path, tokenizer_folder
     with pytest.raises(DataError, match=r"notes\.txt is there already and is no PNG picture"):
         save_picture(about, tmp_path / "notes.txt", "tokens")
     assert inspect(prepared / "tokens").facts["tokens"] == len(data.tokens)
-    with pytest.raises(DataError, match=r"nothing is not a folder of prepared data .* holds no nothing\.idx"):
+    with pytest.raises(
+        DataError, match=r"nothing is not a folder of prepared data .* holds no nothing\.idx"
+    ):
         inspect(tmp_path / "nothing")
 
 
-def test_what_an_import_cannot_keep_of_rows_is_counted(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_what_an_import_cannot_keep_of_rows_is_counted(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     rows = [
         {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "attention_mask": [1, 1, 1], "note": "a"},
         {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1], "note": ""},
@@ -167,5 +188,9 @@ def test_what_an_import_cannot_keep_of_rows_is_counted(tmp_path: Path, tokenizer
             with pa.ipc.new_stream(tmp_path / "in/a.arrow", table.schema) as stream:
                 stream.write_table(table)
         made = import_tokens(tmp_path / "in", tmp_path / form, tokenizer_folder, 4)
-        assert made.unread == {"note": notes, "rows with other labels than input_ids": 1, "rows with padding": 1}
+        assert made.unread == {
+            "note": notes,
+            "rows with other labels than input_ids": 1,
+            "rows with padding": 1,
+        }
         assert any("more.jsonl" in sentence for sentence in made.left_out)

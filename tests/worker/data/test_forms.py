@@ -27,7 +27,9 @@ from tests.worker.data.quiet import prepare, prepare_sft
 TEXTS = ["the first", "", 'a "quoted", one\nover two lines', "數 é 🙂", "the last " * 90]
 
 
-def read(path: Path, column: str = "text", encoding: str | None = None) -> tuple[list[str], list[BadLine]]:
+def read(
+    path: Path, column: str = "text", encoding: str | None = None
+) -> tuple[list[str], list[BadLine]]:
     texts, bad = [], []
     for file in find_files(path, encoding=encoding):
         sizes = []
@@ -36,7 +38,11 @@ def read(path: Path, column: str = "text", encoding: str | None = None) -> tuple
             texts += documents.texts.to_pylist()
             bad += documents.bad
             sizes.append(block.size)
-        assert sum(sizes) == file.bytes if file.compression or file.kind == "json" else sum(sizes) <= file.bytes
+        assert (
+            sum(sizes) == file.bytes
+            if file.compression or file.kind == "json"
+            else sum(sizes) <= file.bytes
+        )
     return texts, bad
 
 
@@ -56,14 +62,22 @@ def plain(data: bytes) -> bytes:
     return data
 
 
-PACKED = [("", plain), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress), (".lz4", lz4)]
+PACKED = [
+    ("", plain),
+    (".gz", gzip.compress),
+    (".bz2", bz2.compress),
+    (".xz", lzma.compress),
+    (".lz4", lz4),
+]
 
 
 @pytest.mark.parametrize(("ending", "packed"), PACKED)
 def test_an_array_of_objects(tmp_path: Path, ending: str, packed: Callable[[bytes], bytes]) -> None:
     for indent in (None, 2):
         path = tmp_path / f"a{indent}.json{ending}"
-        path.write_bytes(packed(json.dumps([{"n": 1.5, "text": text} for text in TEXTS], indent=indent).encode()))
+        path.write_bytes(
+            packed(json.dumps([{"n": 1.5, "text": text} for text in TEXTS], indent=indent).encode())
+        )
         if ending == ".lz4":  # the standard library does not read it
             file = find_files(path, "json")[0]
             assert [t for b in cut_file(file) for t in read_block(b).texts.to_pylist()] == TEXTS
@@ -83,12 +97,16 @@ def test_arrays_that_are_none(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=why):
             read(path)
-    (tmp_path / "odd.json").write_text('[{"text": "a"}, 5, {"no": 1}, {"text": null}, {"text": "b"}]')
+    (tmp_path / "odd.json").write_text(
+        '[{"text": "a"}, 5, {"no": 1}, {"text": null}, {"text": "b"}]'
+    )
     texts, bad = read(tmp_path / "odd.json")
     assert texts == ["a", "b"]
     assert [(b.line, b.reason) for b in bad] == [
-        (2, "a JSON int, not an object"), (3, "no column 'text', only 'no'"), (4, "'text' is null, not a string"),
-    ]  # fmt: skip
+        (2, "a JSON int, not an object"),
+        (3, "no column 'text', only 'no'"),
+        (4, "'text' is null, not a string"),
+    ]
 
 
 @pytest.mark.parametrize(("ending", "packed"), PACKED)
@@ -97,7 +115,9 @@ def test_tables_of_text(tmp_path: Path, ending: str, packed: Callable[[bytes], b
         sink = io.StringIO()
         rows = csv.writer(sink, delimiter=delimiter)
         rows.writerows([["id", "content"], *([i, text] for i, text in enumerate(TEXTS))])
-        (tmp_path / f"{name}{ending}").write_bytes(packed(b"\xef\xbb\xbf" + sink.getvalue().encode()))
+        (tmp_path / f"{name}{ending}").write_bytes(
+            packed(b"\xef\xbb\xbf" + sink.getvalue().encode())
+        )
         assert read(tmp_path / f"{name}{ending}", "content") == (TEXTS, [])
         with pytest.raises(DataError, match="no column 'text' but id, content"):
             read(tmp_path / f"{name}{ending}")
@@ -106,7 +126,10 @@ def test_tables_of_text(tmp_path: Path, ending: str, packed: Callable[[bytes], b
 def test_a_row_that_is_too_short_and_a_table_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n\none,1\ntwo\nthree,3\n")
     texts, bad = read(tmp_path / "a.csv")
-    assert (texts, [str(b) for b in bad]) == (["one", "three"], ["a.csv, line 3: 1 fields, but the first line has 2"])
+    assert (texts, [str(b) for b in bad]) == (
+        ["one", "three"],
+        ["a.csv, line 3: 1 fields, but the first line has 2"],
+    )
     (tmp_path / "b.csv").write_bytes(b"text\nfine\ncaf\xe9\n")
     with pytest.raises(DataError, match="not UTF-8 after line"):
         read(tmp_path / "b.csv")
@@ -143,7 +166,10 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
     packed = b"".join(bz2.compress(data[a:b]) for a, b in pairwise(at))  # like multistream dumps
     (tmp_path / "dewiki-pages-articles.xml.bz2").write_bytes(packed)
     assert read(tmp_path) == (
-        ["Paris\n\nParis is the capital of the French Republic.\nHistory\nIt is old & large.", "Rome\n\nRome, a city."],
+        [
+            "Paris\n\nParis is the capital of the French Republic.\nHistory\nIt is old & large.",
+            "Rome\n\nRome, a city.",
+        ],
         [],
     )
 
@@ -156,16 +182,24 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
         ("a\n{| class=x\n! h\n|-\n| 1\n{|\n| in\n|}\n|}\nb", "a\n\nb"),
         ("a\n{| class=x\n| 1\n|-\n| ''2\nb", "a\nb"),  # a table without an end
         ("line<br />next<br>last", "line\nnext\nlast"),
-        ("Berlin ({{IPA|x}}; {{lang|y}}) is, {{z}}, a city ({{q}}; since 1237).", "Berlin is,, a city (since 1237)."),
-        ("[[A (b)|A]]s and [[:Category:C|c]], [[2001: A Space]]\n[[fr:Titre]]\n[[File:a.png|thumb|[[x]] y]]",
-         "As and c, 2001: A Space"),
+        (
+            "Berlin ({{IPA|x}}; {{lang|y}}) is, {{z}}, a city ({{q}}; since 1237).",
+            "Berlin is,, a city (since 1237).",
+        ),
+        (
+            (
+                "[[A (b)|A]]s and [[:Category:C|c]], [[2001: A"
+                " Space]]\n[[fr:Titre]]\n[[File:a.png|thumb|[[x]] y]]"
+            ),
+            "As and c, 2001: A Space",
+        ),
         ("call main() with f ()", "call main() with f"),
         ("[http://a.b said] [http://a.b] http://a.b", "said http://a.b"),
         ("{{{1|default}}} &nbsp;&amp; &lt;b&gt;", "default & <b>"),
         ("<math>x</math><gallery>\nA.png|b\n</gallery><nowiki>[[no]]</nowiki> __TOC__", "no"),
         ("== Head ==\n* one\n* ''two''\n: three", "Head\none\ntwo\nthree"),
     ],
-)  # fmt: skip
+)
 def test_wikitext_becomes_what_a_reader_sees(wikitext: str, text: str) -> None:
     pytest.importorskip("mwparserfromhell")
     from smtrain.worker.data.read.forms.wiki import plain
@@ -189,7 +223,9 @@ def test_what_wikiextractor_writes(tmp_path: Path) -> None:
     folder = tmp_path / "AA"
     folder.mkdir()
     doc = '<doc id="{}" url="u" title="T">\n{}\n\n</doc>\n'
-    (folder / "wiki_00").write_text(doc.format(1, "Title\n\nthe text of one") + doc.format(2, "Two\n\nwords"))
+    (folder / "wiki_00").write_text(
+        doc.format(1, "Title\n\nthe text of one") + doc.format(2, "Two\n\nwords")
+    )
     (folder / "wiki_01.bz2").write_bytes(bz2.compress(doc.format(3, "Three").encode()))
     assert read(tmp_path) == (["Title\n\nthe text of one", "Two\n\nwords", "Three"], [])
     (folder / "wiki_02").write_text("something else\n")
@@ -198,7 +234,10 @@ def test_what_wikiextractor_writes(tmp_path: Path) -> None:
 
 
 def record(kind: str, media: str, body: bytes) -> bytes:
-    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length:"
+        f" {len(body)}\r\n\r\n"
+    )
     return head.encode() + body + b"\r\n\r\n"
 
 
@@ -208,13 +247,23 @@ def test_archives_of_the_web(tmp_path: Path) -> None:
         record("warcinfo", "application/warc-fields", b"software: x\r\n"),
         record("conversion", "text/plain", "the first page é\nof two lines\n".encode()),
         record("conversion", "text/plain", b"caf\xe9"),
-        record("response", "application/http; msgtype=response", answer % (b"plain", b"robots and text")),
+        record(
+            "response",
+            "application/http; msgtype=response",
+            answer % (b"plain", b"robots and text"),
+        ),
         record("response", "application/http; msgtype=response", answer % (b"html", b"<html/>")),
         record("conversion", "text/plain", b"WARC/1.0\r\n\r\nwithin a text"),
     ]
-    (tmp_path / "a.warc.wet.gz").write_bytes(b"".join(map(gzip.compress, records)))  # one member per record
+    (tmp_path / "a.warc.wet.gz").write_bytes(
+        b"".join(map(gzip.compress, records))
+    )  # one member per record
     texts, bad = read(tmp_path)
-    assert texts == ["the first page é\nof two lines", "robots and text", "WARC/1.0\r\n\r\nwithin a text"]
+    assert texts == [
+        "the first page é\nof two lines",
+        "robots and text",
+        "WARC/1.0\r\n\r\nwithin a text",
+    ]
     assert [(b.line, b.reason) for b in bad] == [(3, "not UTF-8 at byte 4 of the record")]
     (tmp_path / "b.warc").write_bytes(records[4])
     with pytest.raises(DataError, match="1 web pages and no text; give the WET files"):
@@ -227,9 +276,11 @@ def test_archives_of_the_web(tmp_path: Path) -> None:
 def test_archives_of_files(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         for name, data in {
-            "b/one.txt": b"a text", "b/two.jsonl": b'{"text": "x"}\n\n{"text": "y"}\n{"no": 1}', "c.png": b"\x89PNG",
+            "b/one.txt": b"a text",
+            "b/two.jsonl": b'{"text": "x"}\n\n{"text": "y"}\n{"no": 1}',
+            "c.png": b"\x89PNG",
             "bad.md": b"ab\xff",
-        }.items():  # fmt: skip
+        }.items():
             about = tarfile.TarInfo(name)
             about.size = len(data)
             archive.addfile(about, io.BytesIO(data))
@@ -253,7 +304,9 @@ def test_archives_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-16-le", "cp1252", "shift_jis"])
 def test_text_in_other_encodings(tmp_path: Path, encoding: str) -> None:
     text = "日本語 text\n" * 50 if encoding != "cp1252" else "café – œuvre\n" * 50
-    rows = "".join(json.dumps({"text": text + str(i)}, ensure_ascii=False) + "\n" for i in range(20))
+    rows = "".join(
+        json.dumps({"text": text + str(i)}, ensure_ascii=False) + "\n" for i in range(20)
+    )
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
     (tmp_path / "b.jsonl").write_bytes(rows.encode(encoding))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(rows.encode(encoding)))
@@ -266,8 +319,8 @@ def test_text_in_other_encodings(tmp_path: Path, encoding: str) -> None:
 def test_what_is_in_no_known_encoding_is_refused_with_its_byte(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one caf\xe9")
     assert [b.reason for b in read(tmp_path / "a.txt")[1]] == [
-        "not UTF-8 at byte 7; it looks like ISO-8859-1: set data.encoding to iso-8859-1, or convert it, "
-        "`iconv -f ISO-8859-1 -t UTF-8 a.txt > NEW`"
+        "not UTF-8 at byte 7; it looks like ISO-8859-1: set data.encoding to iso-8859-1, or convert"
+        " it, `iconv -f ISO-8859-1 -t UTF-8 a.txt > NEW`"
     ]
     (tmp_path / "b.txt").write_bytes("日本".encode("utf-16") + b"\x00\xd8\x41\x00")
     with pytest.raises(DataError, match="not utf-16 at byte 6"):
@@ -275,7 +328,9 @@ def test_what_is_in_no_known_encoding_is_refused_with_its_byte(tmp_path: Path) -
 
 
 def test_nested_fields_and_templates(tmp_path: Path) -> None:
-    rows = [{"title": f"T{i}", "meta": {"text": text, "n": i}, "n": 5} for i, text in enumerate(TEXTS)]
+    rows = [
+        {"title": f"T{i}", "meta": {"text": text, "n": i}, "n": 5} for i, text in enumerate(TEXTS)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "b.parquet", row_group_size=2)
@@ -288,11 +343,14 @@ def test_nested_fields_and_templates(tmp_path: Path) -> None:
     for name in ("b.parquet", "c.arrow"):
         with pytest.raises(DataError, match="no column 'no' but title, meta, n"):
             read(tmp_path / name, "{no}")
-    (tmp_path / "d.jsonl").write_text('{"meta": {"text": "x"}}\n{"meta": 1}\n{"meta.text": "literal"}\n')
+    (tmp_path / "d.jsonl").write_text(
+        '{"meta": {"text": "x"}}\n{"meta": 1}\n{"meta.text": "literal"}\n'
+    )
     texts, bad = read(tmp_path / "d.jsonl", "meta.text")
     assert (texts, [(b.line, b.reason) for b in bad]) == (
-        ["x", "literal"], [(2, "no column 'meta.text', only 'meta'")],
-    )  # fmt: skip
+        ["x", "literal"],
+        [(2, "no column 'meta.text', only 'meta'")],
+    )
 
 
 def test_they_become_tokens_like_lines(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -301,7 +359,9 @@ def test_they_become_tokens_like_lines(tmp_path: Path, tokenizer_folder: Path) -
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
         prepare(tmp_path / name, tmp_path / f"{name}-out", tokenizer_folder, seq_len=8)
-    assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()
+    assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (
+        tmp_path / "b.jsonl-out/tokens.bin"
+    ).read_bytes()
 
 
 def test_conversations_in_one_array(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -310,11 +370,15 @@ def test_conversations_in_one_array(tmp_path: Path, tokenizer_folder: Path) -> N
     model = tmp_path / "model"
     shutil.copytree(tokenizer_folder, model)
     about = json.loads((model / "tokenizer_config.json").read_text())
-    about["chat_template"] = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    about["chat_template"] = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    )
     (model / "tokenizer_config.json").write_text(json.dumps(about))
     rows = [{"instruction": f"say {i}", "output": f"words {i}"} for i in range(30)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
         prepare_sft(tmp_path / name, tmp_path / f"{name}-out", model, seq_len=32, workers=1)
-    assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()
+    assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (
+        tmp_path / "b.jsonl-out/tokens.bin"
+    ).read_bytes()

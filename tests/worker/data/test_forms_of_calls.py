@@ -1,4 +1,6 @@
-"""Calls of functions and tools mean the same in lines and in tables, as objects and as JSON within JSON."""
+"""Calls of functions and tools mean the same in lines and in tables, as objects and as JSON within
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A question, a call and its answer; the keys of arguments and parameters differ by function."""
+    """A question, a call and its answer; the keys of arguments and parameters differ by
+    function.
+    """
     properties = {key: {"type": "string", f"about_{key}": "x"} for key in arguments}
     return {
         "messages": [
             {"role": "user", "content": "what?"},
-            {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": name, "arguments": arguments}}],
+            },
             {"role": "tool", "content": "so", "name": name},
             {"role": "assistant", "content": "that"},
         ],
-        "tools": [{"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": name, "parameters": {"properties": properties}},
+            }
+        ],
     }
 
 
@@ -56,13 +68,20 @@ def texts(source: Path, output: Path, model: Path, objective: str) -> list[str]:
 def as_pairs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     worse = [{"role": "assistant", "content": "no"}]
     return [
-        {"prompt": row["messages"][:1], "chosen": row["messages"][1:], "rejected": worse, "tools": row["tools"]}
+        {
+            "prompt": row["messages"][:1],
+            "chosen": row["messages"][1:],
+            "rejected": worse,
+            "tools": row["tools"],
+        }
         for row in rows
     ]
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
-def test_a_table_writes_no_nulls_that_its_rows_do_not_have(model: Path, tmp_path: Path, objective: str) -> None:
+def test_a_table_writes_no_nulls_that_its_rows_do_not_have(
+    model: Path, tmp_path: Path, objective: str
+) -> None:
     rows = as_pairs(ROWS) if objective == "dpo" else ROWS
     lines = texts(write(tmp_path / "a.jsonl", rows), tmp_path / "lines", model, objective)
     assert '"arguments": {"zone": "UTC"}' in lines[-1] + lines[-2]
@@ -80,13 +99,17 @@ def twice(value: Any) -> str:
 
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
 @pytest.mark.parametrize("form", ["inner", "twice", "members", "whole"])
-def test_json_within_json_is_read_as_what_it_stands_for(model: Path, tmp_path: Path, objective: str, form: str) -> None:
+def test_json_within_json_is_read_as_what_it_stands_for(
+    model: Path, tmp_path: Path, objective: str, form: str
+) -> None:
     def written(row: dict[str, Any]) -> dict[str, Any]:
         row = json.loads(json.dumps(row))
         turn, tools = row["messages"][1], row["tools"]
         write = twice if form == "twice" else json.dumps
         if form in ("inner", "twice"):
-            turn["tool_calls"][0]["function"]["arguments"] = write(turn["tool_calls"][0]["function"]["arguments"])
+            turn["tool_calls"][0]["function"]["arguments"] = write(
+                turn["tool_calls"][0]["function"]["arguments"]
+            )
             tools[0]["function"]["parameters"] = write(tools[0]["function"]["parameters"])
         elif form == "members":
             turn["tool_calls"], row["tools"] = [

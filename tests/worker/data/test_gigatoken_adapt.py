@@ -15,9 +15,33 @@ from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
 
 PIECES = [
-    "the words", " of", "  ", "\n", "12", " 345", "6.78e-9", "\x04", "\x00", "\x1d", "é", "数", "½", "²", "٣", "Ⅷ",
-    "<|end|>", "don't", "\t", "(x)", "_", "\U00050000", "🙂", "x1y2", " 7 ", "",
-]  # fmt: skip
+    "the words",
+    " of",
+    "  ",
+    "\n",
+    "12",
+    " 345",
+    "6.78e-9",
+    "\x04",
+    "\x00",
+    "\x1d",
+    "é",
+    "数",
+    "½",
+    "²",
+    "٣",
+    "Ⅷ",
+    "<|end|>",
+    "don't",
+    "\t",
+    "(x)",
+    "_",
+    "\U00050000",
+    "🙂",
+    "x1y2",
+    " 7 ",
+    "",
+]
 
 
 def folder_of(path: Path, change: Any, alphabet: bool) -> Path:
@@ -28,7 +52,8 @@ def folder_of(path: Path, change: Any, alphabet: bool) -> Path:
     letters = pre_tokenizers.ByteLevel.alphabet() if alphabet else []
     text = ["the words of a small text 12 345 don't (x) é 🙂\n" * 20]
     made.train_from_iterator(
-        text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=["<|end|>"])
+        text,
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, special_tokens=["<|end|>"]),
     )
     about = json.loads(made.to_str())
     change(about)
@@ -39,7 +64,12 @@ def folder_of(path: Path, change: Any, alphabet: bool) -> Path:
 
 
 def as_smollm(about: dict[str, Any]) -> None:
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     digits = {"type": "Digits", "individual_digits": True}
     about["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
 

@@ -1,4 +1,6 @@
-"""Held-out documents are chosen from the text only, never trained on, and the same for every mixture."""
+"""Held-out documents are chosen from the text only, never trained on, and the same for every
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +71,14 @@ def test_a_document_falls_on_the_same_side_whatever_stands_around_it(
     tmp_path: Path, many: list[str], tokenizer_folder: Path
 ) -> None:
     alone = documents(tmp_path / "in", "a", many)
-    others = documents(tmp_path / "in", "b", [f"other words {i} of a text" for i in range(300)] + many[100:200])
+    others = documents(
+        tmp_path / "in", "b", [f"other words {i} of a text" for i in range(300)] + many[100:200]
+    )
     turned = documents(tmp_path / "in", "c", many[::-1])
     quietly(alone, tmp_path / "alone", tokenizer_folder, holdout=TENTH)
-    quietly([others, turned], tmp_path / "mixed", tokenizer_folder, holdout=TENTH, seq_len=16, workers=1)
+    quietly(
+        [others, turned], tmp_path / "mixed", tokenizer_folder, holdout=TENTH, seq_len=16, workers=1
+    )
     held_out = set(texts(tmp_path / "alone/validation", tokenizer_folder))
     mixed = texts(tmp_path / "mixed/validation", tokenizer_folder)
     assert {text for text in mixed if text in set(many)} == held_out
@@ -80,11 +86,18 @@ def test_a_document_falls_on_the_same_side_whatever_stands_around_it(
         assert not held_out & set(texts(tmp_path / "mixed" / part, tokenizer_folder))
 
 
-def test_other_text_can_be_named_and_is_not_trained_on(tmp_path: Path, many: list[str], tokenizer_folder: Path) -> None:
-    sources = [documents(tmp_path / "in", "a", many[:200]), documents(tmp_path / "in", "b", many[200:])]
+def test_other_text_can_be_named_and_is_not_trained_on(
+    tmp_path: Path, many: list[str], tokenizer_folder: Path
+) -> None:
+    sources = [
+        documents(tmp_path / "in", "a", many[:200]),
+        documents(tmp_path / "in", "b", many[200:]),
+    ]
     other = documents(tmp_path / "other", "v", ["quite another text of words"] * 3)
     manifest = quietly(sources, tmp_path / "out", tokenizer_folder, holdout=HoldOut(path=other))
-    assert texts(tmp_path / "out/validation", tokenizer_folder) == ["quite another text of words"] * 3
+    assert (
+        texts(tmp_path / "out/validation", tokenizer_folder) == ["quite another text of words"] * 3
+    )
     assert [part["documents"] for part in manifest.parts] == [200, 200]
     plain = quietly(sources, tmp_path / "plain", tokenizer_folder)
     assert plain.content == manifest.content, "a resumed run may begin to validate"
@@ -92,12 +105,20 @@ def test_other_text_can_be_named_and_is_not_trained_on(tmp_path: Path, many: lis
 
 @pytest.mark.parametrize("holdout", [TENTH, "path"])
 def test_an_interrupted_preparation_holds_the_same_documents_out(
-    tmp_path: Path, many: list[str], tokenizer_folder: Path, holdout: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    many: list[str],
+    tokenizer_folder: Path,
+    holdout: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(resumable, "MARK_BYTES", 1)
     source = documents(tmp_path / "in", "a", many)
-    chosen = holdout if isinstance(holdout, HoldOut) else HoldOut(path=documents(tmp_path / "v", "v", many[:150]))
+    chosen = (
+        holdout
+        if isinstance(holdout, HoldOut)
+        else HoldOut(path=documents(tmp_path / "v", "v", many[:150]))
+    )
 
     def run(out: Path, progress: Any) -> None:
         quietly(source, out, tokenizer_folder, holdout=chosen, progress=progress, workers=1)
@@ -107,7 +128,10 @@ def test_an_interrupted_preparation_holds_the_same_documents_out(
 
 @pytest.mark.parametrize(
     ("fraction", "sentence"),
-    [(1e-9, "holds out none of 400 documents"), (1 - 1e-9, "without 400 that train.validation.fraction holds out")],
+    [
+        (1e-9, "holds out none of 400 documents"),
+        (1 - 1e-9, "without 400 that train.validation.fraction holds out"),
+    ],
 )
 def test_a_split_that_leaves_one_side_empty_is_refused_and_leaves_nothing(
     tmp_path: Path, many: list[str], tokenizer_folder: Path, fraction: float, sentence: str
@@ -118,16 +142,27 @@ def test_a_split_that_leaves_one_side_empty_is_refused_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_megatrons_split_goes_by_the_order_of_the_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_megatrons_split_goes_by_the_order_of_the_documents(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     lengths = [5 + i % 7 for i in range(205)]
     with IndexedWriter(tmp_path / "theirs.bin", tmp_path / "theirs.idx", np.uint16) as writer:
         for number, length in enumerate(lengths):
             writer.add_document([np.full(length, number % 250, np.uint16)])
     shares = HoldOut(split=(0.8, 0.15, 0.05))
-    manifest = quietly(tmp_path / "theirs.bin", tmp_path / "out", tokenizer_folder, holdout=shares, format="megatron")
+    manifest = quietly(
+        tmp_path / "theirs.bin",
+        tmp_path / "out",
+        tokenizer_folder,
+        holdout=shares,
+        format="megatron",
+    )
     # Megatron: int(round(share * documents)) of the cumulated shares
     first, second = round(0.8 * 205), round(0.95 * 205)
-    data, held_out = IndexedDataset(tmp_path / "out/tokens"), IndexedDataset(tmp_path / "out/validation")
+    data, held_out = (
+        IndexedDataset(tmp_path / "out/tokens"),
+        IndexedDataset(tmp_path / "out/validation"),
+    )
     assert data.lengths.tolist() == lengths[:first]
     assert held_out.lengths.tolist() == lengths[first:second]
     assert int(held_out[0][0]) == first
@@ -144,9 +179,14 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     manifest = prepare_sft(source, tmp_path / "out", words, seq_len=64, holdout=TENTH)
     assert manifest.validation is not None
-    held_out, mask = (IndexedDataset(tmp_path / "out" / name) for name in ("validation", "validation_mask"))
+    held_out, mask = (
+        IndexedDataset(tmp_path / "out" / name) for name in ("validation", "validation_mask")
+    )
     assert held_out.lengths.tolist() == mask.lengths.tolist()
-    assert (manifest.samples, len(held_out)) == (200 - len(held_out), manifest.validation["samples"])
+    assert (manifest.samples, len(held_out)) == (
+        200 - len(held_out),
+        manifest.validation["samples"],
+    )
     assert 5 <= len(held_out) <= 40
     every = prepare_sft(source, tmp_path / "all", words, seq_len=64)
     assert every.validation is None
@@ -156,20 +196,31 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     sides = [{tuple(one[i].tolist()) for i in range(len(one))} for one in (data, held_out)]
     assert sides[0] | sides[1] == known
     assert not sides[0] & sides[1]
-    for fraction, words_ in ((1e-9, "holds out none of 200 samples"), (1 - 1e-9, "holds out all 200 samples")):
+    for fraction, words_ in (
+        (1e-9, "holds out none of 200 samples"),
+        (1 - 1e-9, "holds out all 200 samples"),
+    ):
         with pytest.raises(DataError, match=words_):
-            prepare_sft(source, tmp_path / "none", words, seq_len=64, holdout=HoldOut(fraction=fraction))
+            prepare_sft(
+                source, tmp_path / "none", words, seq_len=64, holdout=HoldOut(fraction=fraction)
+            )
 
 
 def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[list[int], list[int]]]:
     """(ids, labels) of every row with labels, of all ranks."""
     rows = []
     for rank in range(ranks):
-        held_out = HeldOut(folder, seq_len=32, global_batch_size=batch, dp_rank=rank, dp_size=ranks, **more)
+        held_out = HeldOut(
+            folder, seq_len=32, global_batch_size=batch, dp_rank=rank, dp_size=ranks, **more
+        )
         for number in range(held_out.batches):
             ids, labels, *_ = held_out.batch(number)
             assert ids.shape == (batch // ranks, 32)
-            rows += [(i.tolist(), one.tolist()) for i, one in zip(ids, labels, strict=True) if (one != IGNORED).any()]
+            rows += [
+                (i.tolist(), one.tolist())
+                for i, one in zip(ids, labels, strict=True)
+                if (one != IGNORED).any()
+            ]
         held_out.close()
     return sorted(rows)
 
@@ -177,13 +228,21 @@ def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[lis
 def test_every_held_out_token_is_judged_once_by_any_number_of_ranks(
     tmp_path: Path, many: list[str], tokenizer_folder: Path
 ) -> None:
-    quietly(documents(tmp_path / "in", "a", many), tmp_path / "out", tokenizer_folder, holdout=TENTH)
+    quietly(
+        documents(tmp_path / "in", "a", many), tmp_path / "out", tokenizer_folder, holdout=TENTH
+    )
     tokens = IndexedDataset(tmp_path / "out/validation").tokens
     rows = rows_of(tmp_path / "out", batch=8, ranks=1)
-    assert rows == rows_of(tmp_path / "out", batch=8, ranks=4) == rows_of(tmp_path / "out", batch=6, ranks=2)
+    assert (
+        rows
+        == rows_of(tmp_path / "out", batch=8, ranks=4)
+        == rows_of(tmp_path / "out", batch=6, ranks=2)
+    )
     counted = sum(label != IGNORED for _, labels in rows for label in labels)
     assert counted == len(tokens) - 1
-    assert sorted(label for _, labels in rows for label in labels if label != IGNORED) == sorted(tokens[1:].tolist())
+    assert sorted(label for _, labels in rows for label in labels if label != IGNORED) == sorted(
+        tokens[1:].tolist()
+    )
     few = rows_of(tmp_path / "out", batch=4, ranks=2, count=2)
     assert len(few) == 8
     assert all(row in rows for row in few)
@@ -192,10 +251,12 @@ def test_every_held_out_token_is_judged_once_by_any_number_of_ranks(
 def test_documents_are_kept_apart_where_the_training_does(
     tmp_path: Path, many: list[str], tokenizer_folder: Path
 ) -> None:
-    quietly(documents(tmp_path / "in", "a", many), tmp_path / "out", tokenizer_folder, holdout=TENTH)
+    quietly(
+        documents(tmp_path / "in", "a", many), tmp_path / "out", tokenizer_folder, holdout=TENTH
+    )
     held_out = HeldOut(
         tmp_path / "out", seq_len=32, global_batch_size=2, dp_rank=0, dp_size=1, document_mask=True
-    )  # fmt: skip
+    )
     end = DatasetManifest.load(tmp_path / "out").eos_id
     seen = 0
     for number in range(held_out.batches):

@@ -1,4 +1,6 @@
-"""Hub datasets are read by ranges, with the same result on any number of machines; a busy hub is retried."""
+"""Hub datasets are read by ranges, with the same result on any number of machines; a busy hub is
+retried.
+"""
 
 from __future__ import annotations
 
@@ -51,23 +53,44 @@ print(json.dumps({"files": sums, "said": said, "sources": made.sources, "both": 
 
 
 @pytest.mark.slow
-def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_files_of_the_hub_are_sources_on_any_number_of_machines(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     pytest.importorskip("datasets")
     data = tmp_path / "set/data"
     data.mkdir(parents=True)
     for number in range(3):
         rows = [f"words of the text {number} {row} " * (row % 7) for row in range(60)]
-        pq.write_table(pa.table({"text": rows}), data / f"train-{number:05}-of-00003.parquet", row_group_size=11)
+        pq.write_table(
+            pa.table({"text": rows}),
+            data / f"train-{number:05}-of-00003.parquet",
+            row_group_size=11,
+        )
     pq.write_table(pa.table({"text": ["a test"]}), data / "test-00000-of-00001.parquet")
     token = "hf_of_a_private_set"
     served = Hub(tmp_path, "org/set", token, data=tmp_path / "set")
     served.busy = 1
-    environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": token}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": served.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": token,
+    }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, str(tmp_path / "set"), str(tmp_path / "out"), str(tokenizer_folder)],
-            env=environment, cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                _SCRIPT,
+                str(tmp_path / "set"),
+                str(tmp_path / "out"),
+                str(tokenizer_folder),
+            ],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
     finally:
         served.close()
     assert done.returncode == 0, done.stderr
@@ -79,13 +102,19 @@ def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, 
     assert not list((tmp_path / "home").rglob("*.arrow")), "nothing was downloaded"
     assert result["said"][:2] == [
         "prepare: hf://org/set: split test is left out; name it as hf://org/set@SPLIT",
-        f"prepare: hf://org/set: read at commit {COMMIT}; name it as #COMMIT to read the same again",
+        (
+            f"prepare: hf://org/set: read at commit {COMMIT}; name it as #COMMIT to read the same"
+            " again"
+        ),
     ]
     assert result["said"][-1] == "hf://org/set@dev: there is no split dev; it has train, test."
     assert result["both"][:2] == [
-        f"org/set@{COMMIT[:12]}/data/{name}.parquet" for name in ("test-00000-of-00001", "train-00000-of-00003")
+        f"org/set@{COMMIT[:12]}/data/{name}.parquet"
+        for name in ("test-00000-of-00001", "train-00000-of-00003")
     ]
-    assert {row["name"].partition("/data/")[0] for row in result["sources"]} == {f"org/set@{COMMIT[:12]}"}
+    assert {row["name"].partition("/data/")[0] for row in result["sources"]} == {
+        f"org/set@{COMMIT[:12]}"
+    }
 
 
 _MOVING = """
@@ -130,8 +159,11 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MOVING, str(tmp_path / "out"), str(tokenizer_folder)],
-            env=environment, cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
     finally:
         served.close()
     assert done.returncode == 0, done.stderr
@@ -172,7 +204,11 @@ def test_a_set_that_is_a_script_is_read_from_the_hubs_copy_in_parquet(tmp_path: 
     copies = ["hf://org/set:en@refs/convert/parquet", "hf://org/set:en@test#refs/convert/parquet"]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _A_SCRIPT, *copies], env=environment, cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-c", _A_SCRIPT, *copies],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
     finally:
         served.close()
@@ -182,8 +218,10 @@ def test_a_set_that_is_a_script_is_read_from_the_hubs_copy_in_parquet(tmp_path: 
     assert result["told"] == [
         f"hf://org/set {script} hf://org/set@refs/convert/parquet",
         f"hf://org/set:en@test {script} {copies[1]}",
-        "hf://org/set@refs/convert/parquet: names no configuration, and there are de, en; name one, as in "
-        "hf://org/set:de@refs/convert/parquet",
+        (
+            "hf://org/set@refs/convert/parquet: names no configuration, and there are de, en; name"
+            " one, as in hf://org/set:de@refs/convert/parquet"
+        ),
     ]
     at = f"org/set@{CONVERTED[:12]}/en"
     assert result["read"] == [[f"{at}/train/0000.parquet"], [f"{at}/test/0000.parquet"]]
@@ -214,7 +252,9 @@ class AnsweredError(Exception):
         self.response = type("Answer", (), {"status_code": status, "headers": headers})
 
 
-def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     answers: list[Any] = [

@@ -37,7 +37,9 @@ def test_writes_the_bytes_that_megatron_wrote(golden: Path, tmp_path: Path, name
             modes = None if data.modes is None else data.modes[start:stop].tolist()
             writer.add_document([data[i] for i in range(start, stop)], modes)
     for end in ("bin", "idx"):
-        assert (tmp_path / f"x.{end}").read_bytes() == (golden / f"{name}_text_document.{end}").read_bytes()
+        assert (tmp_path / f"x.{end}").read_bytes() == (
+            golden / f"{name}_text_document.{end}"
+        ).read_bytes()
 
 
 @given(
@@ -47,7 +49,10 @@ def test_writes_the_bytes_that_megatron_wrote(golden: Path, tmp_path: Path, name
 )
 @settings(deadline=None)
 def test_documents_in_batches_read_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], dtype: str, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    dtype: str,
+    data: st.DataObject,
 ) -> None:
     prefix = tmp_path_factory.mktemp("indexed") / "x"
     cut = data.draw(st.integers(0, len(documents)))
@@ -56,7 +61,9 @@ def test_documents_in_batches_read_back_as_they_were(
             flat = np.array([t for document in part for t in document], np.int32)
             writer.add_documents(flat, np.array([len(d) for d in part], np.int32))
     read = IndexedDataset(prefix)
-    read_back = [[t for i in range(a, b) for t in read[i].tolist()] for a, b in pairwise(read.document_index)]
+    read_back = [
+        [t for i in range(a, b) for t in read[i].tolist()] for a, b in pairwise(read.document_index)
+    ]
     assert read_back == documents
     assert (writer.sequences, writer.tokens) == (len(read), len(read.tokens))
 
@@ -79,4 +86,9 @@ def test_a_cut_bin_and_a_missing_one_are_named(golden: Path, tmp_path: Path) -> 
 
 
 def test_the_type_follows_the_vocabulary() -> None:
-    assert [token_dtype(v).name for v in (512, 65_499, 65_500, 150_000)] == ["uint16", "uint16", "int32", "int32"]
+    assert [token_dtype(v).name for v in (512, 65_499, 65_500, 150_000)] == [
+        "uint16",
+        "uint16",
+        "int32",
+        "int32",
+    ]

@@ -41,7 +41,9 @@ def listed(folder: Path, form: str = "auto") -> tuple[list[str], list[str]]:
 def test_files_of_every_compression_are_read(tmp_path: Path) -> None:
     whole = line("a") + line("b")
     (tmp_path / "1.jsonl").write_bytes(whole)
-    (tmp_path / "2.jsonl.bz2").write_bytes(bz2.compress(line("c")) + bz2.compress(line("d")))  # as pbzip2 writes
+    (tmp_path / "2.jsonl.bz2").write_bytes(
+        bz2.compress(line("c")) + bz2.compress(line("d"))
+    )  # as pbzip2 writes
     (tmp_path / "3.json.gz").write_bytes(gzip.compress(line("e")) + gzip.compress(line("f")))
     (tmp_path / "4.JSONL.XZ").write_bytes(lzma.compress(line("g")) + lzma.compress(line("h")))
     with pa.CompressedOutputStream(str(tmp_path / "5.json.zst"), "zstd") as zst:
@@ -52,9 +54,13 @@ def test_files_of_every_compression_are_read(tmp_path: Path) -> None:
     assert read(tmp_path) == (list("abcdefghijk"), [])
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a.jsonl.bz2", bz2.compress), ("a.jsonl.xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("a.jsonl.bz2", bz2.compress), ("a.jsonl.xz", lzma.compress)]
+)
 def test_a_cut_file_is_named(tmp_path: Path, name: str, pack) -> None:  # type: ignore[no-untyped-def]
-    whole = pack(os.urandom(9).hex().encode() + b"".join(line(os.urandom(9).hex()) for _ in range(500)))
+    whole = pack(
+        os.urandom(9).hex().encode() + b"".join(line(os.urandom(9).hex()) for _ in range(500))
+    )
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=rf"{name} is not a whole (bz2|xz) file"):
         read(tmp_path)
@@ -83,12 +89,24 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.jsonl")
     names, said = listed(folder)
     assert names == ["a.jsonl", "deep/er/b.jsonl", "link.jsonl"]
-    by_name = {name: sentence for sentence in said for name in sentence.split(" left out")[0].replace(",", "").split()}
+    by_name = {
+        name: sentence
+        for sentence in said
+        for name in sentence.split(" left out")[0].replace(",", "").split()
+    }
     for name, why in {
-        "c.docx": "ending", "d.parquet.gz": "ending", "README": "ending", ".hidden.jsonl": "hidden", ".git/": "hidden",
-        "empty.jsonl": "empty", "pretty.json": "one JSON value", "linked/": "link",
-        "dataset_info.json": "describes", "nowhere.jsonl": "link to nothing", "pipe.jsonl": "no ordinary file",
-    }.items():  # fmt: skip
+        "c.docx": "ending",
+        "d.parquet.gz": "ending",
+        "README": "ending",
+        ".hidden.jsonl": "hidden",
+        ".git/": "hidden",
+        "empty.jsonl": "empty",
+        "pretty.json": "one JSON value",
+        "linked/": "link",
+        "dataset_info.json": "describes",
+        "nowhere.jsonl": "link to nothing",
+        "pipe.jsonl": "no ordinary file",
+    }.items():
         assert why in by_name[name], name
     with pytest.raises(DataError, match=r"ends in \.parquet.*README.*left out"):
         find_files(folder, "parquet")
@@ -104,14 +122,18 @@ def test_named_formats_say_what_they_leave(tmp_path: Path) -> None:
 def test_a_dataset_dict_gives_its_train_split(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = lambda *texts: datasets.Dataset.from_dict({"text": list(texts)})  # noqa: E731
-    whole = datasets.DatasetDict({"train": rows("a", "b"), "test": rows("t"), "validation": rows("v")})
+    whole = datasets.DatasetDict(
+        {"train": rows("a", "b"), "test": rows("t"), "validation": rows("v")}
+    )
     whole.save_to_disk(str(tmp_path / "dict"))
     # files that `datasets` keeps next to the data
     cached = tmp_path / "dict/train/cache-0123.arrow"
     cached.write_bytes((tmp_path / "dict/test/data-00000-of-00001.arrow").read_bytes())
     assert read(tmp_path / "dict") == (["a", "b"], [])
     _, said = listed(tmp_path / "dict")
-    assert any("test/data-00000-of-00001.arrow" in s and "another split than train" in s for s in said)
+    assert any(
+        "test/data-00000-of-00001.arrow" in s and "another split than train" in s for s in said
+    )
     assert any("cache-0123.arrow" in s and "state.json" in s for s in said)
     assert read(tmp_path / "dict/test") == (["t"], [])
 
@@ -126,12 +148,15 @@ def test_splits_by_the_hubs_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "wanted"), [("", range(9)), ("@train", range(9)), ("@train[:5]", range(5)), ("@train[6:]", range(6, 9))]
+    ("split", "wanted"),
+    [("", range(9)), ("@train", range(9)), ("@train[:5]", range(5)), ("@train[6:]", range(6, 9))],
 )
 def test_a_part_of_a_split_is_that_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, wanted: range
 ) -> None:
-    monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(
+        pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "cache"
+    )
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.jsonl").write_bytes(b"".join(line(str(i)) for i in range(9)))
     (tmp_path / "set/test.jsonl").write_bytes(line("t"))
@@ -154,14 +179,18 @@ def _texts(file) -> list[str]:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_a_column_that_is_no_text_is_refused(tmp_path: Path, form: str) -> None:
-    table = pa.table({"text": [1, 2], "body": ["a", "b"], "d": pa.array(["x", "y"]).dictionary_encode()})
+    table = pa.table(
+        {"text": [1, 2], "body": ["a", "b"], "d": pa.array(["x", "y"]).dictionary_encode()}
+    )
     path = tmp_path / f"a.{form}"
     if form == "parquet":
         pq.write_table(table, path)
     else:
         with pa.ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
-    with pytest.raises(DataError, match=r"column 'text' holds int64 and not text; set data\.text_column to body"):
+    with pytest.raises(
+        DataError, match=r"column 'text' holds int64 and not text; set data\.text_column to body"
+    ):
         read(path)
     assert read(path, "body") == (["a", "b"], [])
     assert read(path, "d") == (["x", "y"], [])
@@ -176,7 +205,9 @@ def test_a_column_with_a_dot(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet", "meta")
 
 
-def test_prepare_says_it_and_keeps_it_in_the_manifest(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_prepare_says_it_and_keeps_it_in_the_manifest(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(line("words of text " * 20))
     (tmp_path / "in/b.docx").write_text("x")

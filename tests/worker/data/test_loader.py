@@ -34,9 +34,13 @@ def make(folder: Path, tokens: int, model_vocab_size: int | None = 512) -> Path:
     return folder
 
 
-def load(folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: Any) -> TokenLoader:
+def load(
+    folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: Any
+) -> TokenLoader:
     arguments = {"seq_len": SEQ_LEN, "vocab_size": 512} | more
-    return TokenLoader(folder, global_batch_size=batch, dp_rank=rank, dp_size=size, seed=seed, **arguments)
+    return TokenLoader(
+        folder, global_batch_size=batch, dp_rank=rank, dp_size=size, seed=seed, **arguments
+    )
 
 
 def windows(loader: TokenLoader, consumed: int) -> list[Any]:
@@ -74,7 +78,12 @@ def test_a_batch_is_windows_of_the_file_and_the_same_shifted_by_one(folder: Path
         assert labels[row].tolist() == tokens[start + 1 : start + SEQ_LEN + 1].tolist()
 
 
-@given(size=st.integers(1, 8), share=st.integers(1, 5), epoch=st.integers(0, 3), seed=st.integers(0, 2**63))
+@given(
+    size=st.integers(1, 8),
+    share=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    seed=st.integers(0, 2**63),
+)
 @settings(deadline=None)
 def test_all_ranks_over_an_epoch_see_every_sample_once(
     folder: Path, size: int, share: int, epoch: int, seed: int
@@ -90,12 +99,19 @@ def test_all_ranks_over_an_epoch_see_every_sample_once(
     ]
     assert [index for index, _ in stream] == list(range(len(stream)))
     for e in range(epoch + 1):
-        assert sorted(s for _, (_, s) in stream[e * samples : (e + 1) * samples]) == list(range(samples))
+        assert sorted(s for _, (_, s) in stream[e * samples : (e + 1) * samples]) == list(
+            range(samples)
+        )
     for loader in loaders:
         loader.close()
 
 
-@given(size=st.integers(1, 8), share=st.integers(1, 5), epoch=st.integers(0, 2), seed=st.integers(0, 2**63))
+@given(
+    size=st.integers(1, 8),
+    share=st.integers(1, 5),
+    epoch=st.integers(0, 2),
+    seed=st.integers(0, 2**63),
+)
 @settings(deadline=None, max_examples=examples(25))
 def test_what_all_ranks_read_over_an_epoch_is_the_dataset_exactly_once(
     folder: Path, size: int, share: int, epoch: int, seed: int
@@ -115,9 +131,19 @@ def test_what_all_ranks_read_over_an_epoch_is_the_dataset_exactly_once(
     assert sorted(read[skipped : skipped + 43]) == windows
 
 
-@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4), steps=st.integers(1, 3), start=st.integers(0, 200))
-@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int], steps: int, start: int) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    steps=st.integers(1, 3),
+    start=st.integers(0, 200),
+)
+@settings(
+    deadline=None,
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_another_number_of_ranks_continues_exactly(
+    folder: Path, sizes: list[int], steps: int, start: int
+) -> None:
     batch, consumed = math.lcm(*sizes), start
     for size in sizes:
         loaders = [load(folder, batch, rank, size) for rank in range(size)]
@@ -161,7 +187,9 @@ SECOND = [9, 2, 1, 3, 7, 8, 4, 0, 5, 6]
 
 
 def test_seeds_and_epochs_differ() -> None:
-    orders = {tuple(epoch_order(seed, epoch, 50).tolist()) for seed in range(4) for epoch in range(4)}
+    orders = {
+        tuple(epoch_order(seed, epoch, 50).tolist()) for seed in range(4) for epoch in range(4)
+    }
     assert len(orders) == 16
 
 
@@ -214,7 +242,9 @@ def mixed(folder: Path, sizes: list[int]) -> Path:
     parts = {}
     for i, samples in enumerate(sizes):
         tokens = np.repeat(np.arange(samples + 1), SEQ_LEN)[: samples * SEQ_LEN + 1] + 100 * i
-        with IndexedWriter(folder / f"tokens_{i}.bin", folder / f"tokens_{i}.idx", "uint16") as writer:
+        with IndexedWriter(
+            folder / f"tokens_{i}.bin", folder / f"tokens_{i}.idx", "uint16"
+        ) as writer:
             writer.add_documents(tokens, np.array([len(tokens)]))
         parts[f"tokens_{i}"] = (1, len(tokens))
     save_manifest(folder, parts, SEQ_LEN, 512)
@@ -277,8 +307,21 @@ def test_the_order_of_a_mixture_is_frozen() -> None:
 
 
 MIXTURE = [
-    (1, 2), (0, 1), (0, 0), (0, 2), (0, 2), (1, 1), (0, 3), (0, 0), (0, 3), (0, 1), (1, 0), (1, 0), (0, 0), (0, 3),
-]  # fmt: skip
+    (1, 2),
+    (0, 1),
+    (0, 0),
+    (0, 2),
+    (0, 2),
+    (1, 1),
+    (0, 3),
+    (0, 0),
+    (0, 3),
+    (0, 1),
+    (1, 0),
+    (1, 0),
+    (0, 0),
+    (0, 3),
+]
 
 
 def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(

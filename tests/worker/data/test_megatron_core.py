@@ -1,4 +1,5 @@
-"""megatron-core's own reader takes what is written here; skipped without megatron-core, which no extra installs.
+"""megatron-core's own reader takes what is written here; skipped without megatron-core, which no
+extra installs.
 
 `pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH.
 """
@@ -38,13 +39,17 @@ def documents(data: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_it_reads_what_prepare_wrote(theirs: Any, mmap: bool, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_it_reads_what_prepare_wrote(
+    theirs: Any, mmap: bool, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     texts = [f"the words of text {i} " * (i % 4) for i in range(50)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     manifest = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=8)
     tokenizer = load_tokenizer(tokenizer_folder)
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    ids = [[*document, manifest.eos_id] if document else [] for document in encoded]  # as Megatron's preprocess_data
+    ids = [
+        [*document, manifest.eos_id] if document else [] for document in encoded
+    ]  # as Megatron's preprocess_data
     data = theirs(str(tmp_path / "out/tokens"), mmap=mmap)
     assert data.index.dtype == np.uint16
     assert documents(data) == ids
@@ -52,7 +57,9 @@ def test_it_reads_what_prepare_wrote(theirs: Any, mmap: bool, tmp_path: Path, to
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_it_reads_documents_of_any_number_of_sequences(theirs: Any, dtype: str, tmp_path: Path) -> None:
+def test_it_reads_documents_of_any_number_of_sequences(
+    theirs: Any, dtype: str, tmp_path: Path
+) -> None:
     made: list[list[list[int]]] = [[[1, 2], [3]], [[65_499]], [], [[4, 5, 6]]]
     with IndexedWriter(tmp_path / "x.bin", tmp_path / "x.idx", dtype) as writer:
         for document in made:

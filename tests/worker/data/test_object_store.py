@@ -1,4 +1,6 @@
-"""Reading from a store that fails: the bytes are right, what is refused is said at once, the rest is tried again."""
+"""Reading from a store that fails: the bytes are right, what is refused is said at once, the rest
+is tried again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ class Failing:
     def fail(self) -> None:
         if self._draw.random() < self._share:
             self.failures += 1
-            raise OSError(self._draw.choice([BUSY, "Failed to flush response stream", "AWS Error SLOW_DOWN during x"]))
+            raise OSError(
+                self._draw.choice(
+                    [BUSY, "Failed to flush response stream", "AWS Error SLOW_DOWN during x"]
+                )
+            )
 
     def open_input_file(self, path: str) -> Any:
         self.fail()
@@ -60,8 +66,14 @@ class Failing:
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 320), st.integers(0, 90)), max_size=8), st.integers())
-def test_reads_are_those_of_the_file_whatever_fails(content: bytes, reads: list[tuple[int, int]], seed: int) -> None:
+@given(
+    st.binary(max_size=300),
+    st.lists(st.tuples(st.integers(0, 320), st.integers(0, 90)), max_size=8),
+    st.integers(),
+)
+def test_reads_are_those_of_the_file_whatever_fails(
+    content: bytes, reads: list[tuple[int, int]], seed: int
+) -> None:
     failing = Failing(random.Random(seed), 0.3)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr("time.sleep", lambda _: None)
@@ -85,7 +97,10 @@ def test_a_table_is_read_under_failures(tmp_path: Path) -> None:
     assert failing.failures
 
 
-REFUSALS = [OSError(f"AWS Error {code} during GetObject operation") for code in ("ACCESS_DENIED", "NO_SUCH_BUCKET")]
+REFUSALS = [
+    OSError(f"AWS Error {code} during GetObject operation")
+    for code in ("ACCESS_DENIED", "NO_SUCH_BUCKET")
+]
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("no"), PermissionError("no"), *REFUSALS])
@@ -134,7 +149,11 @@ def test_a_mounted_file_is_read_again_and_named_when_it_stays_away(
     kind: str, tmp_path: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / f"a.{kind}"
-    pq.write_table(pa.table({"text": ["some words"]}), path) if kind == "parquet" else path.write_text('{"text": "a"}')
+    (
+        pq.write_table(pa.table({"text": ["some words"]}), path)
+        if kind == "parquet"
+        else path.write_text('{"text": "a"}')
+    )
     file = SourceFile(str(path), path.name, kind, path.stat().st_size)
     monkeypatch.setattr(sources, "is_remote", lambda path: True)
     channels = [Channel(3), Channel(99)]
@@ -142,7 +161,9 @@ def test_a_mounted_file_is_read_again_and_named_when_it_stays_away(
     assert len(list(cut_file(file))) == 1
     assert len(waits) == 3
     del channels[0]
-    with pytest.raises(StorageError, match=rf"{path} cannot be read: .*not connected; see that its disk or channel"):
+    with pytest.raises(
+        StorageError, match=rf"{path} cannot be read: .*not connected; see that its disk or channel"
+    ):
         list(cut_file(file))
 
 
@@ -171,10 +192,18 @@ def test_a_file_that_only_tells_what_others_are_is_not_taken_for_empty(
     waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny_s3(monkeypatch.setenv) as store:
-        store.objects |= {f"in/{name}": b'{"text": "a"}\n' * 2 for name in ("state.json", "a.json", "b.arrow")}
-        heads = iter([None, None])  # the answers to small reads are cut, so only a second HEAD tells why they fail
+        store.objects |= {
+            f"in/{name}": b'{"text": "a"}\n' * 2 for name in ("state.json", "a.json", "b.arrow")
+        }
+        heads = iter(
+            [None, None]
+        )  # the answers to small reads are cut, so only a second HEAD tells why they fail
         store.fault = lambda operation: (
-            next(heads, "expired") if operation == "HeadObject" else "expired" if operation == "GetObject" else None
+            next(heads, "expired")
+            if operation == "HeadObject"
+            else "expired"
+            if operation == "GetObject"
+            else None
         )
         with pytest.raises(StorageError, match="may have expired"):
             find_files("s3://b/in")
@@ -185,6 +214,8 @@ def test_a_file_that_only_tells_what_others_are_is_not_taken_for_empty(
 
 @pytest.mark.parametrize("status", [500, 503])
 def test_an_answer_without_a_name_is_explained_by_its_status(status: int) -> None:
-    busy = OSError(f"AWS Error UNKNOWN (HTTP status {status}) during HeadObject operation: No response body.")
+    busy = OSError(
+        f"AWS Error UNKNOWN (HTTP status {status}) during HeadObject operation: No response body."
+    )
     assert explain(busy) == f"S3 answered HeadObject with HTTP {status}; try again in a minute"
     assert "may have expired" in explain(OSError(str(busy).replace(str(status), "400")))

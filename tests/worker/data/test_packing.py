@@ -12,7 +12,9 @@ SIZES = st.lists(st.integers(1, 16), min_size=1, max_size=200).map(np.array)
 
 @given(sizes=SIZES, seed=st.integers(0, 2**63))
 @settings(deadline=None, max_examples=examples(50))
-def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(sizes: np.ndarray, seed: int) -> None:
+def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(
+    sizes: np.ndarray, seed: int
+) -> None:
     packing = Packing(seed, sizes, 16)
     index = 0
     for _ in range(3):
@@ -28,7 +30,9 @@ def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(sizes: np.ndar
 
 @given(sizes=SIZES, indexes=st.lists(st.integers(0, 300), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=examples(50))
-def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(sizes: np.ndarray, indexes: list[int]) -> None:
+def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(
+    sizes: np.ndarray, indexes: list[int]
+) -> None:
     one = Packing(7, sizes, 16)
     for index in indexes:
         assert one.row(index) == Packing(7, sizes, 16).row(index)
@@ -36,7 +40,9 @@ def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(sizes: np.ndarra
 
 @given(sizes=SIZES, open_rows=st.integers(1, 8))
 @settings(deadline=None)
-def test_rows_come_in_the_order_in_which_they_were_opened(sizes: np.ndarray, open_rows: int) -> None:
+def test_rows_come_in_the_order_in_which_they_were_opened(
+    sizes: np.ndarray, open_rows: int
+) -> None:
     rows = first_fit(sizes, 16, open_rows)
     firsts = np.unique(rows, return_index=True)[1]
     assert sorted(set(rows.tolist())) == list(range(len(firsts)))

@@ -26,14 +26,21 @@ GOLDEN = Path(__file__).parents[1] / "golden_dpo"
 Answers = list[tuple[list[int], list[int]]]
 
 
-def prepared(source: Path, output: Path, folder: Path = GOLDEN / "model", **more: Any) -> DatasetManifest:
-    return prepare_sft(source, output, folder, **{"seq_len": 46, "objective": "dpo", "workers": 1, **more})
+def prepared(
+    source: Path, output: Path, folder: Path = GOLDEN / "model", **more: Any
+) -> DatasetManifest:
+    return prepare_sft(
+        source, output, folder, **{"seq_len": 46, "objective": "dpo", "workers": 1, **more}
+    )
 
 
 def read(output: Path) -> Answers:
     """The prompt and the answer of every sequence."""
     tokens, mask = IndexedDataset(output / "tokens"), IndexedDataset(output / "tokens_mask")
-    return [(tokens[i][mask[i] == 0].tolist(), tokens[i][mask[i] == 1].tolist()) for i in range(len(tokens))]
+    return [
+        (tokens[i][mask[i] == 0].tolist(), tokens[i][mask[i] == 1].tolist())
+        for i in range(len(tokens))
+    ]
 
 
 def golden(form: str) -> Answers:
@@ -63,13 +70,19 @@ def test_messages_that_repeat_the_chosen_conversation_are_read(tmp_path: Path) -
     assert manifest.unread == {"messages": 1}
 
 
-@pytest.mark.parametrize("form", ["explicit", "implicit", "conversational", "conversational_implicit"])
+@pytest.mark.parametrize(
+    "form", ["explicit", "implicit", "conversational", "conversational_implicit"]
+)
 def test_tokens_are_trl_s(form: str, tmp_path: Path) -> None:
     told: list[str] = []
     manifest = prepared(GOLDEN / f"{form}.jsonl", tmp_path / "out", say=told.append)
     wanted = golden(form)
     assert read(tmp_path / "out") == wanted
-    assert (manifest.objective, manifest.samples, manifest.documents) == ("dpo", len(wanted) // 2, len(wanted) // 2)
+    assert (manifest.objective, manifest.samples, manifest.documents) == (
+        "dpo",
+        len(wanted) // 2,
+        len(wanted) // 2,
+    )
     if form == "explicit":
         full = "pairs whose prompt leaves no room for an answer in 24 tokens"
         assert manifest.dropped == {full: 1}
@@ -78,43 +91,102 @@ def test_tokens_are_trl_s(form: str, tmp_path: Path) -> None:
 
 def test_each_record_has_its_own_form(tmp_path: Path) -> None:
     forms = ("explicit", "implicit", "conversational", "conversational_implicit")
-    rows = [json.loads((GOLDEN / f"{f}.jsonl").read_text("utf-8").splitlines()[i]) for i, f in enumerate(forms)]
+    rows = [
+        json.loads((GOLDEN / f"{f}.jsonl").read_text("utf-8").splitlines()[i])
+        for i, f in enumerate(forms)
+    ]
     prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
-    assert read(tmp_path / "out") == [x for i, f in enumerate(forms) for x in golden(f)[2 * i : 2 * i + 2]]
+    assert read(tmp_path / "out") == [
+        x for i, f in enumerate(forms) for x in golden(f)[2 * i : 2 * i + 2]
+    ]
 
 
 CONVERSATION = {"prompt": turns("q"), "chosen": said("a"), "rejected": said("b")}
 TEXT = {"prompt": "q", "chosen": " a", "rejected": " b"}
 ONE_OF_THEM = {"name": "f", "parameters": {}}
 FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("ShareGPT", {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
-                  "rejected": {"from": "gpt", "value": "b"}}, CONVERSATION),
+    (
+        "ShareGPT",
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+        CONVERSATION,
+    ),
     ("alpaca", {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"}, CONVERSATION),
-    ("alpaca, input", {"instruction": "q", "input": "x", "chosen": "a", "rejected": "b"},
-     {**CONVERSATION, "prompt": turns("q\n\nx")}),
-    ("UltraFeedback", {"prompt": "q", "chosen": turns("q") + said("a"), "rejected": turns("q") + said("b"),
-                       "messages": turns("q") + said("a")}, CONVERSATION),
+    (
+        "alpaca, input",
+        {"instruction": "q", "input": "x", "chosen": "a", "rejected": "b"},
+        {**CONVERSATION, "prompt": turns("q\n\nx")},
+    ),
+    (
+        "UltraFeedback",
+        {
+            "prompt": "q",
+            "chosen": turns("q") + said("a"),
+            "rejected": turns("q") + said("b"),
+            "messages": turns("q") + said("a"),
+        },
+        CONVERSATION,
+    ),
     ("answers only", {"prompt": "q", "chosen": said("a"), "rejected": said("b")}, CONVERSATION),
     ("turns and text", {"prompt": turns("q"), "chosen": "a", "rejected": "b"}, CONVERSATION),
-    ("repeated", {"prompt": turns("q"), "chosen": turns("q") + said("a"), "rejected": turns("q") + said("b")},
-     CONVERSATION),
+    (
+        "repeated",
+        {
+            "prompt": turns("q"),
+            "chosen": turns("q") + said("a"),
+            "rejected": turns("q") + said("b"),
+        },
+        CONVERSATION,
+    ),
     ("messages", {"messages": turns("q"), "chosen": "a", "rejected": "b"}, CONVERSATION),
-    ("OpenAI", {"input": {"messages": turns("q"), "tools": []}, "preferred_output": said("a"),
-                "non_preferred_output": said("b")}, CONVERSATION),
-    ("system", {"system": "s", **CONVERSATION}, {**CONVERSATION, "prompt": [{"role": "system", "content": "s"},
-                                                                             *turns("q")]}),
-    ("HH-RLHF", {"chosen": "\n\nHuman: q\n\nAssistant: yes", "rejected": "\n\nHuman: q\n\nAssistant: no"},
-     {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " yes", "rejected": " no"}),
-    ("a longer one", {"chosen": "q a", "rejected": "q a b"}, {"prompt": "q ", "chosen": "a", "rejected": "a b"}),
-    ("an empty prompt", {"prompt": [], "chosen": turns("q") + said("a"), "rejected": turns("q") + said("b")},
-     CONVERSATION),
-    ("nothing in common", {"chosen": "a ", "rejected": "b "}, {"prompt": "", "chosen": "a ", "rejected": "b "}),
-    ("equal conversations", {"chosen": turns("q") + said("a"), "rejected": turns("q") + said("a")},
-     {**CONVERSATION, "rejected": said("a")}),
-]  # fmt: skip
+    (
+        "OpenAI",
+        {
+            "input": {"messages": turns("q"), "tools": []},
+            "preferred_output": said("a"),
+            "non_preferred_output": said("b"),
+        },
+        CONVERSATION,
+    ),
+    (
+        "system",
+        {"system": "s", **CONVERSATION},
+        {**CONVERSATION, "prompt": [{"role": "system", "content": "s"}, *turns("q")]},
+    ),
+    (
+        "HH-RLHF",
+        {"chosen": "\n\nHuman: q\n\nAssistant: yes", "rejected": "\n\nHuman: q\n\nAssistant: no"},
+        {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " yes", "rejected": " no"},
+    ),
+    (
+        "a longer one",
+        {"chosen": "q a", "rejected": "q a b"},
+        {"prompt": "q ", "chosen": "a", "rejected": "a b"},
+    ),
+    (
+        "an empty prompt",
+        {"prompt": [], "chosen": turns("q") + said("a"), "rejected": turns("q") + said("b")},
+        CONVERSATION,
+    ),
+    (
+        "nothing in common",
+        {"chosen": "a ", "rejected": "b "},
+        {"prompt": "", "chosen": "a ", "rejected": "b "},
+    ),
+    (
+        "equal conversations",
+        {"chosen": turns("q") + said("a"), "rejected": turns("q") + said("a")},
+        {**CONVERSATION, "rejected": said("a")},
+    ),
+]
 
 
-@pytest.mark.parametrize(("row", "same"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+@pytest.mark.parametrize(
+    ("row", "same"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS]
+)
 def test_the_usual_forms_mean_the_same(row: dict[str, Any], same: dict[str, Any]) -> None:
     pair = preference(row)
     assert {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} == same
@@ -124,23 +196,46 @@ def test_the_usual_forms_mean_the_same(row: dict[str, Any], same: dict[str, Any]
     ("row", "fault"),
     [
         ({"prompt": "q", "chosen": "a"}, "no columns chosen and rejected, only 'prompt', 'chosen'"),
-        ({"prompt": "q", "chosen": "a", "rejected": None}, "no columns chosen and rejected, only 'prompt', 'chosen'"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": None},
+            "no columns chosen and rejected, only 'prompt', 'chosen'",
+        ),
         ({**TEXT, "images": ["x.png"]}, "'images' is not read"),
-        ({**TEXT, "rejected": said("b")}, "'chosen' and 'rejected' are not both text or both messages"),
+        (
+            {**TEXT, "rejected": said("b")},
+            "'chosen' and 'rejected' are not both text or both messages",
+        ),
         ({**TEXT, "chosen": 3}, "'chosen' is int, not text or a list of messages"),
         ({**TEXT, "prompt": 3}, "'prompt' is int, not text or a list of messages"),
         ({**CONVERSATION, "chosen": []}, "'chosen' is an empty list"),
-        ({**CONVERSATION, "chosen": [{"role": "assistant"}]}, "'chosen': turn 1 has no text in 'content'"),
+        (
+            {**CONVERSATION, "chosen": [{"role": "assistant"}]},
+            "'chosen': turn 1 has no text in 'content'",
+        ),
         ({**CONVERSATION, "chosen": turns("again")}, "'chosen' has no answer of the assistant"),
-        ({"chosen": turns("q") + said("a"), "rejected": turns("p") + said("b")}, "have no common beginning"),
+        (
+            {"chosen": turns("q") + said("a"), "rejected": turns("p") + said("b")},
+            "have no common beginning",
+        ),
         ({**CONVERSATION, "tools": "{"}, "'tools' is text and not JSON"),
-        ({**CONVERSATION, "chat_template_kwargs": "x"}, "'chat_template_kwargs' is text and not JSON"),
-        ({**CONVERSATION, "chat_template_kwargs": {"tools": []}}, "'chat_template_kwargs' is no object"),
+        (
+            {**CONVERSATION, "chat_template_kwargs": "x"},
+            "'chat_template_kwargs' is text and not JSON",
+        ),
+        (
+            {**CONVERSATION, "chat_template_kwargs": {"tools": []}},
+            "'chat_template_kwargs' is no object",
+        ),
         ({**TEXT, "chosen": "half \ud800"}, "half a surrogate pair"),
-        ({**CONVERSATION, "chosen": [{"role": "assistant", "content": [{"type": "image", "image": "x"}]}]},
-         "turn 1 has no text"),
+        (
+            {
+                **CONVERSATION,
+                "chosen": [{"role": "assistant", "content": [{"type": "image", "image": "x"}]}],
+            },
+            "turn 1 has no text",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_record_that_is_no_pair_says_why(row: dict[str, Any], fault: str) -> None:
     with pytest.raises(RecordFault, match=fault.replace("(", r"\(")):
         preference(row)
@@ -148,7 +243,9 @@ def test_a_record_that_is_no_pair_says_why(row: dict[str, Any], fault: str) -> N
 
 def test_bad_records_are_named_with_file_and_line(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", [TEXT, TEXT, {"prompt": "q", "chosen": "a"}])
-    with pytest.raises(DataError, match=r"a\.jsonl, line 3: no columns chosen and rejected.* raise data\.max_bad"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl, line 3: no columns chosen and rejected.* raise data\.max_bad"
+    ):
         prepared(source, tmp_path / "out")
     manifest = prepared(source, tmp_path / "out", max_bad=1)
     assert (manifest.samples, manifest.bad_line_count) == (2, 1)
@@ -160,7 +257,10 @@ def test_columns_by_other_names_and_tables(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"question": f"w{i}", "better": " w7 w8", "worse": f" w{i} w2", "score": "x"} for i in range(1, 6)]
+    rows = [
+        {"question": f"w{i}", "better": " w7 w8", "worse": f" w{i} w2", "score": "x"}
+        for i in range(1, 6)
+    ]
     columns = {"prompt": "question", "chosen": "better", "rejected": "worse"}
     first = prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "jsonl", columns=columns)
     assert first.unread == {"score": 5}
@@ -169,7 +269,10 @@ def test_columns_by_other_names_and_tables(tmp_path: Path) -> None:
     second = prepared(table, tmp_path / "parquet", columns=columns)
     assert second.unread == first.unread
     assert read(tmp_path / "jsonl") == read(tmp_path / "parquet")
-    with pytest.raises(DataError, match=r"has the columns question, .*, and not chosen and rejected; name the columns"):
+    with pytest.raises(
+        DataError,
+        match=r"has the columns question, .*, and not chosen and rejected; name the columns",
+    ):
         prepared(table, tmp_path / "none")
 
 
@@ -180,7 +283,11 @@ def test_tools_and_values_for_the_template(tmp_path: Path) -> None:
     )
     folder = tokenizer(tmp_path / "tok", None)
     (folder / "chat_template.jinja").write_text(template)
-    row = {**CONVERSATION, "tools": json.dumps([ONE_OF_THEM]), "chat_template_kwargs": {"short": True}}
+    row = {
+        **CONVERSATION,
+        "tools": json.dumps([ONE_OF_THEM]),
+        "chat_template_kwargs": {"short": True},
+    }
     prepared(write(tmp_path / "a.jsonl", [row, CONVERSATION]), tmp_path / "out", folder)
     from transformers import AutoTokenizer
 
@@ -211,19 +318,29 @@ def test_turns_in_an_answer_and_a_second_beginning_are_counted(tmp_path: Path) -
     (folder / "tokenizer_config.json").write_text(json.dumps({**about, "bos_token": begin[0]}))
     rows = [TEXT, {**TEXT, "prompt": "<|im_start|>q"}, {**TEXT, "rejected": " b\n\nHuman: more?"}]
     told: list[str] = []
-    made = prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=90, say=told.append)
+    made = prepared(
+        write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=90, say=told.append
+    )
     assert sorted(made.noted.values()) == [1, 1]
     assert inspect(tmp_path / "out").facts["found"] == made.noted
     assert set(merge_marked([tmp_path / "out"] * 2, tmp_path / "both").noted.values()) == {2}
-    assert "prepare: 1 text prompts that begin with <|im_start|>, which the tokenizer adds once more, as in TRL" in told
-    assert "prepare: 1 answers with turns of a user or of tools in them, which are learned like the answer" in told
+    assert (
+        "prepare: 1 text prompts that begin with <|im_start|>, which the tokenizer adds once more,"
+        " as in TRL" in told
+    )
+    assert (
+        "prepare: 1 answers with turns of a user or of tools in them, which are learned like the"
+        " answer" in told
+    )
 
 
 def test_equal_and_overlong_pairs_are_counted(tmp_path: Path) -> None:
     told: list[str] = []
     one = {"prompt": "w1", "chosen": " w2", "rejected": " w3"}
     rows = [one, {**one, "rejected": " w2"}, {**one, "chosen": " w2" * 40}]
-    manifest = prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out", say=told.append, overlong="drop")
+    manifest = prepared(
+        write(tmp_path / "a.jsonl", rows), tmp_path / "out", say=told.append, overlong="drop"
+    )
     assert manifest.dropped == {"pairs with an answer longer than 24 tokens": 1}
     assert manifest.samples == 2
     assert "prepare: 1 pairs of two equal answers, from which nothing is learned" in told
@@ -252,7 +369,14 @@ def test_a_prompt_is_on_one_side_with_all_its_pairs(tmp_path: Path) -> None:
 def test_rows_hold_whole_pairs_once_an_epoch(packing: bool, tmp_path: Path) -> None:
     prepared(GOLDEN / "explicit.jsonl", tmp_path / "out")
     loader = TokenLoader(
-        tmp_path / "out", seq_len=46, global_batch_size=2, dp_rank=0, dp_size=1, seed=3, vocab_size=96, packing=packing
+        tmp_path / "out",
+        seq_len=46,
+        global_batch_size=2,
+        dp_rank=0,
+        dp_size=1,
+        seed=3,
+        vocab_size=96,
+        packing=packing,
     )
     rows = loader.rows
     assert isinstance(rows, PairRows)
@@ -270,7 +394,10 @@ def test_rows_hold_whole_pairs_once_an_epoch(packing: bool, tmp_path: Path) -> N
                     within = segments[row] == 2 * place + k
                     tokens, mask = rows.samples.sample(2 * int(pair) + k)
                     assert ids[row][within].tolist() == tokens[:-1].tolist()
-                    assert labels[row][within].tolist() == np.where(mask[1:], tokens[1:], -100).tolist()
+                    assert (
+                        labels[row][within].tolist()
+                        == np.where(mask[1:], tokens[1:], -100).tolist()
+                    )
             assert (labels[row][segments[row] >= 2 * len(pairs)] == -100).all()
     loader.close()
     assert len(set(met)) == len(met) >= 17
@@ -282,8 +409,14 @@ def test_the_command_prepares_pairs_and_inspects_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "19 documents" in done.stdout
     facts = inspect(tmp_path / "out").facts
-    assert (facts["documents"], facts["rows_an_epoch"] < 19, facts["learned_tokens"] > 100) == (38, True, True)
-    refused = smtrain(*command, str(GOLDEN / "model"), "--objective", "dpo", "--map-keys", '{"output": "x"}')
+    assert (facts["documents"], facts["rows_an_epoch"] < 19, facts["learned_tokens"] > 100) == (
+        38,
+        True,
+        True,
+    )
+    refused = smtrain(
+        *command, str(GOLDEN / "model"), "--objective", "dpo", "--map-keys", '{"output": "x"}'
+    )
     assert "'output' is no column; use" in refused.stderr
 
 
@@ -297,17 +430,29 @@ def test_conversations_of_several_turns(tmp_path: Path) -> None:
 
 def test_csv_holds_pairs_and_conversations(tmp_path: Path) -> None:
     folder = GOLDEN / "model"
-    (tmp_path / "a.tsv").write_text("prompt\tchosen\trejected\nw1\t w2\t w3\nw4\t w5\t w6\nw7\t w8\n")
+    (tmp_path / "a.tsv").write_text(
+        "prompt\tchosen\trejected\nw1\t w2\t w3\nw4\t w5\t w6\nw7\t w8\n"
+    )
     manifest = prepared(tmp_path / "a.tsv", tmp_path / "tsv", max_bad=1)
-    assert (manifest.samples, manifest.bad_lines) == (2, ["a.tsv, line 4: 2 fields, but the first line has 3"])
-    rows = [{"prompt": "w1", "chosen": " w2", "rejected": " w3"}, {"prompt": "w4", "chosen": " w5", "rejected": " w6"}]
+    assert (manifest.samples, manifest.bad_lines) == (
+        2,
+        ["a.tsv, line 4: 2 fields, but the first line has 3"],
+    )
+    rows = [
+        {"prompt": "w1", "chosen": " w2", "rejected": " w3"},
+        {"prompt": "w4", "chosen": " w5", "rejected": " w6"},
+    ]
     prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "jsonl")
     assert read(tmp_path / "tsv") == read(tmp_path / "jsonl")
     (tmp_path / "b.csv").write_text("prompt,chosen,rejected\nw1,w2,\n")
-    with pytest.raises(DataError, match=r"b\.csv, line 2: no columns chosen and rejected, only 'prompt', 'chosen'"):
+    with pytest.raises(
+        DataError, match=r"b\.csv, line 2: no columns chosen and rejected, only 'prompt', 'chosen'"
+    ):
         prepared(tmp_path / "b.csv", tmp_path / "none", max_bad=0)
     (tmp_path / "c.csv").write_text("prompt,answer\nw1,w2\n")
-    with pytest.raises(DataError, match=r"c\.csv has the columns prompt, answer, and not chosen and rejected"):
+    with pytest.raises(
+        DataError, match=r"c\.csv has the columns prompt, answer, and not chosen and rejected"
+    ):
         prepared(tmp_path / "c.csv", tmp_path / "none")
     (tmp_path / "d.csv").write_text("instruction,input,output\nw1,,w2\n")
     made = prepare_sft(tmp_path / "d.csv", tmp_path / "sft", folder, seq_len=46, workers=1)
@@ -315,13 +460,20 @@ def test_csv_holds_pairs_and_conversations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [None, "<|stop|>"])
-def test_the_end_of_text_pairs_is_a_token_of_tokenizer_json(end: str | None, tmp_path: Path) -> None:
+def test_the_end_of_text_pairs_is_a_token_of_tokenizer_json(
+    end: str | None, tmp_path: Path
+) -> None:
     """A token that only tokenizer_config.json names has an id that no other objective gives."""
     folder = tokenizer(tmp_path / "model", "chatml")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": end}))
     source = write(tmp_path / "a.jsonl", [{"prompt": "what", "chosen": "this", "rejected": "that"}])
-    with pytest.raises(DataError, match=r"the tokenizer has (no|'<\|stop\|>' as) eos_token.*that tokenizer\.json has"):
+    with pytest.raises(
+        DataError,
+        match=r"the tokenizer has (no|'<\|stop\|>' as) eos_token.*that tokenizer\.json has",
+    ):
         prepare_sft(source, tmp_path / "out", folder, seq_len=63, objective="dpo")
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|im_end|>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "eos_token": "<|im_end|>"})
+    )
     assert prepare_sft(source, tmp_path / "out", folder, seq_len=63, objective="dpo").documents == 1

@@ -1,4 +1,6 @@
-"""A prepare job that loses its machine resumes from its parts, even if only some of them arrived."""
+"""A prepare job that loses its machine resumes from its parts, even if only some of them
+arrived.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ class Machine:
         rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
         self.sources = [
             lines(folder / "a.jsonl", [*rows, {"no": 1}, *rows[4:]]),
-            lines(folder / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}]),
+            lines(
+                folder / "b.jsonl",
+                [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}],
+            ),
         ]
         self.said: list[str] = []
         self.blocks = 0
 
-    def run(self, stop_after: int | None = None, every: int | None = 1, max_bad: int = 3) -> dict[str, bytes]:
+    def run(
+        self, stop_after: int | None = None, every: int | None = 1, max_bad: int = 3
+    ) -> dict[str, bytes]:
         """Run and return the files; raise InterruptedError after so many blocks."""
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)  # another machine
@@ -82,7 +89,11 @@ def test_what_arrived_of_the_newest_part_does_not_matter(machine: Machine) -> No
     kept = machine.folder / "kept"
     shutil.copytree(machine.parts, kept)
     newest = max(kept.glob("part-*.bin"))
-    for damage in (lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-1]), lambda p: p.write_bytes(b"")):
+    for damage in (
+        lambda p: p.unlink(),
+        lambda p: p.write_bytes(p.read_bytes()[:-1]),
+        lambda p: p.write_bytes(b""),
+    ):
         shutil.rmtree(machine.parts)
         shutil.copytree(kept, machine.parts)
         damage(machine.parts / newest.name)

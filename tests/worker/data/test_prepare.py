@@ -50,13 +50,24 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("append", "name"), [(True, "corpus"), (False, "corpus_noeod")])
-def test_writes_what_megatron_preprocessing_writes(golden: Path, tmp_path: Path, append: bool, name: str) -> None:
-    manifest = prepare(golden / "corpus.jsonl", tmp_path / "out", golden / "tokenizer", seq_len=16, append_eod=append)
+def test_writes_what_megatron_preprocessing_writes(
+    golden: Path, tmp_path: Path, append: bool, name: str
+) -> None:
+    manifest = prepare(
+        golden / "corpus.jsonl",
+        tmp_path / "out",
+        golden / "tokenizer",
+        seq_len=16,
+        append_eod=append,
+    )
     for end in ("bin", "idx"):
         ours = (tmp_path / "out" / f"tokens.{end}").read_bytes()
         assert ours == (golden / f"{name}_text_document.{end}").read_bytes()
     expected = json.loads((golden / "expected.json").read_text())[f"{name}_text_document"]
-    assert manifest.files["tokens.bin"] == {"bytes": expected["bytes_bin"], "sha256": expected["sha256_bin"]}
+    assert manifest.files["tokens.bin"] == {
+        "bytes": expected["bytes_bin"],
+        "sha256": expected["sha256_bin"],
+    }
     assert (manifest.documents, manifest.tokens) == (expected["documents"], len(expected["tokens"]))
 
 
@@ -64,7 +75,9 @@ def ignore(progress: DataProgress) -> None:
     pass
 
 
-def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_every_document_is_there_with_its_end(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     seen: list[DataProgress] = []
     manifest = prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, progress=seen.append)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
@@ -75,7 +88,10 @@ def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokeni
     assert {int(data[i][-1]) for i in range(len(data))} == {manifest.eos_id}
     assert manifest == DatasetManifest.load(tmp_path / "out")
     assert manifest.samples == (len(data.tokens) - 1) // 32
-    assert [(s["name"], s["documents"]) for s in manifest.sources] == [("a.jsonl", 200), ("b.txt", 1)]
+    assert [(s["name"], s["documents"]) for s in manifest.sources] == [
+        ("a.jsonl", 200),
+        ("b.txt", 1),
+    ]
     assert (seen[-1].done_bytes, seen[-1].tokens) == (seen[-1].total_bytes, manifest.tokens)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "manifest.json",
@@ -103,7 +119,11 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_line_stops_and_leaves_what_was_there(
-    text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    text: Path,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     out = tmp_path / "out"
@@ -111,7 +131,10 @@ def test_a_bad_line_stops_and_leaves_what_was_there(
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     with (text / "a.jsonl").open("a") as handle:
         handle.write("{broken\n{again\n")
-    sentence = r"a\.jsonl, line 201: not JSON .* 2 bad lines so far and max_bad is 1, .* raise data\.max_bad"
+    sentence = (
+        r"a\.jsonl, line 201: not JSON .* 2 bad lines so far and max_bad is 1, .* raise"
+        r" data\.max_bad"
+    )
     with pytest.raises(DataError, match=sentence):
         prepare(text, out, tokenizer_folder, seq_len=32, max_bad=1, workers=workers)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
@@ -123,31 +146,43 @@ def test_a_bad_line_stops_and_leaves_what_was_there(
 
 def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.txt").write_text("two words")
-    with pytest.raises(DataError, match=r"gives \d+ tokens in 1 documents, and one sample needs seq_len \+ 1 = 65"):
+    with pytest.raises(
+        DataError, match=r"gives \d+ tokens in 1 documents, and one sample needs seq_len \+ 1 = 65"
+    ):
         prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=64)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError, match="gives 0 tokens in 0 documents"):
         prepare(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4)
 
 
-def test_the_folder_of_the_text_does_not_become_that_of_the_tokens(text: Path, tokenizer_folder: Path) -> None:
+def test_the_folder_of_the_text_does_not_become_that_of_the_tokens(
+    text: Path, tokenizer_folder: Path
+) -> None:
     folder = text if text.is_dir() else text.parent
     before = sorted(folder.rglob("*"))
     for source in (text, next(one for one in before if one.is_file())):
-        with pytest.raises(DataError, match=r"is the output and holds .* of the input; name another folder, such as"):
+        with pytest.raises(
+            DataError,
+            match=r"is the output and holds .* of the input; name another folder, such as",
+        ):
             prepare(source, folder, tokenizer_folder, seq_len=8)
     assert sorted(folder.rglob("*")) == before
 
 
-def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"txt": 1}\nnot json\n')
     with pytest.raises(
-        DataError, match=r"all 2 lines are bad, beginning with a\.jsonl, line 1: no column 'text'.*correct"
+        DataError,
+        match=r"all 2 lines are bad, beginning with a\.jsonl, line 1: no column 'text'.*correct",
     ):
         prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, max_bad=5)
 
 
-def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_what_the_tokenizer_folder_must_say(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     def attempt(folder: Path, **more: Any) -> DatasetManifest:
         return prepare(text, tmp_path / "out", folder, seq_len=8, **more)
 
@@ -173,11 +208,15 @@ def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenize
         attempt(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"tokenizer\.json is no regular file; copy this file again"):
+    with pytest.raises(
+        DataError, match=r"tokenizer\.json is no regular file; copy this file again"
+    ):
         attempt(folder)
 
 
-def test_a_truncating_tokenizer_file_does_not_truncate(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_truncating_tokenizer_file_does_not_truncate(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folder, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -185,12 +224,15 @@ def test_a_truncating_tokenizer_file_does_not_truncate(text: Path, tmp_path: Pat
     tokenizer.enable_padding(length=9)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = [
-        prepare(text, tmp_path / f"out{i}", f, seq_len=8).tokens for i, f in enumerate((folder, tokenizer_folder))
+        prepare(text, tmp_path / f"out{i}", f, seq_len=8).tokens
+        for i, f in enumerate((folder, tokenizer_folder))
     ]
     assert tokens[0] == tokens[1]
 
 
-def test_a_large_vocabulary_takes_four_bytes(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_large_vocabulary_takes_four_bytes(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folder, folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -200,7 +242,8 @@ def test_a_large_vocabulary_takes_four_bytes(text: Path, tmp_path: Path, tokeniz
     prepare(text, tmp_path / "narrow", tokenizer_folder, seq_len=8)
     assert (wide.dtype, wide.vocab_size) == ("int32", 70_001)
     np.testing.assert_array_equal(
-        IndexedDataset(tmp_path / "wide" / "tokens").tokens, IndexedDataset(tmp_path / "narrow" / "tokens").tokens
+        IndexedDataset(tmp_path / "wide" / "tokens").tokens,
+        IndexedDataset(tmp_path / "narrow" / "tokens").tokens,
     )
 
 
@@ -226,7 +269,12 @@ def test_gigatoken_and_tokenizers_write_the_same_bytes(
 ) -> None:
     said: list[str] = []
     with (text / "a.jsonl").open("a") as handle:
-        for line in ("naïve 東京 🙂\u200d🙂 \\ud83d", " <|end|> in <|end|>the text", "\t\n  \r\n", "e\u0301" * 40):
+        for line in (
+            "naïve 東京 🙂\u200d🙂 \\ud83d",
+            " <|end|> in <|end|>the text",
+            "\t\n  \r\n",
+            "e\u0301" * 40,
+        ):
             handle.write(json.dumps({"text": line}) + "\n")
     fast = prepare(text, tmp_path / "fast", tokenizer_folder, seq_len=32, say=said.append)
     assert (fast.tokenized_by.split()[0], said) == ("gigatoken", [])
@@ -247,7 +295,9 @@ def test_one_id_that_differs_ends_the_use_of_gigatoken(
     def wrong(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
         ids, lengths = right(*arguments)
         calls.append(1)
-        return (ids + 1 if len(calls) > 2 else ids), lengths  # like a bug that only some text triggers
+        return (
+            ids + 1 if len(calls) > 2 else ids
+        ), lengths  # like a bug that only some text triggers
 
     monkeypatch.setattr(encoder, "_giga", wrong)
     said: list[str] = []
@@ -265,30 +315,49 @@ def test_a_tokenizer_that_gigatoken_does_not_take(text: Path, tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
     said: list[str] = []
-    made = prepare(text, tmp_path / "out", tmp_path / "model", seq_len=8, append_eod=False, say=said.append)
+    made = prepare(
+        text, tmp_path / "out", tmp_path / "model", seq_len=8, append_eod=False, say=said.append
+    )
     assert made.tokenized_by.startswith("tokenizers")
     assert "does not take this tokenizer" in said[0]
 
 
-def test_several_sources_are_a_part_each(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_several_sources_are_a_part_each(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     alone = prepare(text / "a.jsonl", tmp_path / "alone", tokenizer_folder, seq_len=32)
     lines(tmp_path / "more.jsonl", [{"text": "more words of another source " * 9}] * 20)
-    both = prepare([text / "a.jsonl", tmp_path / "more.jsonl"], tmp_path / "both", tokenizer_folder, seq_len=32)
+    both = prepare(
+        [text / "a.jsonl", tmp_path / "more.jsonl"], tmp_path / "both", tokenizer_folder, seq_len=32
+    )
     assert [part["prefix"] for part in both.parts] == ["tokens_0", "tokens_1"]
     assert both.files["tokens_0.bin"] == alone.files["tokens.bin"]
     assert both.samples == sum(part["samples"] for part in both.parts)
     assert len(IndexedDataset(tmp_path / "both/tokens_1")) == 20
 
 
-def test_cleaning_and_duplicates(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleaning_and_duplicates(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
-    texts = ["cafe\u0301 \x07bell\r\n", "short", "a longer text of words", "a longer text of words", "caf\u00e9 bell\n"]
+    texts = [
+        "cafe\u0301 \x07bell\r\n",
+        "short",
+        "a longer text of words",
+        "a longer text of words",
+        "caf\u00e9 bell\n",
+    ]
     lines(tmp_path / "a.jsonl", [{"text": t} for t in texts * 2])
     how = Cleaning(unicode="nfc", strip_control=True, min_characters=6, deduplicate=True)
-    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, cleaning=how)
+    made = prepare(
+        tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, cleaning=how
+    )
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     data = IndexedDataset(tmp_path / "out/tokens")
-    assert [tokenizer.decode(data[i][:-1].tolist()) for i in range(len(data))] == [texts[4], texts[2]]
+    assert [tokenizer.decode(data[i][:-1].tolist()) for i in range(len(data))] == [
+        texts[4],
+        texts[2],
+    ]
     assert made.dropped == {"too short": 2, "duplicates": 6}
 
 
@@ -310,7 +379,9 @@ def test_beyond_its_size_the_filter_keeps_and_counts() -> None:
     assert seen.new(np.arange(1, 11, dtype=np.uint64)).sum() == 4
 
 
-def test_two_runs_do_not_write_one_folder(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_two_runs_do_not_write_one_folder(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     held = Journal(tmp_path / "out/.tokens.partial")
     with pytest.raises(DataError, match="is being written by another process"):
         prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32)
@@ -340,8 +411,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(int(os.environ.get("SMTRAIN_KILLS", "4")), marks=pytest.mark.full)])
-def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, tokenizer_folder: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(int(os.environ.get("SMTRAIN_KILLS", "4")), marks=pytest.mark.full)]
+)
+def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(
+    tmp_path: Path, tokenizer_folder: Path, kills: int
+) -> None:
     """$SMTRAIN_KILLS sets the number of kills at random places; no marked block is repeated."""
     draw = random.Random(int(os.environ.get("SMTRAIN_KILLS_SEED", "7")))
     words = [f"word{i}" for i in range(40)]
@@ -373,7 +448,9 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
 
     undisturbed = run(tmp_path / "undisturbed", None)
     wanted = {p.name: p.read_bytes() for p in (tmp_path / "undisturbed").iterdir()}
-    assert set(wanted) == {f"tokens_{i}.{end}" for i in range(3) for end in ("bin", "idx", "sums")} | {"manifest.json"}
+    assert set(wanted) == {
+        f"tokens_{i}.{end}" for i in range(3) for end in ("bin", "idx", "sums")
+    } | {"manifest.json"}
     out, went_on = tmp_path / "out", 0
     for _ in range(kills):
         seen = run(out, draw.randrange(len(undisturbed)))
@@ -389,12 +466,17 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
 def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupt at every mark, with duplicates, bad lines and a second source before and after it."""
+    """Interrupt at every mark, with duplicates, bad lines and a second source before and after
+    it.
+    """
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
     monkeypatch.setattr(resumable, "MARK_BYTES", 1)
     rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
     lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
-    lines(tmp_path / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}])
+    lines(
+        tmp_path / "b.jsonl",
+        [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}],
+    )
 
     def run(out: Path, progress: Callable[[DataProgress], None]) -> None:
         sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]

@@ -10,7 +10,9 @@ MODEL = {"path": "model"}
 
 
 def test_a_config_without_keys_has_the_defaults() -> None:
-    assert PrepareOptions.of(JobConfig.model_validate({"model": MODEL})) == PrepareOptions(seq_len=4096)
+    assert PrepareOptions.of(JobConfig.model_validate({"model": MODEL})) == PrepareOptions(
+        seq_len=4096
+    )
 
 
 def test_other_inputs_may_lie_elsewhere() -> None:
@@ -23,7 +25,9 @@ def test_other_inputs_may_lie_elsewhere() -> None:
         },
         "train": {"validation": {"path": "held"}, "objective": "pretrain", "seq_len": 64},
     }
-    placed = with_inputs(JobConfig.model_validate(raw), lambda channel, path: f"/in/{channel}/{path}")
+    placed = with_inputs(
+        JobConfig.model_validate(raw), lambda channel, path: f"/in/{channel}/{path}"
+    )
     assert [path for _, _, path in other_inputs(placed)] == [
         "/in/validation/held",
         "/in/tests/tests",
@@ -34,5 +38,11 @@ def test_other_inputs_may_lie_elsewhere() -> None:
     assert options.holdout == HoldOut(path="/in/validation/held")
     assert options.cleaning.tests is not None
     assert options.cleaning.languages is not None
-    assert (options.cleaning.tests.path, options.cleaning.tests.text_column) == ("/in/tests/tests", "q")
-    assert (options.cleaning.languages.model, options.cleaning.languages.codes) == ("/in/language/lid.bin", ("de",))
+    assert (options.cleaning.tests.path, options.cleaning.tests.text_column) == (
+        "/in/tests/tests",
+        "q",
+    )
+    assert (options.cleaning.languages.model, options.cleaning.languages.codes) == (
+        "/in/language/lid.bin",
+        ("de",),
+    )

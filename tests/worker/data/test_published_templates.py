@@ -1,7 +1,8 @@
-"""Published chat templates: every part of every answer is learned, or its loss is counted by its name.
+"""Published chat templates: every part of every answer is learned, or its loss is counted by its
+name.
 
-The templates are those that TRL ships: of Llama, Qwen, Gemma, DeepSeek, Phi, GLM, Cohere, LFM, Nemotron, gpt-oss... A
-marker stands in each part of each turn.
+The templates are those that TRL ships: of Llama, Qwen, Gemma, DeepSeek, Phi, GLM, Cohere, LFM,
+Nemotron, gpt-oss... A marker stands in each part of each turn.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ from smtrain.worker.generation.conversation import text_of, unwritten
 from smtrain.worker.generation.load import Loaded
 from tests.worker.data.chats import tokenizer
 
-SHIPPED = Path((find_spec("trl") or pytest.skip("trl is not installed", allow_module_level=True)).origin or "").parent
-FILES = sorted((SHIPPED / "chat_templates").glob("*.jinja"), key=lambda path: (path.stat().st_size, path.stem))
+SHIPPED = Path(
+    (find_spec("trl") or pytest.skip("trl is not installed", allow_module_level=True)).origin or ""
+).parent
+FILES = sorted(
+    (SHIPPED / "chat_templates").glob("*.jinja"), key=lambda path: (path.stat().st_size, path.stem)
+)
 NAMES = [path.stem for path in FILES]
 OF_IMAGES = ("idefics3", "llava_next", "smolvlm", "qwen2_5_vl", "qwen3_vl")
 STYLES = ("plain", "think", "channel", "reasoning_content", "thinking", "call", "spaces")
@@ -64,16 +69,29 @@ def answer(style: str, mark: Any) -> tuple[list[dict[str, Any]], Marks]:
     turn: dict[str, Any] = {"role": "assistant", "content": f"{b} then {c}."}
     marks = [(b, "content"), (c, "content")]
     if style in ("think", "channel"):
-        opened, closed = {"think": ("<think>", "</think>"), "channel": ("<|channel>thought\n", "<channel|>")}[style]
-        return [{**turn, "content": f"{opened}{a} or not{closed}{turn['content']}"}], [(a, "content"), *marks]
+        opened, closed = {
+            "think": ("<think>", "</think>"),
+            "channel": ("<|channel>thought\n", "<channel|>"),
+        }[style]
+        return [{**turn, "content": f"{opened}{a} or not{closed}{turn['content']}"}], [
+            (a, "content"),
+            *marks,
+        ]
     if style in ("reasoning_content", "thinking"):
         return [{**turn, style: f"{a} or not"}], [(a, style), *marks]
     if style == "spaces":
         return [{**turn, "content": f" \n{turn['content']}\n"}], marks
     if style == "call":
         arguments = {f"k{a}": f'the "{b}" of 1', "more": {"deep": [c, 2]}}
-        call = {"id": mark(), "type": "function", "function": {"name": "now", "arguments": arguments}}
-        turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": "now", "content": mark()}]
+        call = {
+            "id": mark(),
+            "type": "function",
+            "function": {"name": "now", "arguments": arguments},
+        }
+        turns = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "name": "now", "content": mark()},
+        ]
         last, more = answer("plain", mark)
         return [*turns, *last], [*((one, "tool_calls") for one in (a, b, c)), *more]
     return [turn], marks
@@ -87,7 +105,10 @@ def talks(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
     def mark() -> str:
         return f"Zq{next(numbers)}x"
 
-    turns, marks = ([{"role": "system", "content": f"be {mark()}"}] if draw(st.booleans()) else []), []
+    turns, marks = (
+        ([{"role": "system", "content": f"be {mark()}"}] if draw(st.booleans()) else []),
+        [],
+    )
     for _ in range(draw(st.integers(0, 1))):
         more, found = answer(draw(st.sampled_from(STYLES)), mark)
         turns += [{"role": "user", "content": f"what is {mark()}?"}, *more]
@@ -98,7 +119,9 @@ def talks(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]], 
 
 def is_counted(field: str, names: list[str]) -> bool:
     if field == "content":
-        return any("of the role assistant" in name or "is seen and not learned" in name for name in names)
+        return any(
+            "of the role assistant" in name or "is seen and not learned" in name for name in names
+        )
     return any(name.endswith(f"[].{field}") or "is seen and not learned" in name for name in names)
 
 
@@ -112,7 +135,9 @@ def test_each_part_of_an_answer_is_learned_or_its_loss_counted(
 
 
 def test_each_style_of_answer_in_thirty_templates(makers: Any) -> None:
-    short = [name for name in NAMES if name.removesuffix("_training") not in OF_IMAGES]  # quick to compile
+    short = [
+        name for name in NAMES if name.removesuffix("_training") not in OF_IMAGES
+    ]  # quick to compile
     names = [*short[:28], "qwen3", "gemma4_v2"]
     assert {"deepseek_r1_distill", "llama3_training", "phi3"} < {*short[:28]}
     for name, style in product(names, ("think", "channel", "reasoning_content", "call", "spaces")):
@@ -132,12 +157,16 @@ def hold_prompt(loaded: Loaded, before: list[dict[str, Any]]) -> None:
     for turn in before:
         for field, value in turn.items():
             lost = [mark for mark in re.findall(r"Zq\d+x", json.dumps(value)) if mark not in text]
-            about = f"turns of the role {turn['role']}" if field == "content" else f"messages[].{field}"
+            about = (
+                f"turns of the role {turn['role']}" if field == "content" else f"messages[].{field}"
+            )
             assert not lost or any(about in name for name in names), (lost, names, text)
 
 
 def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
-    """Compare what SFT and DPO learn of a conversation, and generate writes of its prompt, with what is counted."""
+    """Compare what SFT and DPO learn of a conversation, and generate writes of its prompt, with
+    what is counted.
+    """
     before, last, earlier, latest = talk
     hold_prompt(Loaded(made.folder, None, made.template._tokenizer), before)
     options = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
@@ -152,15 +181,25 @@ def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
         for mark, field in [*earlier, *latest]:
             assert mark in learned or is_counted(field, names), (mark, names, learned)
         if all(mark in learned for mark, _ in [*earlier, *latest]):
-            assert not any("parts of turns" in one and "assistant" in one for one in names), (names, learned)
-    row = {"prompt": before, "chosen": last, "rejected": [*last[:-1], {**last[-1], "content": "no"}], **options}
+            assert not any("parts of turns" in one and "assistant" in one for one in names), (
+                names,
+                learned,
+            )
+    row = {
+        "prompt": before,
+        "chosen": last,
+        "rejected": [*last[:-1], {**last[-1], "content": "no"}],
+        **options,
+    }
     try:
         pair = preference(row)
         prompt, chosen, _ = texts = made._texts(pair)
         names = made._unread(row, pair, texts)
     except RecordFault:
         return
-    start = next((i for i, (a, b) in enumerate(zip(prompt, chosen, strict=False)) if a != b), len(prompt))
+    start = next(
+        (i for i, (a, b) in enumerate(zip(prompt, chosen, strict=False)) if a != b), len(prompt)
+    )
     for mark, field in latest:
         assert mark in chosen[start:] or is_counted(field, names), (mark, names, chosen)
     for mark, field in earlier:
@@ -173,7 +212,10 @@ def test_calls_without_content_are_written_or_refused_in_a_sentence(makers: Any)
     dialogue = conversation({"messages": [{"role": "user", "content": "what?"}, *turns]})
     rendered = makers("deepseek_r1_distill").template.render(dialogue)[0]
     assert '```json\n{"kZq10x": "the \\"Zq11x\\" of 1"' in rendered.text
-    refused = "a call of a function, and the chat template does not write tool_calls; leave such records out, or put"
+    refused = (
+        "a call of a function, and the chat template does not write tool_calls; leave such records"
+        " out, or put"
+    )
     for name in ("phi3", "llama3"):
         with pytest.raises(RecordFault, match=refused):
             makers(name).template.unread(dialogue, makers(name).template.render(dialogue))
@@ -188,10 +230,13 @@ def test_calls_without_content_are_written_or_refused_in_a_sentence(makers: Any)
         ("deepseek_r1_distill", set()),
     ],
 )
-def test_the_options_of_a_template_are_what_it_reads_of_its_caller(name: str, options: set[str], makers: Any) -> None:
+def test_the_options_of_a_template_are_what_it_reads_of_its_caller(
+    name: str, options: set[str], makers: Any
+) -> None:
     assert {*OPTIONS, "reasoning_content"} & makers(name).template.variables == {
-        *options, *({"builtin_tools"} if name == "gptoss" else ()),
-    }  # fmt: skip
+        *options,
+        *({"builtin_tools"} if name == "gptoss" else ()),
+    }
 
 
 OFF = {"enable_thinking": False}
@@ -206,7 +251,11 @@ OFF = {"enable_thinking": False}
         (OFF, {}, False),
         ({}, OFF, False),
         ({"chat_template_kwargs": {"enable_thinking": True}}, OFF, True),
-        ({"chat_template_kwargs": {"enable_thinking": None}}, OFF, False),  # a table's row without it
+        (
+            {"chat_template_kwargs": {"enable_thinking": None}},
+            OFF,
+            False,
+        ),  # a table's row without it
     ],
 )
 def test_options_of_a_record_win_over_those_for_all(
@@ -224,6 +273,8 @@ def test_options_of_a_record_win_over_those_for_all(
     maker = copy.copy(makers("qwen3"))
     maker.__dict__["template"] = made
     other = [{"role": "assistant", "content": "five"}]
-    prompt, _, rejected = maker._texts(preference({"prompt": turns[:1], "chosen": turns[1:], "rejected": other, **row}))
+    prompt, _, rejected = maker._texts(
+        preference({"prompt": turns[:1], "chosen": turns[1:], "rejected": other, **row})
+    )
     assert prompt.endswith(empty) is not thinks
     assert rejected.endswith(f"{empty}five<|im_end|>\n")

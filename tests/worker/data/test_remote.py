@@ -1,4 +1,6 @@
-"""Text in S3 (of the local control plane), read directly, and by a prepare job through its channel."""
+"""Text in S3 (of the local control plane), read directly, and by a prepare job through its
+channel.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,15 @@ def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("texts")
     (folder / "deep/er").mkdir(parents=True)
-    rows = ["".join(json.dumps({"text": f"words of {n} {i} " * 9}) + "\n" for i in range(40)) for n in ("a", "b")]
+    rows = [
+        "".join(json.dumps({"text": f"words of {n} {i} " * 9}) + "\n" for i in range(40))
+        for n in ("a", "b")
+    ]
     (folder / "a.jsonl").write_text(rows[0])
     (folder / "deep/b.jsonl.gz").write_bytes(gzip.compress(rows[1].encode()))
-    pq.write_table(pa.table({"text": [f"the text {i}" for i in range(9)]}), folder / "deep/er/c.parquet")
+    pq.write_table(
+        pa.table({"text": [f"the text {i}" for i in range(9)]}), folder / "deep/er/c.parquet"
+    )
     client = ensure_running().session().client("s3")
     client.create_bucket(Bucket=BUCKET)
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -60,12 +67,16 @@ def prepared(source: Path | str, output: Path, tokenizer: Path) -> dict[str, byt
     return written(output)
 
 
-def test_objects_are_read_where_they_lie(aws: None, texts: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_objects_are_read_where_they_lie(
+    aws: None, texts: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     expected = prepared(texts, tmp_path / "here", tokenizer_folder)
     assert prepared(f"s3://{BUCKET}/in", tmp_path / "there", tokenizer_folder) == expected
     assert prepared(f"s3://{BUCKET}/in/", tmp_path / "there", tokenizer_folder) == expected
     one = prepared(texts / "deep/b.jsonl.gz", tmp_path / "one", tokenizer_folder)
-    assert prepared(f"s3://{BUCKET}/in/deep/b.jsonl.gz", tmp_path / "there", tokenizer_folder) == one
+    assert (
+        prepared(f"s3://{BUCKET}/in/deep/b.jsonl.gz", tmp_path / "there", tokenizer_folder) == one
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +89,9 @@ def test_objects_are_read_where_they_lie(aws: None, texts: Path, tmp_path: Path,
         ("i*/a.jsonl", ["in/a.jsonl"]),
     ],
 )
-def test_a_pattern_means_what_it_means_in_a_folder(aws: None, pattern: str, names: list[str]) -> None:
+def test_a_pattern_means_what_it_means_in_a_folder(
+    aws: None, pattern: str, names: list[str]
+) -> None:
     assert [file.name for file in find_files(f"s3://{BUCKET}/{pattern}")] == names
 
 
@@ -95,8 +108,14 @@ def test_what_is_not_there_is_one_sentence(aws: None) -> None:
 def test_a_job_reads_them_through_its_channel_and_refines_them(
     texts: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    like = [f"The {word} of the house went to the river, and then it came back." for word in ("cat", "dog", "owl")]
-    kept, masked = " ".join(like * 3), f"{like[1]} Write to somebody@example.com about it, please, or do not write."
+    like = [
+        f"The {word} of the house went to the river, and then it came back."
+        for word in ("cat", "dog", "owl")
+    ]
+    kept, masked = (
+        " ".join(like * 3),
+        f"{like[1]} Write to somebody@example.com about it, please, or do not write.",
+    )
     client = ensure_running().session().client("s3")
     folder = tmp_path / "refined"
     (folder / "deep").mkdir(parents=True)
@@ -107,7 +126,9 @@ def test_a_job_reads_them_through_its_channel_and_refines_them(
         "No sentence",
         *(f"{like[2]} {n} times, not {n + 7}." for n in range(9)),
     ]
-    (folder / "deep/d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    (folder / "deep/d.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in rows)
+    )
     client.upload_file(str(folder / "deep/d.jsonl"), BUCKET, "refined/deep/d.jsonl")
     client.put_object(Bucket=BUCKET, Key="refined/.hidden.jsonl", Body=b"no JSON")
     config: dict[str, Any] = {

@@ -15,7 +15,9 @@ from smtrain.worker.data.report import page, report
 from tests.phone import assert_fits_a_phone
 from tests.typed import typed as smtrain
 
-QUESTION = "which of these four cities was the capital of the kingdom before the year of the great fire"
+QUESTION = (
+    "which of these four cities was the capital of the kingdom before the year of the great fire"
+)
 
 
 def lines(path: Path, texts: list[str]) -> Path:
@@ -25,13 +27,24 @@ def lines(path: Path, texts: list[str]) -> Path:
 
 def test_what_is_there_is_counted(tmp_path: Path, tokenizer_folder: Path) -> None:
     menu = "Home | About | Contact | Search the site"
-    one = lines(tmp_path / "one.jsonl", ["short", "short", "", f"{menu}\na page of words", f"{menu}\nanother page"])
-    two = lines(tmp_path / "two.jsonl", ["short", "это русский текст", "日本語のテキスト", "<script>alert(1)</script>"])
+    one = lines(
+        tmp_path / "one.jsonl",
+        ["short", "short", "", f"{menu}\na page of words", f"{menu}\nanother page"],
+    )
+    two = lines(
+        tmp_path / "two.jsonl",
+        ["short", "это русский текст", "日本語のテキスト", "<script>alert(1)</script>"],
+    )
     with two.open("a") as file:
         file.write("no json\n")
     result = report([one, two], tokenizer_folder)
-    assert [(s.documents, s.duplicates, s.empty, s.bad) for s in result.sources] == [(5, 1, 1, 0), (4, 1, 0, 1)]
-    assert result.sources[0].characters == 10 + 2 * len(menu) + len("\na page of words\nanother page")
+    assert [(s.documents, s.duplicates, s.empty, s.bad) for s in result.sources] == [
+        (5, 1, 1, 0),
+        (4, 1, 0, 1),
+    ]
+    assert result.sources[0].characters == 10 + 2 * len(menu) + len(
+        "\na page of words\nanother page"
+    )
     assert result.sources[1].scripts == {"Latin": 2, "Cyrillic": 1, "Japanese": 1}
     assert result.sources[0].lengths[0] == 1
     assert result.sources[0].lengths[3] == 2  # 4 to 7 characters
@@ -42,16 +55,25 @@ def test_what_is_there_is_counted(tmp_path: Path, tokenizer_folder: Path) -> Non
     assert_fits_a_phone(shown)
     assert "<script>alert" not in shown
     assert "two.jsonl, line 5: not JSON" in shown
-    assert "<span>1</span>" in shown, "a length that no document has stands between those that some have"
+    assert "<span>1</span>" in shown, (
+        "a length that no document has stands between those that some have"
+    )
     assert "<span>0 (0.0%)</span>" in shown
 
 
 def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> None:
-    tests = lines(tmp_path / "tests.jsonl", [QUESTION, "a question of few words", QUESTION.replace("cities", "towns")])
-    clean = lines(
-        tmp_path / "clean.jsonl", ["a page about something else that has quite a number of words in it too"] * 3
+    tests = lines(
+        tmp_path / "tests.jsonl",
+        [QUESTION, "a question of few words", QUESTION.replace("cities", "towns")],
     )
-    leak = lines(tmp_path / "leak.jsonl", [f"Quiz: {QUESTION.upper()}?", "nothing " * 40, f"{QUESTION} again"])
+    clean = lines(
+        tmp_path / "clean.jsonl",
+        ["a page about something else that has quite a number of words in it too"] * 3,
+    )
+    leak = lines(
+        tmp_path / "leak.jsonl",
+        [f"Quiz: {QUESTION.upper()}?", "nothing " * 40, f"{QUESTION} again"],
+    )
     result = report([clean, leak], against=[tests])
     assert [source.overlapping for source in result.sources] == [0, 2]
     assert result.tested == (3, 2, 1)  # the two questions share their last words
@@ -62,10 +84,17 @@ def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> No
         report([tmp_path / "none.jsonl"])
     with pytest.raises(DataError, match="no text of 1 has 13 words"):
         report([clean], against=[lines(tmp_path / "few.jsonl", ["few words"])])
-    tests.write_text(tests.read_text() + '{"question": "another field, whose text would not be compared"}\n')
-    with pytest.raises(DataError, match=r"tests\.jsonl, line 4: no column 'text'.*set data\.text_column to question"):
+    tests.write_text(
+        tests.read_text() + '{"question": "another field, whose text would not be compared"}\n'
+    )
+    with pytest.raises(
+        DataError,
+        match=r"tests\.jsonl, line 4: no column 'text'.*set data\.text_column to question",
+    ):
         report([clean], against=[tests])
-    with pytest.raises(DataError, match=r"line 4: .*set data\.decontaminate\.text_column to question"):
+    with pytest.raises(
+        DataError, match=r"line 4: .*set data\.decontaminate\.text_column to question"
+    ):
         read_tests(EvaluationTexts(str(tests)))
 
 
@@ -78,7 +107,11 @@ def test_an_overlap_is_a_run_of_words_and_nothing_else() -> None:
     for _ in range(200):
         source = draw.choice(tested).split()
         at, size = draw.randrange(8), draw.randrange(10, 17)
-        text = [*draw.choices(words, k=draw.randrange(9)), *source[at : at + size], *draw.choices(words, k=5)]
+        text = [
+            *draw.choices(words, k=draw.randrange(9)),
+            *source[at : at + size],
+            *draw.choices(words, k=5),
+        ]
         wanted = any(tuple(text[i : i + 13]) in runs for i in range(len(text) - 12))
         assert bool(tests.in_text(" ".join(text))[0]) == wanted
 
@@ -93,13 +126,21 @@ def test_only_the_beginning_is_read_where_that_is_asked(tmp_path: Path) -> None:
 
 
 def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
-    rows = [{"text": "a page of words", "title": "a title", "n": 1}, {"text": "another page", "title": ""}]
+    rows = [
+        {"text": "a page of words", "title": "a title", "n": 1},
+        {"text": "another page", "title": ""},
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tests.jsonl").write_text(json.dumps({"text": QUESTION, "answer": "none"}) + "\n")
     done = smtrain(
-        "data", "report", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "tests.jsonl"), "--out",
+        "data",
+        "report",
+        str(tmp_path / "a.jsonl"),
+        "--against",
+        str(tmp_path / "tests.jsonl"),
+        "--out",
         str(tmp_path / "page.html"),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "a.jsonl: not read: title 1\n" in done.stdout
     assert "--against: not read: answer 1\n" in done.stdout

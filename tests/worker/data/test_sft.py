@@ -36,10 +36,15 @@ SEQ_LEN = 63
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: tokenizer(tmp_path_factory.mktemp("tok"), name) for name in ("chatml", "marked", "thinking")}
+    return {
+        name: tokenizer(tmp_path_factory.mktemp("tok"), name)
+        for name in ("chatml", "marked", "thinking")
+    }
 
 
-def prepared(source: Path, output: Path, folder: Path, said: list[str] | None = None, **more: Any) -> DatasetManifest:
+def prepared(
+    source: Path, output: Path, folder: Path, said: list[str] | None = None, **more: Any
+) -> DatasetManifest:
     say = (said if said is not None else []).append
     return prepare_sft(source, output, folder, **{"seq_len": SEQ_LEN, "say": say, **more})
 
@@ -52,45 +57,75 @@ def read(output: Path, folder: Path) -> list[tuple[str, str]]:
     tokens, mask = IndexedDataset(output / "tokens"), IndexedDataset(output / "tokens_mask")
     assert len(tokens) == len(mask)
     assert tokens.lengths.tolist() == mask.lengths.tolist()
-    return [(words.decode(tokens[i]), words.decode(tokens[i][mask[i] == 1])) for i in range(len(tokens))]
+    return [
+        (words.decode(tokens[i]), words.decode(tokens[i][mask[i] == 1])) for i in range(len(tokens))
+    ]
 
 
-def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dict[str, Path]) -> None:
-    rows = [{"messages": talk("hi", "ho", "and?", "so.")}, {"instruction": "what", "output": "this"}]
+def test_samples_lie_beside_what_is_learned_of_them(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    rows = [
+        {"messages": talk("hi", "ho", "and?", "so.")},
+        {"instruction": "what", "output": "this"},
+    ]
     manifest = prepared(write(tmp_path / "in/a.jsonl", rows), tmp_path / "out", folders["chatml"])
     assert read(tmp_path / "out", folders["chatml"]) == [
         (
-            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n"
-            "<|im_start|>assistant\nso.<|im_end|>\n",
+            (
+                "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n"
+                "<|im_start|>assistant\nso.<|im_end|>\n"
+            ),
             "ho<|im_end|>so.<|im_end|>",
         ),
-        ("<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\nthis<|im_end|>\n", "this<|im_end|>"),
+        (
+            "<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\nthis<|im_end|>\n",
+            "this<|im_end|>",
+        ),
     ]
     assert manifest == DatasetManifest.load(tmp_path / "out")
     assert (manifest.objective, manifest.samples, manifest.documents) == ("sft", 2, 2)
-    names = [f"{name}{end}" for name in ("tokens", "tokens_mask") for end in (".bin", ".idx", ".sums")]
+    names = [
+        f"{name}{end}" for name in ("tokens", "tokens_mask") for end in (".bin", ".idx", ".sums")
+    ]
     assert sorted(manifest.files) == names
     assert IndexedDataset(tmp_path / "out/tokens_mask").dtype == np.uint8
 
 
-def test_what_is_learned_is_what_transformers_masks(tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_what_is_learned_is_what_transformers_masks(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
     from transformers import AutoTokenizer
 
-    chats = [talk("what is it", "the answer"), talk("hi", " the  question", "so", "user?\n", system="assist")]
-    prepared(write(tmp_path / "a.jsonl", [{"messages": c} for c in chats]), tmp_path / "out", folders["marked"])
+    chats = [
+        talk("what is it", "the answer"),
+        talk("hi", " the  question", "so", "user?\n", system="assist"),
+    ]
+    prepared(
+        write(tmp_path / "a.jsonl", [{"messages": c} for c in chats]),
+        tmp_path / "out",
+        folders["marked"],
+    )
     tokens, mask = (IndexedDataset(tmp_path / "out" / name) for name in ("tokens", "tokens_mask"))
     theirs: Any = AutoTokenizer.from_pretrained(folders["marked"])
     for i, chat in enumerate(chats):
-        expected = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        expected = theirs.apply_chat_template(
+            chat, return_dict=True, return_assistant_tokens_mask=True
+        )
         assert tokens[i].tolist() == expected["input_ids"]
         assert mask[i].tolist() == expected["assistant_masks"]
 
 
-def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"conversations": [{"from": "human", "value": f"q {i}"}, {"from": "gpt", "value": "a"}]} for i in range(9)]
+    rows = [
+        {"conversations": [{"from": "human", "value": f"q {i}"}, {"from": "gpt", "value": "a"}]}
+        for i in range(9)
+    ]
     table = pa.Table.from_pylist(rows)
     plain = write(tmp_path / "jsonl/a.jsonl", rows)
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
@@ -100,7 +135,12 @@ def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: d
     made = []
     for name in ("jsonl/a.jsonl", "a.parquet", "a.arrow", "b.jsonl.gz"):
         prepared(tmp_path / name, tmp_path / "out", folders["chatml"], format="messages")
-        made.append([(tmp_path / "out" / f).read_bytes() for f in ("tokens.bin", "tokens.idx", "tokens_mask.bin")])
+        made.append(
+            [
+                (tmp_path / "out" / f).read_bytes()
+                for f in ("tokens.bin", "tokens.idx", "tokens_mask.bin")
+            ]
+        )
     assert made[0][0]
     assert made == [made[0]] * 4
 
@@ -125,25 +165,39 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
 ) -> None:
     for module in (blocks, sft_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
-    rows: list[Any] = [{"messages": talk(f"question {i}", "x" * (i % 90), "more", "so")} for i in range(150)]
+    rows: list[Any] = [
+        {"messages": talk(f"question {i}", "x" * (i % 90), "more", "so")} for i in range(150)
+    ]
     rows[70] = {"messages": "none"}
     made = []
     for workers in (1, 2):
-        prepared(write(tmp_path / "in/a.jsonl", rows), tmp_path / "out", folders["chatml"], workers=workers, max_bad=1)
+        prepared(
+            write(tmp_path / "in/a.jsonl", rows),
+            tmp_path / "out",
+            folders["chatml"],
+            workers=workers,
+            max_bad=1,
+        )
         made.append({p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()})
     assert made[0] == made[1]
-    assert DatasetManifest.load(tmp_path / "out").bad_lines == ["a.jsonl, line 71: 'messages' is not a list of objects"]
+    assert DatasetManifest.load(tmp_path / "out").bad_lines == [
+        "a.jsonl, line 71: 'messages' is not a list of objects"
+    ]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "from parts"])
 def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    """Interrupt at every mark, with bad records, dropped samples and a second file before and after it."""
+    """Interrupt at every mark, with bad records, dropped samples and a second file before and after
+    it.
+    """
     for module in (blocks, sft_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 512)
     monkeypatch.setattr(resumable, "MARK_BYTES", 1)
-    rows: list[Any] = [{"messages": talk(f"question {i}", "answer " * (i % 40))} for i in range(1, 12)]
+    rows: list[Any] = [
+        {"messages": talk(f"question {i}", "answer " * (i % 40))} for i in range(1, 12)
+    ]
     for name in ("a", "b"):
         write(tmp_path / f"in/{name}.jsonl", [*rows, {"messages": "none"}, *rows[:4]])
 
@@ -170,16 +224,23 @@ def test_bad_records_are_told_with_file_and_line(tmp_path: Path, folders: dict[s
     good = {"messages": talk("a", "b")}
     write(tmp_path / "in/a.jsonl", [good, {"text": "x"}, good])
     write(tmp_path / "in/b.jsonl", [good, {"messages": talk("unanswered")}])
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2: no column .*; 1 bad record so far and max_bad is 0"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl, line 2: no column .*; 1 bad record so far and max_bad is 0"
+    ):
         prepared(tmp_path / "in", tmp_path / "out", folders["chatml"])
     assert not (tmp_path / "out").exists()
     manifest = prepared(tmp_path / "in", tmp_path / "out", folders["chatml"], max_bad=2)
     assert (manifest.samples, manifest.bad_line_count) == (3, 2)
     assert manifest.bad_lines[1] == "b.jsonl, line 2: no answer of the assistant to a user"
-    assert [(s["name"], s["documents"]) for s in manifest.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
+    assert [(s["name"], s["documents"]) for s in manifest.sources] == [
+        ("a.jsonl", 2),
+        ("b.jsonl", 1),
+    ]
 
 
-def test_what_is_too_long_is_cut_or_dropped_and_said(tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_what_is_too_long_is_cut_or_dropped_and_said(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
     rows = [
         {"messages": talk("short", "one")},
         {"messages": talk("short", "long " * 90)},
@@ -194,13 +255,25 @@ def test_what_is_too_long_is_cut_or_dropped_and_said(tmp_path: Path, folders: di
     assert "prepare: 2 samples cut to seq_len + 1 tokens" in said
     said.clear()
     manifest = prepared(source, tmp_path / "out", folders["chatml"], said, overlong="drop")
-    assert (manifest.samples, manifest.dropped) == (1, {"samples longer than seq_len + 1 tokens": 2})
+    assert (manifest.samples, manifest.dropped) == (
+        1,
+        {"samples longer than seq_len + 1 tokens": 2},
+    )
     assert "prepare: 2 samples longer than seq_len + 1 tokens" in said
-    with pytest.raises(DataError, match=r"gives no sample \(1 samples longer than seq_len \+ 1 tokens\); give"):
-        prepared(write(tmp_path / "b.jsonl", rows[1:2]), tmp_path / "none", folders["chatml"], overlong="drop")
+    with pytest.raises(
+        DataError, match=r"gives no sample \(1 samples longer than seq_len \+ 1 tokens\); give"
+    ):
+        prepared(
+            write(tmp_path / "b.jsonl", rows[1:2]),
+            tmp_path / "none",
+            folders["chatml"],
+            overlong="drop",
+        )
 
 
-def test_a_conversation_that_became_several_samples_is_said(tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_a_conversation_that_became_several_samples_is_said(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b", "c", "d")}])
     said: list[str] = []
     manifest = prepared(source, tmp_path / "out", folders["thinking"], said)
@@ -210,7 +283,9 @@ def test_a_conversation_that_became_several_samples_is_said(tmp_path: Path, fold
 
 def test_text_without_records_is_refused(tmp_path: Path, folders: dict[str, Path]) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match=r"notes\.txt is plain text, and train\.objective: sft learns from records"):
+    with pytest.raises(
+        DataError, match=r"notes\.txt is plain text, and train\.objective: sft learns from records"
+    ):
         prepared(tmp_path, tmp_path / "out", folders["chatml"])
 
 
@@ -220,7 +295,9 @@ def test_text_without_records_is_refused(tmp_path: Path, folders: dict[str, Path
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Path:
     folder = tmp_path_factory.mktemp("packed")
-    rows = [{"messages": talk(f"what is {i}", "so " * (i * 7 % 23), "and", str(i))} for i in range(40)]
+    rows = [
+        {"messages": talk(f"what is {i}", "so " * (i * 7 % 23), "and", str(i))} for i in range(40)
+    ]
     prepared(write(folder / "a.jsonl", rows), folder / "out", folders["chatml"])
     return folder / "out"
 
@@ -297,7 +374,9 @@ def test_another_number_of_ranks_continues_exactly(data: Path, start: int) -> No
 def test_what_does_not_fit_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"seq_len {SEQ_LEN} and train\.seq_len is 64"):
         load(data, 2, seq_len=64)
-    with pytest.raises(DataError, match=r"prepared for train\.objective: sft and it is pretrain here"):
+    with pytest.raises(
+        DataError, match=r"prepared for train\.objective: sft and it is pretrain here"
+    ):
         DatasetManifest.load(data).check_objective(data, "pretrain")
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -328,22 +407,33 @@ def test_it_is_described_and_not_taken_apart(data: Path, tmp_path: Path) -> None
 
 
 def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
-    source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b " * 90)}, {"instruction": "a", "output": "b"}])
+    source = write(
+        tmp_path / "a.jsonl",
+        [{"messages": talk("a", "b " * 90)}, {"instruction": "a", "output": "b"}],
+    )
     common = ("--model", str(folders["chatml"]), "--objective", "sft", "--seq-len", "32")
     done = smtrain("data", "prepare", str(source), str(tmp_path / "cut"), *common)
     assert done.returncode == 0, done.stderr
     assert "2 documents" in done.stdout
-    done = smtrain("data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop")
+    done = smtrain(
+        "data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop"
+    )
     assert "left out: 1 samples longer than seq_len + 1 tokens" in done.stdout
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
-    done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "rl")
-    assert done.stderr.startswith("smtrain: --objective: got 'rl'; it is 'pretrain', 'sft' or 'dpo'")
+    done = smtrain(
+        "data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "rl"
+    )
+    assert done.stderr.startswith(
+        "smtrain: --objective: got 'rl'; it is 'pretrain', 'sft' or 'dpo'"
+    )
 
 
 def test_a_file_may_be_given_twice(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
     options, said = PrepareOptions(seq_len=SEQ_LEN), list[str]()
-    twice = sft_module.prepare_sft([source, source], tmp_path / "twice", folders["chatml"], options, say=said.append)
+    twice = sft_module.prepare_sft(
+        [source, source], tmp_path / "twice", folders["chatml"], options, say=said.append
+    )
     assert [row["documents"] for row in twice.sources] == [9, 9]
     held = prepared(source, tmp_path / "held", folders["chatml"], holdout=HoldOut(path=source))
     assert held.validation

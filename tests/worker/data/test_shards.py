@@ -33,9 +33,13 @@ from tests.worker.data.corpora import conversations, corpus, digest
 from tests.worker.data.interruptions import resumes_after_every_block
 
 OPTIONS = PrepareOptions(
-    seq_len=8, cleaning=Cleaning(deduplicate=True, min_characters=2), workers=2, holdout=HoldOut(fraction=0.2),
-    max_bad=999, shard_bytes=1 << 20,
-)  # fmt: skip
+    seq_len=8,
+    cleaning=Cleaning(deduplicate=True, min_characters=2),
+    workers=2,
+    holdout=HoldOut(fraction=0.2),
+    max_bad=999,
+    shard_bytes=1 << 20,
+)
 
 
 def ignore(_: object) -> None:
@@ -91,25 +95,37 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_merge_keeps_marks_of_answers_and_what_is_held_out(made: Path, size: str, tmp_path: Path) -> None:
+def test_merge_keeps_marks_of_answers_and_what_is_held_out(
+    made: Path, size: str, tmp_path: Path
+) -> None:
     assert "held out for validation" in run("merge", made / f"sft-{size}", tmp_path / "sft")
     assert contents(tmp_path / "sft") == contents(made / "sft-one")
     run("merge", made / size, tmp_path / "text")
     for end in (".bin", ".idx", ".sums"):
-        assert (tmp_path / f"text_validation{end}").read_bytes() == (made / f"one/validation{end}").read_bytes()
+        assert (tmp_path / f"text_validation{end}").read_bytes() == (
+            made / f"one/validation{end}"
+        ).read_bytes()
 
 
-def test_merged_instruction_data_trains_as_the_parts_one_after_another(made: Path, tmp_path: Path) -> None:
+def test_merged_instruction_data_trains_as_the_parts_one_after_another(
+    made: Path, tmp_path: Path
+) -> None:
     run("merge", made / "sft-small", made / "sft-one", tmp_path / "both")
     one, both = DatasetManifest.load(made / "sft-one"), DatasetManifest.load(tmp_path / "both")
     assert both.validation
     assert one.validation
-    assert (both.samples, both.validation["samples"]) == (2 * one.samples, 2 * one.validation["samples"])
+    assert (both.samples, both.validation["samples"]) == (
+        2 * one.samples,
+        2 * one.validation["samples"],
+    )
     assert both.bad_line_count == 2 * one.bad_line_count > 0
     assert summary.inspect(tmp_path / "both").facts["learned_tokens"] == (
         2 * summary.inspect(made / "sft-one").facts["learned_tokens"]
     )
-    rows = [rows_of(folder, about, 24, 0) for folder, about in ((made / "sft-one", one), (tmp_path / "both", both))]
+    rows = [
+        rows_of(folder, about, 24, 0)
+        for folder, about in ((made / "sft-one", one), (tmp_path / "both", both))
+    ]
     assert isinstance(rows[0], SampleRows)
     assert isinstance(rows[1], SampleRows)
     for number in range(one.samples):
@@ -138,8 +154,14 @@ def test_marks_and_held_out_documents_are_not_lost_without_a_word(
                 import_tokens(source, tmp_path / "import", tokenizer_folder, 8)
     for words, why in (
         ((made / "sft-one", made / "sft-small/tokens", tmp_path / "x"), "name folders that"),
-        ((made / "sft-one", made / "one", tmp_path / "x"), "was prepared with objective sft and .* with pretrain"),
-        ((made / "sft-one", made / "sft-small", made / "sft-one"), "is one of the folders to merge"),
+        (
+            (made / "sft-one", made / "one", tmp_path / "x"),
+            "was prepared with objective sft and .* with pretrain",
+        ),
+        (
+            (made / "sft-one", made / "sft-small", made / "sft-one"),
+            "is one of the folders to merge",
+        ),
     ):
         result = CliRunner().invoke(app, ["merge", *map(str, words)])
         assert isinstance(result.exception, SmtrainError)
@@ -149,9 +171,13 @@ def test_marks_and_held_out_documents_are_not_lost_without_a_word(
         said: list[str] = []
         manifest = DatasetManifest.load(made / name)
         read = prepare(
-            made / name, tmp_path / name, tokenizer_folder, PrepareOptions(seq_len=8), progress=ignore,
+            made / name,
+            tmp_path / name,
+            tokenizer_folder,
+            PrepareOptions(seq_len=8),
+            progress=ignore,
             say=said.append,
-        )  # fmt: skip
+        )
         assert read.documents == getattr(manifest, documents), "no masks, no validation"
         assert any("held out for validation" in line for line in said)
         assert ("sequences with marks of their answers" in read.unread) is name.startswith("sft")
@@ -160,26 +186,46 @@ def test_marks_and_held_out_documents_are_not_lost_without_a_word(
 def test_every_loader_reads_a_set_as_one_dataset(made: Path) -> None:
     def loader(folder: Path, masked: bool = False) -> TokenLoader:
         return TokenLoader(
-            folder, seq_len=8, global_batch_size=6, dp_rank=1, dp_size=2, seed=3, vocab_size=512, weights=(1, 2),
+            folder,
+            seq_len=8,
+            global_batch_size=6,
+            dp_rank=1,
+            dp_size=2,
+            seed=3,
+            vocab_size=512,
+            weights=(1, 2),
             document_mask=masked,
-        )  # fmt: skip
+        )
 
     for name in ("small", "large"):
         folders = (made / "one", made / name)
         same([loader(folder) for folder in folders], [0, 6, 12, 600])
         same([loader(folder, masked=True) for folder in folders], [0, 6, 12, 600])
         packed = [
-            TokenLoader(made / f, seq_len=24, global_batch_size=4, dp_rank=0, dp_size=1, seed=3, vocab_size=512)
+            TokenLoader(
+                made / f,
+                seq_len=24,
+                global_batch_size=4,
+                dp_rank=0,
+                dp_size=1,
+                seed=3,
+                vocab_size=512,
+            )
             for f in ("sft-one", f"sft-{name}")
         ]
         same(packed, [0, 4, 40])
         for masked, kind, length in ((False, "", 8), (True, "", 8), (False, "sft-", 24)):
             held = [
                 HeldOut(
-                    made / f, seq_len=length, global_batch_size=4, dp_rank=0, dp_size=1, document_mask=masked
+                    made / f,
+                    seq_len=length,
+                    global_batch_size=4,
+                    dp_rank=0,
+                    dp_size=1,
+                    document_mask=masked,
                 )
                 for f in (f"{kind}one", f"{kind}{name}")
-            ]  # fmt: skip
+            ]
             assert held[0].batches == held[1].batches > 1
             same(held, range(held[0].batches))
 
@@ -192,10 +238,15 @@ def same(readers: Sequence[Any], places: Iterable[int]) -> None:
         reader.close()
 
 
-def test_the_commands_read_a_set_as_one_dataset(made: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_the_commands_read_a_set_as_one_dataset(
+    made: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     for name in ("small", "large"):
         for kind in ("", "sft-"):
-            one, many = summary.inspect(made / f"{kind}one"), summary.inspect(made / f"{kind}{name}")
+            one, many = (
+                summary.inspect(made / f"{kind}one"),
+                summary.inspect(made / f"{kind}{name}"),
+            )
             assert many.facts.pop("shards") > 2
             assert many.facts == one.facts
             assert np.array_equal(one.counts, many.counts)
@@ -211,7 +262,9 @@ def test_the_commands_read_a_set_as_one_dataset(made: Path, tmp_path: Path, toke
             for path in (tmp_path / name / "a").iterdir():
                 path.unlink()
             imported = [
-                import_tokens(source, tmp_path / name / f"import-{i}", tokenizer_folder, 8, overwrite=True)
+                import_tokens(
+                    source, tmp_path / name / f"import-{i}", tokenizer_folder, 8, overwrite=True
+                )
                 for i, source in enumerate((whole, made / name / f"tokens_{number}"))
             ]
             assert imported[0].files == imported[1].files
@@ -222,7 +275,9 @@ def test_a_set_resumes_after_every_block(
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
     monkeypatch.setattr("smtrain.worker.data.resumable.MARK_BYTES", 1)
-    rows = "".join(f'{{"text": "the words of text {i % 40} and more of them"}}\n' for i in range(60))
+    rows = "".join(
+        f'{{"text": "the words of text {i % 40} and more of them"}}\n' for i in range(60)
+    )
     (tmp_path / "a.jsonl").write_text(rows)
     options = dataclasses.replace(OPTIONS, shard_bytes=600, workers=1)
 
@@ -239,8 +294,18 @@ def test_another_shard_size_leaves_no_file_of_the_set_before(
     (tmp_path / "a.jsonl").write_text('{"text": "the words of a small text"}\n' * 80)
     for size, count in ((2000, 2), (1 << 30, 1), (1100, 3)):
         options = PrepareOptions(seq_len=8, shard_bytes=size, workers=2)
-        made = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore)
-        assert {path.name for path in (tmp_path / "out").iterdir()} == {*made.files, "manifest.json"}
+        made = prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            progress=ignore,
+            say=ignore,
+        )
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {
+            *made.files,
+            "manifest.json",
+        }
         assert len(shards_of(made.parts[0])) == count
 
 
@@ -255,7 +320,7 @@ def test_a_damaged_or_missing_shard_is_named(made: Path, tmp_path: Path) -> None
     def read() -> None:
         loader = TokenLoader(
             tmp_path, seq_len=8, global_batch_size=8, dp_rank=0, dp_size=1, seed=3, vocab_size=512
-        )  # fmt: skip
+        )
         try:
             for place in range(0, loader.samples, 8):
                 loader.batch(place)

@@ -56,7 +56,9 @@ def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(
         zst.write(lines.encode())
     table = pa.table({"text": pa.array(texts, pa.string())})
     pq.write_table(table, folder / "a.parquet", row_group_size=3)
-    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:  # like files of `datasets`
+    with pa.ipc.new_stream(
+        str(folder / "a.arrow"), table.schema
+    ) as stream:  # like files of `datasets`
         stream.write_table(table, max_chunksize=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", size)
@@ -66,7 +68,9 @@ def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(
             assert sum(block.size for block in cut_file(file)) <= file.bytes  # never beyond the end
 
 
-def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_is_told_with_its_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 20)
     rows = [
         b'{"text": "good"}',
@@ -88,7 +92,9 @@ def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: 
     assert [
         word in b.reason
         for b, word in zip(
-            bad, ["not JSON", "'body'", "int", "null", "JSON list", "byte 11", "surrogate", "not JSON"], strict=True
+            bad,
+            ["not JSON", "'body'", "int", "null", "JSON list", "byte 11", "surrogate", "not JSON"],
+            strict=True,
         )
     ] == [True] * 8
     assert str(bad[0]).startswith("a.jsonl, line 3: ")
@@ -96,21 +102,31 @@ def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: 
 
 def test_parquet_faults(tmp_path: Path) -> None:
     binary = pa.array([b"ok", b"\xff"]).view(pa.binary())
-    pq.write_table(pa.table({"text": pa.array(["a", None, "b"]), "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"text": pa.array(["a", None, "b"]), "n": [1, 2, 3]}), tmp_path / "a.parquet"
+    )
     pq.write_table(pa.table({"text": binary}), tmp_path / "b.parquet")
     texts, bad = read(tmp_path / "a.parquet")
-    assert (texts, [(b.line, b.reason) for b in bad]) == (["a", "b"], [(2, "'the text column' is null, not a string")])
+    assert (texts, [(b.line, b.reason) for b in bad]) == (
+        ["a", "b"],
+        [(2, "'the text column' is null, not a string")],
+    )
     with pytest.raises(DataError, match="no column 'body' but text, n"):
         read(tmp_path / "a.parquet", "body")
     texts, bad = read(tmp_path / "b.parquet")
-    assert (texts, [str(b) for b in bad]) == (["ok"], ["b.parquet, line 2: bytes that are not UTF-8"])
+    assert (texts, [str(b) for b in bad]) == (
+        ["ok"],
+        ["b.parquet, line 2: bytes that are not UTF-8"],
+    )
     (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:100])
     with pytest.raises(DataError, match=r"c\.parquet cannot be read as Parquet"):
         read(tmp_path / "c.parquet")
 
 
 def test_a_cut_gzip_is_named(tmp_path: Path) -> None:
-    whole = gzip.compress(b"".join(json.dumps({"text": str(i) * 50}).encode() + b"\n" for i in range(500)))
+    whole = gzip.compress(
+        b"".join(json.dumps({"text": str(i) * 50}).encode() + b"\n" for i in range(500))
+    )
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz is not a whole gzip file"):
         read(tmp_path)
@@ -123,7 +139,9 @@ def test_zero_bytes_after_a_gzip_file_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
-def test_a_compressed_file_that_cannot_be_read_has_the_remedy_of_its_cause(tmp_path: Path, name: str) -> None:
+def test_a_compressed_file_that_cannot_be_read_has_the_remedy_of_its_cause(
+    tmp_path: Path, name: str
+) -> None:
     window = b"\x28\xb5\x2f\xfd\x04\xa8\x85\x17\x00"
     damaged = bytearray(gzip.compress(b"words of a text " * 40))
     damaged[14:18] = b"\xff" * 4
@@ -150,15 +168,32 @@ def test_a_file_that_may_not_be_read_is_not_to_be_written_again(tmp_path: Path) 
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}'))
     (file,) = find_files(tmp_path)
     for error, said in (
-        (PermissionError(13, "Permission denied"), "(permission denied); give this user the right to read it."),
-        (FileNotFoundError(2, "No such file or directory"), "(no such file or directory); put it back."),
-        (OSError("CRC check failed"), "gzip file (CRC check failed); copy the original again, or write it again."),
+        (
+            PermissionError(13, "Permission denied"),
+            "(permission denied); give this user the right to read it.",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory"),
+            "(no such file or directory); put it back.",
+        ),
+        (
+            OSError("CRC check failed"),
+            "gzip file (CRC check failed); copy the original again, or write it again.",
+        ),
     ):
         assert str(sources.unreadable(file, error)).endswith(said)
 
 
 def test_which_files_are_found(tmp_path: Path) -> None:
-    for name in ("b.txt", "sub/a.txt", "code.py", ".hidden.txt", ".git/x.txt", "rows.jsonl", "out/made.txt"):
+    for name in (
+        "b.txt",
+        "sub/a.txt",
+        "code.py",
+        ".hidden.txt",
+        ".git/x.txt",
+        "rows.jsonl",
+        "out/made.txt",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text('{"text": "x"}')
     names = lambda *a, **k: [f.name for f in find_files(tmp_path, *a, **k)]  # noqa: E731
@@ -167,7 +202,11 @@ def test_which_files_are_found(tmp_path: Path) -> None:
     assert names("jsonl") == ["rows.jsonl"]
     assert names("text") == ["b.txt", "code.py", "out/made.txt", "rows.jsonl", "sub/a.txt"]
     assert [f.kind for f in find_files(tmp_path / "code.py", "text")] == ["text"]
-    assert [f.name for f in find_files(str(tmp_path / "**/*.txt"))] == ["b.txt", "out/made.txt", "sub/a.txt"]
+    assert [f.name for f in find_files(str(tmp_path / "**/*.txt"))] == [
+        "b.txt",
+        "out/made.txt",
+        "sub/a.txt",
+    ]
     with pytest.raises(DataError, match="holds no file"):
         find_files(str(tmp_path / "*.none"))
     with pytest.raises(DataError, match=r"code\.py has an ending"):
@@ -186,7 +225,9 @@ def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
     texts, (bad,) = read(tmp_path)
     assert texts == ["naïve\n"]
     assert (bad.file, bad.line) == ("b.txt", 3)
-    assert bad.reason.startswith("not UTF-8 at byte 8; it looks like ISO-8859-1: set data.encoding to iso-8859-1")
+    assert bad.reason.startswith(
+        "not UTF-8 at byte 8; it looks like ISO-8859-1: set data.encoding to iso-8859-1"
+    )
 
 
 @given(st.lists(TEXT.filter(lambda t: "<>" not in t and t), max_size=8), st.integers(1, 40))
@@ -203,13 +244,17 @@ def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(
 
 def test_objects_of_one_line_are_a_fault_and_blank_lines_are_none(tmp_path: Path) -> None:
     """The fast reader misreads both; reading line by line does not."""
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}{"text": "b"}\n{"text": "c", "text": "d"}\n\n\n{"text": "e"}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a"}{"text": "b"}\n{"text": "c", "text": "d"}\n\n\n{"text": "e"}\n'
+    )
     texts, bad = read(tmp_path)
     assert texts == ["d", "e"]
     assert [str(b).split(" (")[0] for b in bad] == ["a.jsonl, line 1: not JSON"]
 
 
-def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_does_not_fit_in_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "LARGEST_DOCUMENT", 100)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 10)
     (tmp_path / "a.txt").write_text("x" * 101)
@@ -220,7 +265,10 @@ def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monke
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("huggingface_hub.constants", "datasets.config"):  # otherwise it is retried for half a minute
+    for module in (
+        "huggingface_hub.constants",
+        "datasets.config",
+    ):  # otherwise it is retried for half a minute
         monkeypatch.setattr(pytest.importorskip(module), "HF_HUB_OFFLINE", True)
     said = r"^hf://unknown/nothing (needs the package datasets|cannot be loaded).*files\.$"
     with pytest.raises((DataError, StorageError), match=said):
@@ -239,7 +287,9 @@ def test_a_line_that_is_no_object_is_a_bad_line(tmp_path: Path, line: str) -> No
 def test_a_deeply_nested_line_is_a_bad_line(tmp_path: Path, deep: str) -> None:
     """Arrow's parser would recurse until the process ends."""
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n{"text": "two", "more": ' + deep + '}\n{"text": "[[{", "x": [[1], [2]]}\n')
+    path.write_text(
+        '{"text": "one"}\n{"text": "two", "more": ' + deep + '}\n{"text": "[[{", "x": [[1], [2]]}\n'
+    )
     texts, bad = read(path)
     assert (texts, [one.line for one in bad]) == (["one", "[[{"], [2])
 

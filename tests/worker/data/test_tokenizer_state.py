@@ -1,4 +1,6 @@
-"""A tokenizer gives the same ids each time, never cut, and all of them in the model's vocabulary."""
+"""A tokenizer gives the same ids each time, never cut, and all of them in the model's
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ from tests.worker.data.quiet import prepare
 TEXT = "the words of a small text, and some words more " * 4
 TRUNCATED = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 PADDED = {
-    "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+    "strategy": {"Fixed": 99},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
     "pad_token": "<|end|>",
-}  # fmt: skip
+}
 SWITCHES: dict[str, Any] = {
     "dropout 0.5": {"model": {"dropout": 0.5}},
     "truncation to 4 tokens": {"truncation": TRUNCATED},
@@ -43,7 +49,9 @@ def folder(tmp_path: Path, tokenizer_folder: Path) -> Path:
 def change(path: Path, **keys: Any) -> None:
     about = json.loads(path.read_text()) if path.is_file() else {}
     for key, value in keys.items():
-        about[key] = {**about[key], **value} if isinstance(about.get(key), dict) and value else value
+        about[key] = (
+            {**about[key], **value} if isinstance(about.get(key), dict) and value else value
+        )
     path.write_text(json.dumps(about))
 
 
@@ -52,7 +60,9 @@ def ids(tokenizer: Any) -> set[tuple[int, ...]]:
     once = getattr(tokenizer, "backend_tokenizer", tokenizer)
     results = {tuple(once.encode(TEXT, add_special_tokens=False).ids) for _ in range(10)}
     if once is not tokenizer:
-        results |= {tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"]) for _ in range(10)}
+        results |= {
+            tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"]) for _ in range(10)
+        }
     return results
 
 
@@ -89,9 +99,15 @@ def test_two_prepares_give_one_result_and_name_it(folder: Path, tmp_path: Path) 
     written = []
     for name in ("one", "two"):
         done = smtrain(
-            "data", "prepare", str(tmp_path / "a.jsonl"), str(tmp_path / name), "--model", str(folder),
-            "--seq-len", "8",
-        )  # fmt: skip
+            "data",
+            "prepare",
+            str(tmp_path / "a.jsonl"),
+            str(tmp_path / name),
+            "--model",
+            str(folder),
+            "--seq-len",
+            "8",
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("prepare: tokenizer: dropout 0.5 is switched off") == 1
         assert done.stderr.count("switched off") == 1
@@ -100,7 +116,15 @@ def test_two_prepares_give_one_result_and_name_it(folder: Path, tmp_path: Path) 
 
 
 def test_unigrams_are_not_drawn(tmp_path: Path) -> None:
-    pieces = [("<unk>", 0.0), ("▁", -1.0), ("a", -2.0), ("b", -2.0), ("ab", -2.5), ("ba", -2.5), ("aba", -3.0)]
+    pieces = [
+        ("<unk>", 0.0),
+        ("▁", -1.0),
+        ("a", -2.0),
+        ("b", -2.0),
+        ("ab", -2.5),
+        ("ba", -2.5),
+        ("aba", -3.0),
+    ]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0, byte_fallback=False))
     plain = {tuple(made.encode("abababa").ids)}
     model: Any = made.model
@@ -113,13 +137,18 @@ def test_unigrams_are_not_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"sp_model_kwargs": {"enable_sampling": True, "nbest_size": -1, "alpha": 0.1}}, "sp_model_kwargs"),
+        (
+            {"sp_model_kwargs": {"enable_sampling": True, "nbest_size": -1, "alpha": 0.1}},
+            "sp_model_kwargs",
+        ),
         ({"enable_sampling": True}, "enable_sampling True"),
         ({"dropout": 0.1}, "dropout 0.1"),
         ({"truncation": True, "padding": "max_length"}, "truncation True, padding max_length"),
     ],
 )
-def test_settings_of_tokenizer_config_are_off_and_named(keys: dict[str, Any], named: str, folder: Path) -> None:
+def test_settings_of_tokenizer_config_are_off_and_named(
+    keys: dict[str, Any], named: str, folder: Path
+) -> None:
     plain = ids(hf_tokenizer.load(folder))
     change(folder / "tokenizer_config.json", **keys)
     said: list[str] = []
@@ -150,15 +179,27 @@ def test_a_truncated_answer_is_never_a_sample(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("eos", [50256, [50256, 3], 512, -1])
-def test_an_end_that_the_model_does_not_have_is_refused(eos: Any, folder: Path, tmp_path: Path) -> None:
+def test_an_end_that_the_model_does_not_have_is_refused(
+    eos: Any, folder: Path, tmp_path: Path
+) -> None:
     change(folder / "config.json", vocab_size=512, eos_token_id=eos)
     change(folder / "tokenizer_config.json", eos_token=None)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
     number = eos[0] if isinstance(eos, list) else eos
-    words = rf"eos_token_id is {number} and the model has the ids 0 to 511 .* as eos_token in tokenizer_config\.json"
+    words = (
+        rf"eos_token_id is {number} and the model has the ids 0 to 511 .* as eos_token in"
+        r" tokenizer_config\.json"
+    )
     for append in (True, False):
         with pytest.raises(DataError, match=words):
-            prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, seq_len=8, append_eod=append, progress=None)
+            prepare(
+                tmp_path / "a.jsonl",
+                tmp_path / "out",
+                folder,
+                seq_len=8,
+                append_eod=append,
+                progress=None,
+            )
     assert not (tmp_path / "out").exists()
     # the remedy
     change(folder / "tokenizer_config.json", eos_token="<|end|>")
@@ -182,20 +223,28 @@ def test_an_end_without_a_config_is_one_of_the_tokenizers(folder: Path) -> None:
 def test_a_token_that_only_the_config_knows_is_not_learned_in_pieces(tmp_path: Path) -> None:
     made = tokenizer(tmp_path, "alpaca")
     change(made / "tokenizer_config.json", eos_token="<|stop|>")
-    with pytest.raises(DataError, match=r"the chat template writes '<\|stop\|>', which tokenizer_config\.json calls"):
+    with pytest.raises(
+        DataError,
+        match=r"the chat template writes '<\|stop\|>', which tokenizer_config\.json calls",
+    ):
         SampleMaker(made, PrepareOptions(seq_len=64))
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n"),
+        (
+            "tokenizer.json",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n",
+        ),
         ("tokenizer.json", "<!DOCTYPE html><html>sign in</html>"),
         ("tokenizer.json", ""),
     ],
     ids=["pointer", "page", "empty"],
 )
-def test_a_file_that_is_none_of_a_tokenizer_is_named_as_what_it_is(name: str, content: str, folder: Path) -> None:
+def test_a_file_that_is_none_of_a_tokenizer_is_named_as_what_it_is(
+    name: str, content: str, folder: Path
+) -> None:
     (folder / name).write_text(content)
     with pytest.raises(DataError, match=rf"{name} (is|holds|has|was)") as caught:
         load_tokenizer(folder)

@@ -23,14 +23,32 @@ from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
-from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence
+from smtrain.worker.data.read.unread import (
+    UnreadText,
+    holds_text,
+    unread_columns,
+    unread_fields,
+    unread_sentence,
+)
 from tests.typed import typed as smtrain
 from tests.worker.data.quiet import prepare
 
 TEXT = "words of a small text " * 9
 ROWS: list[dict[str, Any]] = [
-    {"text": TEXT, "title": "a title", "when": "2026-01-01T00:00:00", "n": 3, "meta": {"url": "u", "tags": ["a"]}},
-    {"text": TEXT, "title": "another", "when": "2026-01-02T00:00:00", "n": 4, "meta": {"url": "", "tags": []}},
+    {
+        "text": TEXT,
+        "title": "a title",
+        "when": "2026-01-01T00:00:00",
+        "n": 3,
+        "meta": {"url": "u", "tags": ["a"]},
+    },
+    {
+        "text": TEXT,
+        "title": "another",
+        "when": "2026-01-02T00:00:00",
+        "n": 4,
+        "meta": {"url": "", "tags": []},
+    },
     {"text": TEXT, "title": None, "when": "2026-01-02T00:00:00", "n": None, "meta": None},
 ]
 
@@ -52,7 +70,11 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
                 file.write_table(table, max_chunksize=2)
         case [".tar"]:
             with tarfile.open(path, "w") as archive:
-                for name, content in (("in/a.jsonl", lines.encode()), ("in/b.png", b"?"), ("in/c.png", b"?")):
+                for name, content in (
+                    ("in/a.jsonl", lines.encode()),
+                    ("in/b.png", b"?"),
+                    ("in/c.png", b"?"),
+                ):
                     about = tarfile.TarInfo(name)
                     about.size = len(content)
                     archive.addfile(about, io.BytesIO(content))
@@ -74,12 +96,17 @@ def test_fields_with_text_are_counted_by_their_records(name: str, tmp_path: Path
     assert unread(path) == {"title": 2, "when": 3, "meta": nested}
     assert unread(path, "{text} {when}") == {"title": 2, "meta": nested}
     others = unread(path, "meta.url")
-    records = 2 if name in ("a.jsonl", "a.jsonl.gz", "a.json") else 3  # the third has no meta.url, and is a fault
+    records = (
+        2 if name in ("a.jsonl", "a.jsonl.gz", "a.json") else 3
+    )  # the third has no meta.url, and is a fault
     assert others == {"meta.tags": 1, "text": records, "title": 2, "when": records}
 
 
 def test_a_field_of_several_types_is_counted_too(tmp_path: Path) -> None:
-    rows = [{"text": TEXT, "extra": extra, "title": "t"} for extra in ("text", 3, {"a": "text"}, {"a": 3}, ["x"], [])]
+    rows = [
+        {"text": TEXT, "extra": extra, "title": "t"}
+        for extra in ("text", 3, {"a": "text"}, {"a": 3}, ["x"], [])
+    ]
     assert unread(write(tmp_path / "a.jsonl", rows)) == {"extra": 3, "title": 6}
     (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "no json\n")
     assert unread(tmp_path / "a.jsonl") == {"extra": 3, "title": 6}
@@ -97,7 +124,8 @@ def test_csv_tar_and_archives(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "a.warc").write_bytes(
         b"".join(
-            f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length:"
+            f" {len(body)}\r\n\r\n".encode()
             + body
             + b"\r\n\r\n"
             for kind, media, body in records
@@ -110,7 +138,12 @@ def test_pages_of_a_dump_that_are_no_articles(tmp_path: Path) -> None:
     pytest.importorskip("mwparserfromhell")
     pages = "".join(
         f"<page><title>{title}</title><ns>{ns}</ns>{more}<revision><text>words</text></revision></page>"
-        for title, ns, more in (("A", 0, ""), ("B", 1, ""), ("C", 0, '<redirect title="A"/>'), ("D", 1, ""))
+        for title, ns, more in (
+            ("A", 0, ""),
+            ("B", 1, ""),
+            ("C", 0, '<redirect title="A"/>'),
+            ("D", 1, ""),
+        )
     )
     (tmp_path / "a.xml").write_text(f"<mediawiki>{pages}</mediawiki>")
     assert unread(tmp_path / "a.xml") == {"pages of namespace 1": 2, "redirects": 1}
@@ -120,9 +153,15 @@ def test_it_is_said_before_anything_is_trained(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = smtrain(
-        "data", "prepare", str(write(tmp_path / "a.jsonl")), str(tmp_path / "out"), "--model", str(tokenizer_folder),
-        "--seq-len", "8",
-    )  # fmt: skip
+        "data",
+        "prepare",
+        str(write(tmp_path / "a.jsonl")),
+        str(tmp_path / "out"),
+        "--model",
+        str(tokenizer_folder),
+        "--seq-len",
+        "8",
+    )
     assert done.returncode == 0, done.stderr
     for text in (done.stdout, done.stderr):
         assert "not read: when 3, title 2, meta 1" in text
@@ -133,7 +172,9 @@ def test_it_is_said_before_anything_is_trained(
     # whatever the blocks are
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
     said: list[str] = []
-    made = prepare(tmp_path / "a.jsonl", tmp_path / "small", tokenizer_folder, seq_len=8, say=said.append)
+    made = prepare(
+        tmp_path / "a.jsonl", tmp_path / "small", tokenizer_folder, seq_len=8, say=said.append
+    )
     assert made.unread == {"title": 2, "when": 3, "meta": 1}
     made = prepare(
         write(tmp_path / "only.jsonl", [{"text": TEXT, "n": 3}]),
@@ -159,9 +200,14 @@ def test_a_record_with_names_of_its_own_does_not_fill_the_memory() -> None:
 
 def test_arrow_counts_what_python_counts() -> None:
     values: list[Any] = [
-        None, {"a": "x", "b": [], "c": 1}, {"a": "", "b": ["", "y"], "c": 2}, {"a": None, "b": [None], "c": None},
-    ]  # fmt: skip
-    table = pa.table({"v": values, "d": pa.array(["a", "", None, "b"]).dictionary_encode(), "n": [1, 2, 3, 4]})
+        None,
+        {"a": "x", "b": [], "c": 1},
+        {"a": "", "b": ["", "y"], "c": 2},
+        {"a": None, "b": [None], "c": None},
+    ]
+    table = pa.table(
+        {"v": values, "d": pa.array(["a", "", None, "b"]).dictionary_encode(), "n": [1, 2, 3, 4]}
+    )
     rows = table.to_pylist()
     for read in ((), ("v.a",), ("v.a", "d"), ("v",)):
         wanted = UnreadText()
@@ -218,8 +264,10 @@ def test_modes_and_held_out_documents_are_named(
     monkeypatch.chdir(tmp_path)
     absent, there = "documents held out for validation are not in it", "held out for validation: "
     for line, words in (
-        ("export held blocks --seq-len 8", absent), ("merge held all", there), ("split held part 1 1", absent),
-    ):  # fmt: skip
+        ("export held blocks --seq-len 8", absent),
+        ("merge held all", there),
+        ("split held part 1 1", absent),
+    ):
         done = smtrain("data", *line.split())
         assert done.returncode == 0, done.stderr
         assert words in done.stdout

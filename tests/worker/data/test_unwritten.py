@@ -19,21 +19,34 @@ OWN = {
     "cut": LOOP + "{{ m.content.split('</think>')[-1] }}" + END,
     # a thought stays in the last answer only
     "last": LOOP + "{{ m.content if loop.last else m.content.split('</think>')[-1] }}" + END,
-    "field": LOOP + "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}" + END,
+    "field": (
+        LOOP
+        + "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{%"
+        " endif %}{{ m.content }}" + END
+    ),
     "trim": LOOP + "{{ m.content | trim }}" + END,
     "upper": LOOP + "{{ m.content | upper }}" + END,
-    "outside": LOOP + "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>{% generation %}"
-    "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}",
-    "calls": LOOP + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-    "{{ c.function.arguments | tojson }}{% endfor %}" + END,
-    "first": LOOP + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-    "{{ c.function.arguments.zone }}{% endfor %}" + END,
-    "text": LOOP + "{% if m.content is none %}{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}"
-    "{% else %}{{ m.content + '' }}{% endif %}" + END,
+    "outside": (
+        LOOP
+        + "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>{% generation %}{{"
+        " m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif"
+        " %}\n{% endfor %}"
+    ),
+    "calls": (
+        LOOP + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}" + END
+    ),
+    "first": (
+        LOOP + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments.zone }}{% endfor %}" + END
+    ),
+    "text": (
+        LOOP + "{% if m.content is none %}{{ m.tool_calls[0].function.name +"
+        " m.tool_calls[0].function.arguments }}{% else %}{{ m.content + '' }}{% endif %}" + END
+    ),
     "none": LOOP + "{{ m.content + '' }}" + END,
     "chatml": CHATML,
-}  # fmt: skip
+}
 THOUGHT = "<think>two and two</think>Four."
 PART = "parts of turns of the role assistant"
 SPACE = "white space of answers"
@@ -56,7 +69,9 @@ def counted(row: Any, tmp_path: Path, folder: Path, **more: Any) -> dict[str, in
 
 def prepared(row: Any, tmp_path: Path, folder: Path, **more: Any) -> DatasetManifest:
     rows = row if isinstance(row, list) else [row]
-    return prepare_sft(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=400, workers=1, **more)
+    return prepare_sft(
+        write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, seq_len=400, workers=1, **more
+    )
 
 
 def call(**arguments: Any) -> dict[str, Any]:
@@ -72,22 +87,44 @@ def call(**arguments: Any) -> dict[str, Any]:
         ("cut", talk("two and two?", "Four."), {}),
         ("last", talk("two and two?", THOUGHT, "and?", THOUGHT), {}),  # a sample for each answer
         ("chatml", talk("two and two?", THOUGHT, "and?", THOUGHT), {}),
-        ("field", [*talk("a?", "Four."), talk("b?")[0], {**talk("", "Five.")[1], "reasoning_content": "one"}], {}),
         (
             "field",
-            [talk("b?")[0], {**talk("", "Five.")[1], "reasoning_content": "one", "thinking": "two"}],
+            [
+                *talk("a?", "Four."),
+                talk("b?")[0],
+                {**talk("", "Five.")[1], "reasoning_content": "one"},
+            ],
+            {},
+        ),
+        (
+            "field",
+            [
+                talk("b?")[0],
+                {**talk("", "Five.")[1], "reasoning_content": "one", "thinking": "two"},
+            ],
             {"messages[].thinking": 1},
         ),
-        ("outside", [talk("b?")[0], {**talk("", "Five.")[1], "reasoning_content": "one"}],
-         {"text of answers that is seen and not learned": 1}),
+        (
+            "outside",
+            [talk("b?")[0], {**talk("", "Five.")[1], "reasoning_content": "one"}],
+            {"text of answers that is seen and not learned": 1},
+        ),
         ("trim", talk("a? ", " Four.\n"), {SPACE: 1}),
         ("chatml", talk("a? ", " Four.\n"), {}),
         ("upper", talk("1?", "Four."), {PART: 1}),
         ("calls", [talk("a?")[0], call(zone='the "zone"\n', at={"é": [1, 2.5]})], {}),
-        ("first", [talk("a?")[0], call(zone="west", hour="noon")], {"parts of messages[].tool_calls": 1}),
-        ("text", [talk("a?")[0], call(zone="west")], {}),  # arguments as text, as DeepSeek-R1's template has them
+        (
+            "first",
+            [talk("a?")[0], call(zone="west", hour="noon")],
+            {"parts of messages[].tool_calls": 1},
+        ),
+        (
+            "text",
+            [talk("a?")[0], call(zone="west")],
+            {},
+        ),  # arguments as text, as DeepSeek-R1's template has them
     ],
-)  # fmt: skip
+)
 def test_each_part_of_an_answer_is_learned_or_counted(
     template: str, messages: list[Any], unread: dict[str, int], tmp_path: Path, folder: Any
 ) -> None:
@@ -95,13 +132,22 @@ def test_each_part_of_an_answer_is_learned_or_counted(
 
 
 def test_a_call_that_a_template_cannot_write_is_a_sentence(tmp_path: Path, folder: Any) -> None:
-    with pytest.raises(DataError, match=r"a\.jsonl, line 1: an answer is a call of a function, .*chat_template\.jinja"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.jsonl, line 1: an answer is a call of a function, .*chat_template\.jinja",
+    ):
         prepared({"messages": [talk("a?")[0], call(zone="west")]}, tmp_path, folder("none"))
 
 
 @pytest.mark.parametrize("answer", ["chosen", "rejected"])
-def test_a_thought_in_one_of_two_answers_is_counted(answer: str, tmp_path: Path, folder: Any) -> None:
-    row = {"prompt": talk("two and two?"), "chosen": talk("", "Four.")[1:], "rejected": talk("", "Five.")[1:]}
+def test_a_thought_in_one_of_two_answers_is_counted(
+    answer: str, tmp_path: Path, folder: Any
+) -> None:
+    row = {
+        "prompt": talk("two and two?"),
+        "chosen": talk("", "Four.")[1:],
+        "rejected": talk("", "Five.")[1:],
+    }
     row[answer] = talk("", THOUGHT)[1:]
     assert counted(row, tmp_path, folder("cut"), objective="dpo") == {PART: 1}
     assert counted(row, tmp_path, folder("chatml"), objective="dpo") == {}

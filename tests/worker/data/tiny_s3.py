@@ -17,11 +17,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 FAULTS = ("error", "throttle", "drop", "late error", "late drop", "truncated")
-"""`late`: the call takes effect, and its answer is lost. `truncated`: the body is shorter than Content-Length."""
+"""`late`: the call takes effect, and its answer is lost.
+
+`truncated`: the body is shorter than Content-Length.
+"""
 _ERRORS = {
-    "error": (500, "InternalError"), "late error": (500, "InternalError"), "throttle": (503, "SlowDown"),
-    "expired": (400, "ExpiredToken"), "skewed": (403, "RequestTimeTooSkewed"), "denied": (403, "AccessDenied"),
-}  # fmt: skip
+    "error": (500, "InternalError"),
+    "late error": (500, "InternalError"),
+    "throttle": (503, "SlowDown"),
+    "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
+    "denied": (403, "AccessDenied"),
+}
 
 
 class TinyS3:
@@ -39,7 +46,9 @@ class TinyS3:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    def answer(self, method: str, key: str, query: dict[str, str], body: bytes, range_: str) -> tuple[int, bytes, str]:
+    def answer(
+        self, method: str, key: str, query: dict[str, str], body: bytes, range_: str
+    ) -> tuple[int, bytes, str]:
         """Status, body and Content-Range of a call."""
         if method == "GET" and "list-type" in query:
             return 200, self._listing(query), ""
@@ -57,7 +66,14 @@ class TinyS3:
             if parts is None:
                 return _error(404, "NoSuchUpload")
             self._write(key, b"".join(parts[number] for number in sorted(parts)))
-            return 200, _xml("CompleteMultipartUploadResult", f"<Key>{escape(key)}</Key><ETag>&quot;1&quot;</ETag>"), ""
+            return (
+                200,
+                _xml(
+                    "CompleteMultipartUploadResult",
+                    f"<Key>{escape(key)}</Key><ETag>&quot;1&quot;</ETag>",
+                ),
+                "",
+            )
         if method == "PUT":
             self._write(key, body)
             return 200, b"", ""
@@ -91,13 +107,19 @@ class TinyS3:
                 rows.append(name)
         more = len(rows) > self.page
         rows = rows[: min(self.page, int(query.get("max-keys", "1000")))]
-        token = f"<NextContinuationToken>{escape(rows[-1])}</NextContinuationToken>" if more and rows else ""
+        token = (
+            f"<NextContinuationToken>{escape(rows[-1])}</NextContinuationToken>"
+            if more and rows
+            else ""
+        )
         content = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(self.objects[name])}</Size>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for name in rows
         )
-        common = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders)
+        common = "".join(
+            f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in folders
+        )
         flags = f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{len(rows) + len(folders)}</KeyCount>"
         return _xml("ListBucketResult", f"{flags}{token}{content}{common}")
 
@@ -119,7 +141,9 @@ def _error(status: int, code: str) -> tuple[int, bytes, str]:
 
 
 def _chunks(stream: Any) -> Iterator[bytes]:
-    """The content of chunks, each after a line with its size and options, until one of size 0 and its trailers."""
+    """The content of chunks, each after a line with its size and options, until one of size 0 and
+    its trailers.
+    """
     while size := int(stream.readline().partition(b";")[0], 16):
         yield stream.read(size)
         stream.readline()
@@ -133,7 +157,9 @@ def _operation(method: str, key: str, query: dict[str, str]) -> str:
     if "uploads" in query:
         return "CreateMultipartUpload"
     if "uploadId" in query:
-        return {"PUT": "UploadPart", "POST": "CompleteMultipartUpload"}.get(method, "AbortMultipartUpload")
+        return {"PUT": "UploadPart", "POST": "CompleteMultipartUpload"}.get(
+            method, "AbortMultipartUpload"
+        )
     kind = "Object" if key else "Bucket"
     return {"GET": "Get", "HEAD": "Head", "PUT": "Put", "DELETE": "Delete"}[method] + kind
 
@@ -159,16 +185,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         parts = urlsplit(self.path)
         key = unquote(parts.path).removeprefix("/b").removeprefix("/")
-        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        query = {
+            name: values[0]
+            for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         body = self._body()
         operation = _operation(self.command, key, query)
         fault = self.store.decide(operation)
         status, content, range_ = 200, b"", ""
         if fault in (None, "late error", "late drop", "truncated"):
-            status, content, range_ = self.store.answer(self.command, key, query, body, self.headers.get("Range", ""))
+            status, content, range_ = self.store.answer(
+                self.command, key, query, body, self.headers.get("Range", "")
+            )
         if fault in _ERRORS:
             # S3 has said 200 when it finds that it cannot complete an upload
-            early = operation == "CompleteMultipartUpload" and fault in ("error", "late error", "throttle")
+            early = operation == "CompleteMultipartUpload" and fault in (
+                "error",
+                "late error",
+                "throttle",
+            )
             status, content, range_ = _error(*_ERRORS[fault])
             status = 200 if early else status
         if fault in ("drop", "late drop"):
@@ -193,7 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
             raw = b"".join(_chunks(self.rfile))
         else:
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        return b"".join(_chunks(BytesIO(raw))) if self.headers.get("Content-Encoding") == "aws-chunked" else raw
+        return (
+            b"".join(_chunks(BytesIO(raw)))
+            if self.headers.get("Content-Encoding") == "aws-chunked"
+            else raw
+        )
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
@@ -207,10 +246,14 @@ def tiny_s3(environment: Callable[[str, str], object], page: int = 1000) -> Iter
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
         environment(name, value)
     try:
         yield store

@@ -1,4 +1,6 @@
-"""LoRA in engine tests: adapters of the tiny models, trained by the engine on any mesh and by peft in one process."""
+"""LoRA in engine tests: adapters of the tiny models, trained by the engine on any mesh and by peft
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,26 @@ def steps(e: Any, first: int, last: int) -> list[tuple[float, float]]:
 
 
 def lora(config: dict[str, Any], targets: Any = ("all-linear",), **more: Any) -> Lora:
-    return Lora(**{"rank": 4, "alpha": 8.0, **more}, targets=targets_of(ModelShape.from_config(config), targets))
+    return Lora(
+        **{"rank": 4, "alpha": 8.0, **more},
+        targets=targets_of(ModelShape.from_config(config), targets),
+    )
 
 
-def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora, base: int = 0) -> NativeEngine:
+def engine(
+    config: dict[str, Any], options: ParallelOptions, adapter: Lora, base: int = 0
+) -> NativeEngine:
     source: Any = cases.Memory(config, cases.weights(config, base))
     return NativeEngine(config, options, OPTIMIZER, source, SEED, adapter)
 
 
 def train(
-    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, folder: Path, count: int = 3
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    adapter: Lora,
+    folder: Path,
+    count: int = 3,
 ) -> list[tuple[float, float]]:
     return begun(engine(config, options, adapter), folder, count)
 
@@ -54,14 +66,24 @@ def begun(e: Any, folder: Path, count: int) -> list[tuple[float, float]]:
 
 
 def resume(
-    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    adapter: Lora,
+    checkpoint: Path,
+    at: int,
+    last: int,
     folder: Path | None = None,
-) -> list[tuple[float, float]]:  # fmt: skip
+) -> list[tuple[float, float]]:
     return resumed(engine(config, options, adapter), checkpoint, at, last, folder)
 
 
-def resumed(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -> list[tuple[float, float]]:
-    """Resume an engine of any kind from step `at`, and leave a checkpoint in `folder` if it is given."""
+def resumed(
+    e: Any, checkpoint: Path, at: int, last: int, folder: Path | None
+) -> list[tuple[float, float]]:
+    """Resume an engine of any kind from step `at`, and leave a checkpoint in `folder` if it is
+    given.
+    """
     assert e.load(checkpoint).get("consumed", at) == at
     out = steps(e, at, last)
     if folder is not None:
@@ -73,7 +95,9 @@ def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, adapt
     return cases.refusal(lambda: engine(config, options, adapter), "built")
 
 
-def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None, path: Path) -> str:
+def try_load(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None, path: Path
+) -> str:
     e = cases.engine(config, options) if adapter is None else engine(config, options, adapter)
     return cases.refusal(lambda: e.load(path), "loaded")
 
@@ -94,12 +118,15 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
         quantize_by_bitsandbytes(base)
     model = get_peft_model(base, LoraConfig(**described))
     start = as_peft(config, adapter, RandomFactors(shape, SEED).read)
-    ones = as_peft(config, adapter, lambda name: torch.ones({s.name: s.shape for s in shape.specs}[name]))
+    ones = as_peft(
+        config, adapter, lambda name: torch.ones({s.name: s.shape for s in shape.specs}[name])
+    )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             with torch.no_grad():
                 parameter.copy_(start[plain_name(name)])
-            # Linears of each expert stay apart, as with transformers 4: peft makes them one, and would train all of it.
+            # Linears of each expert stay apart, as with transformers 4: peft makes them one, and
+            # would train all of it.
             mask = ones[plain_name(name)]
             parameter.register_hook(mask.mul)
     return model
@@ -114,9 +141,14 @@ def quantize_by_bitsandbytes(model: Any) -> None:
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and module is not head:
             made = nn.Linear4bit(
-                module.in_features, module.out_features, module.bias is not None, compute_dtype=module.weight.dtype,
-                compress_statistics=True, quant_type="nf4", device="meta",
-            )  # fmt: skip
+                module.in_features,
+                module.out_features,
+                module.bias is not None,
+                compute_dtype=module.weight.dtype,
+                compress_statistics=True,
+                quant_type="nf4",
+                device="meta",
+            )
             made.weight = nn.Params4bit(
                 module.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
             ).to("cpu")
@@ -129,19 +161,30 @@ def quantize_by_bitsandbytes(model: Any) -> None:
 _SHARED = ("r", "lora_alpha", "target_modules", "target_parameters", "use_rslora", "task_type")
 
 
-def as_peft(config: dict[str, Any], adapter: Lora, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+def as_peft(
+    config: dict[str, Any], adapter: Lora, read: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Factors, which `read` gives by our names, by those of peft's model and in its shapes."""
     shape = AdapterShape.of(ModelShape.from_config(config), adapter)
-    both, out, held = len(adapter.of_experts) > 1, dict[str, torch.Tensor](), dict[str, list[torch.Tensor]]()
+    both, out, held = (
+        len(adapter.of_experts) > 1,
+        dict[str, torch.Tensor](),
+        dict[str, list[torch.Tensor]](),
+    )
     for spec in shape.specs:
         if not spec.stacked:
             out[spec.name] = read(spec.name)
             continue
         path, leaf, kind, _ = spec.name.rsplit(".", 3)
         down = leaf in ("down_proj", "w2")
-        path = path.replace("block_sparse_moe", "mlp") + (".base_layer" if both and not down else "")
+        path = path.replace("block_sparse_moe", "mlp") + (
+            ".base_layer" if both and not down else ""
+        )
         held.setdefault(f"{path}.{kind}.weight", []).append(read(spec.name))
-    for name, parts in held.items():  # gate and up with an A each: ranks one after another, and B block by block
+    for (
+        name,
+        parts,
+    ) in held.items():  # gate and up with an A each: ranks one after another, and B block by block
         if "lora_A" in name:
             out[name] = torch.cat(parts, 1).flatten(0, 1)
         else:
@@ -156,7 +199,12 @@ def plain_name(name: str) -> str:
 
 
 def peft(
-    rank: int, config: dict[str, Any], adapter: Lora, count: int = 3, samples: int = cases.BATCH, aux: float = 0.0
+    rank: int,
+    config: dict[str, Any],
+    adapter: Lora,
+    count: int = 3,
+    samples: int = cases.BATCH,
+    aux: float = 0.0,
 ) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """The same steps by peft and torch's AdamW, and the factors after them.
 
@@ -190,26 +238,44 @@ def _peft(
         ids, labels = cases.batch(config, step)
         total, labelled = 0.0, (labels != -100).sum()
         for some, wanted in zip(ids.split(samples), labels.split(samples), strict=True):
-            made = model(input_ids=some, use_cache=False, **({"output_router_logits": True} if aux else {}))
-            loss = F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum") / labelled
+            made = model(
+                input_ids=some, use_cache=False, **({"output_router_logits": True} if aux else {})
+            )
+            loss = (
+                F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+                / labelled
+            )
             balance = aux * made.aux_loss * len(some) / len(ids) if aux else 0.0
             (loss + balance).backward()
             total += float(loss.detach())
-        gradients.append({name: p.grad.clone() for name, p in trained.items() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
+        )
         return total
 
-    return cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE), trained, gradients
+    return (
+        cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE),
+        trained,
+        gradients,
+    )
 
 
-def made_by_peft(rank: int, config: dict[str, Any], folder: Path, parameters: list[str], modules: list[str]) -> Any:
+def made_by_peft(
+    rank: int, config: dict[str, Any], folder: Path, parameters: list[str], modules: list[str]
+) -> Any:
     """Logits of the first batch, by an adapter of random factors that peft leaves in a folder."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(SEED)
     options = LoraConfig(
-        r=3, lora_alpha=5, target_parameters=parameters, target_modules=modules, task_type="CAUSAL_LM",
-        rank_pattern={} if "w1" in modules else {"down_proj": 2}, alpha_pattern={"q_proj": 4},
-    )  # fmt: skip
+        r=3,
+        lora_alpha=5,
+        target_parameters=parameters,
+        target_modules=modules,
+        task_type="CAUSAL_LM",
+        rank_pattern={} if "w1" in modules else {"down_proj": 2},
+        alpha_pattern={"q_proj": 4},
+    )
     model = get_peft_model(cases.transformers_model(config), options)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -248,17 +314,28 @@ def logits(
     return e.evaluate(*cases.own(e, cases.batch(config, 0))), None if made is None else made.numpy()
 
 
-def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
-    """The base after two steps: whether it changed, parameters with gradients, and size of the optimizer state."""
+def frozen(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora
+) -> dict[str, Any]:
+    """The base after two steps: whether it changed, parameters with gradients, and size of the
+    optimizer state.
+    """
     e = engine(config, options, adapter)
     before = e.stage.dense.flat.clone()
     steps(e, 0, 2)
-    state = (e.optimizer.gradients.flat, e.optimizer.master, e.optimizer.exp_avg, e.optimizer.exp_avg_sq)
+    state = (
+        e.optimizer.gradients.flat,
+        e.optimizer.master,
+        e.optimizer.exp_avg,
+        e.optimizer.exp_avg_sq,
+    )
     return {
         "unchanged": torch.equal(before, e.stage.dense.flat),
         "gradients": [name for name, p in e.stage.own() if p.grad is not None or p.requires_grad],
-        "dtypes": {str(p.dtype) for _, p in e.stage.own()}
-        | {str(p.dtype) for p in e.stage.trained.parameters.values()},
+        "dtypes": (
+            {str(p.dtype) for _, p in e.stage.own()}
+            | {str(p.dtype) for p in e.stage.trained.parameters.values()}
+        ),
         "numbers": max(len(t) for t in state),
         "flat": len(e.stage.trained.flat),
     }

@@ -1,4 +1,6 @@
-"""Tiny models, data and training runs of engine tests; what a world runs must be importable, so it is here."""
+"""Tiny models, data and training runs of engine tests; what a world runs must be importable, so it
+is here.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,12 @@ from tests.worker.checkpoint.models import newest_complete
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20
 OPTIMIZER = OptimizerOptions(eps=1e-6)
-"""torch's eps of 1e-8 makes a run that of its own rounding if a gradient all but cancels out. Token 24 of llama-kv4 is
-first met at step 6 with 6e-8 in one number of its gradient, which fp32 makes 0.7e-8 to 3.6e-8; phi3 has one number of
-2e-8 in its first step, or -8e-8 from weights that one rounding parts. AdamW moves such a number by the learning rate in
-either direction: norms of torch alone then differ by 7e-5, and by 2e-6 with this eps."""
+"""torch's eps of 1e-8 makes a run that of its own rounding if a gradient all but cancels out. Token
+24 of llama-kv4 is first met at step 6 with 6e-8 in one number of its gradient, which fp32 makes
+0.7e-8 to 3.6e-8; phi3 has one number of 2e-8 in its first step, or -8e-8 from weights that one
+rounding parts. AdamW moves such a number by the learning rate in either direction: norms of torch
+alone then differ by 7e-5, and by 2e-6 with this eps.
+"""
 
 
 def config(family: str, **changes: Any) -> dict[str, Any]:
@@ -85,7 +89,12 @@ AUX = {"router_aux_loss_coef": 0.02}
 OSS = {
     "sliding_window": 8,
     "num_hidden_layers": 2,
-    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
 }
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
 _ALL: dict[str, dict[str, Any]] = {
@@ -99,7 +108,12 @@ _ALL: dict[str, dict[str, Any]] = {
     "mistral-window": config("mistral", sliding_window=12, vocab_size=509),
     "smollm3": config("smollm3", tie_word_embeddings=True, pad_token_id=0),
     "smollm3-window": config(
-        "smollm3", pad_token_id=0, use_sliding_window=True, sliding_window=8, attention_bias=True, mlp_bias=True
+        "smollm3",
+        pad_token_id=0,
+        use_sliding_window=True,
+        sliding_window=8,
+        attention_bias=True,
+        mlp_bias=True,
     ),
     "phi3": config("phi3", sliding_window=12, pad_token_id=0),
     "phi3-partial": config(
@@ -232,8 +246,12 @@ _ALL: dict[str, dict[str, Any]] = {
         mlp_only_layers=[1],
         router_aux_loss_coef=0.02,
     ),
-    "mixtral": config("mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX),
-    "gpt_oss": config("gpt_oss", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, **AUX, **OSS),
+    "mixtral": config(
+        "mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX
+    ),
+    "gpt_oss": config(
+        "gpt_oss", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, **AUX, **OSS
+    ),
     "gpt_neox": config("gpt_neox"),
     "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
     "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
@@ -243,8 +261,10 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2, ep2 and norms; micro-batches are of 4
-    samples unless m says otherwise, and stages are even unless l names their layers."""
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2, ep2 and norms;
+    micro-batches are of 4 samples unless m says otherwise, and stages are even unless l names their
+    layers.
+    """
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
@@ -253,8 +273,15 @@ def mesh(text: str) -> ParallelOptions:
         options = replace(options, activation_checkpointing="full")
     if "selective" in more:
         options = replace(options, activation_checkpointing="selective")
-    options = replace(options, ep=next((int(c[2:]) for c in more if c[:2] == "ep"), 1), aux_by_layer="by-layer" in more)
-    options = replace(options, expert_capacity=next((float(c[1:]) for c in more if c[0] == "c" and c[1] != "p"), None))
+    options = replace(
+        options,
+        ep=next((int(c[2:]) for c in more if c[:2] == "ep"), 1),
+        aux_by_layer="by-layer" in more,
+    )
+    options = replace(
+        options,
+        expert_capacity=next((float(c[1:]) for c in more if c[0] == "c" and c[1] != "p"), None),
+    )
     for half in BY_PRECISION.keys() & more:
         options = replace(options, precision=half)
     options = replace(options, param_norm="layers" if "norms" in more else "none")
@@ -266,7 +293,8 @@ def mesh(text: str) -> ParallelOptions:
 def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Values under file names, biases and norms far from trivial so that a wrong cut shows.
 
-    Norms multiply by about 1: if a residual stream grows, five steps of two right programs part by 1e-4.
+    Norms multiply by about 1: if a residual stream grows, five steps of two right programs part by
+    1e-4.
     """
     generator = torch.Generator().manual_seed(seed)
     out = {}
@@ -274,8 +302,14 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     for spec in shape.specs:
         noise = torch.randn(spec.shape, generator=generator) * config.get("initializer_range", 0.1)
         unit = shape.rules.unit_norms or ".linear_attn.norm." in spec.name
-        out[spec.name] = noise + unit if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar")) else noise
-        if spec.role is Role.HEAD_NORM and shape.rules.score_scale == 1:  # or scores reach the head size
+        out[spec.name] = (
+            noise + unit
+            if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar"))
+            else noise
+        )
+        if (
+            spec.role is Role.HEAD_NORM and shape.rules.score_scale == 1
+        ):  # or scores reach the head size
             out[spec.name] *= 0.4
     return out
 
@@ -295,9 +329,13 @@ class Memory:
     def dtype(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    def read(
+        self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
+    ) -> torch.Tensor:
         whole = self.tensors[name]
-        return whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+        return (
+            whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+        )
 
 
 def batch(config: dict[str, Any], step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -314,7 +352,9 @@ def lr(step: int) -> float:
     return 3e-3 * min((step + 1) / 5, 0.5 + 0.5 * math.cos(math.pi * step / STEPS))
 
 
-def engine(config: dict[str, Any], options: ParallelOptions, seed: int | None = None) -> NativeEngine:
+def engine(
+    config: dict[str, Any], options: ParallelOptions, seed: int | None = None
+) -> NativeEngine:
     source: Any = Memory(config, weights(config)) if seed is None else None
     return NativeEngine(config, options, OPTIMIZER, source, seed or 0)
 
@@ -333,8 +373,12 @@ def steps(e: NativeEngine, first: int, last: int) -> list[tuple[float, float]]:
     return out
 
 
-def scaled_steps(e: NativeEngine, first: int, last: int, overflow: int | None = None) -> list[StepResult]:
-    """`steps`, with their whole results; in step `overflow`, one number of one rank's gradient is infinite."""
+def scaled_steps(
+    e: NativeEngine, first: int, last: int, overflow: int | None = None
+) -> list[StepResult]:
+    """`steps`, with their whole results; in step `overflow`, one number of one rank's gradient is
+    infinite.
+    """
     out = []
     for step in range(first, last):
         with overflowing(e) if step == overflow and e.rank == e.world_size - 1 else nullcontext():
@@ -351,7 +395,9 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
         spoilt.view(-1)[0] = math.inf
         return spoilt
 
-    accumulated = next(p for name, p in e.stage.trained.parameters.items() if name not in e.stage.writing)
+    accumulated = next(
+        p for name, p in e.stage.trained.parameters.items() if name not in e.stage.writing
+    )
     hook = accumulated.register_hook(spoil)
     try:
         yield
@@ -362,7 +408,9 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
 def held(e: NativeEngine) -> dict[str, bytes]:
     """The bits of this rank's weights and optimizer state."""
     e.optimizer.shares.settle()
-    tensors = {kind: getattr(e.optimizer, kind) for kind in KINDS} | {"weights": e.stage.trained.flat.view(torch.int16)}
+    tensors = {kind: getattr(e.optimizer, kind) for kind in KINDS} | {
+        "weights": e.stage.trained.flat.view(torch.int16)
+    }
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
@@ -378,12 +426,18 @@ def refusal(action: Callable[[], object], otherwise: str) -> str:
 # What worlds run; the first argument is the rank.
 
 
-def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
+def train(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS
+) -> list[tuple[float, float]]:
     return steps(engine(config, options), 0, count)
 
 
-def parameter_norms(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[Any, dict[str, float]]:
-    """The norms that a step tells, and those of the parameters that transformers' module holds after it, on rank 0."""
+def parameter_norms(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[Any, dict[str, float]]:
+    """The norms that a step tells, and those of the parameters that transformers' module holds
+    after it, on rank 0.
+    """
     e = engine(config, options)
     result = e.step(*own(e, batch(config, 0)), lr(0))
     whole: dict[str, float] = {}
@@ -393,16 +447,23 @@ def parameter_norms(rank: int, config: dict[str, Any], options: ParallelOptions)
     return result.param_norms, whole
 
 
-def fit_one_batch(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[float]:
+def fit_one_batch(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int
+) -> list[float]:
     e = engine(config, options)
     return [e.step(*own(e, batch(config, 0)), 1e-3).loss for _ in range(count)]
 
 
 def plain(
-    rank: int, config: dict[str, Any], count: int = STEPS, options: OptimizerOptions = OPTIMIZER,
+    rank: int,
+    config: dict[str, Any],
+    count: int = STEPS,
+    options: OptimizerOptions = OPTIMIZER,
     noise: int | None = None,
-) -> list[tuple[float, float]]:  # fmt: skip
-    """transformers and torch alone; with `noise`, a seed, from weights that are off by about one rounding."""
+) -> list[tuple[float, float]]:
+    """transformers and torch alone; with `noise`, a seed, from weights that are off by about one
+    rounding.
+    """
     model = transformers_model(config).train()
     if noise is not None:
         generator = torch.Generator().manual_seed(noise)
@@ -421,15 +482,20 @@ def plain(
 
 
 def adamw_steps(
-    parameters: list[torch.nn.Parameter], backward: Callable[[int], float], count: int,
-    options: OptimizerOptions = OPTIMIZER, rate: float = 1.0,
-) -> list[tuple[float, float]]:  # fmt: skip
+    parameters: list[torch.nn.Parameter],
+    backward: Callable[[int], float],
+    count: int,
+    options: OptimizerOptions = OPTIMIZER,
+    rate: float = 1.0,
+) -> list[tuple[float, float]]:
     """Steps of torch's AdamW; `backward` computes the gradients of a step and returns its loss."""
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW([g for g in groups if g["params"]], betas=options.betas, eps=options.eps)
+    adamw = torch.optim.AdamW(
+        [g for g in groups if g["params"]], betas=options.betas, eps=options.eps
+    )
     out = []
     for step in range(count):
         loss = backward(step)
@@ -445,10 +511,16 @@ def adamw_steps(
 def transformers_model(config: dict[str, Any]) -> Any:
     shape, values = ModelShape.from_config(config), weights(config)
     built, attention = AutoConfig.for_model(**config), "eager" if shape.rules.sinks else "sdpa"
-    model = AutoModelForCausalLM.from_config(built, attn_implementation=attention, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        built, attn_implementation=attention, dtype=torch.float32
+    )
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            parts = [values[part] for part in shape.file_parts(name, tuple(tensor.shape)) if part in values]
+            parts = [
+                values[part]
+                for part in shape.file_parts(name, tuple(tensor.shape))
+                if part in values
+            ]
             if parts:
                 tensor.copy_(torch.cat(parts).view(tensor.shape))
     return model
@@ -456,7 +528,9 @@ def transformers_model(config: dict[str, Any]) -> Any:
 
 def plain_logits(rank: int, config: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
-        return transformers_model(config)(input_ids=batch(config, 0)[0], use_cache=False).logits.numpy()
+        return transformers_model(config)(
+            input_ids=batch(config, 0)[0], use_cache=False
+        ).logits.numpy()
 
 
 def look(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, Any]:
@@ -466,7 +540,9 @@ def look(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[f
     return e.evaluate(*own(e, batch(config, 0))).loss, None if logits is None else logits.numpy()
 
 
-def save_start(rank: int, config: dict[str, Any], text: str, folder: Path, seed: int | None = None) -> None:
+def save_start(
+    rank: int, config: dict[str, Any], text: str, folder: Path, seed: int | None = None
+) -> None:
     engine(config, mesh(text), seed).save(folder, 0, {})
 
 
@@ -480,20 +556,33 @@ def train_and_save(
 
 
 def resume(
-    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path, at: int, last: int
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    checkpoint: Path,
+    at: int,
+    last: int,
 ) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-    e = engine(config, options, seed=7)  # random, so that nothing but the checkpoint can explain the numbers
+    e = engine(
+        config, options, seed=7
+    )  # random, so that nothing but the checkpoint can explain the numbers
     return e.load(checkpoint), steps(e, at, last)
 
 
-def save_again(rank: int, config: dict[str, Any], options: ParallelOptions, old: Path, folder: Path, step: int) -> None:
+def save_again(
+    rank: int, config: dict[str, Any], options: ParallelOptions, old: Path, folder: Path, step: int
+) -> None:
     e = engine(config, options, seed=7)
     e.load(old)
     e.save(folder, step, {})
 
 
-def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, moment: int, behind: bool = False) -> None:
-    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, during the next steps."""
+def die_saving(
+    rank: int, config: dict[str, Any], folder: Path, step: int, moment: int, behind: bool = False
+) -> None:
+    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, during the next
+    steps.
+    """
     e = engine(config, mesh("111"), seed=step)
     left = [moment]
     for name in ("replace", "fsync"):
@@ -517,7 +606,9 @@ def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, momen
 def train_saving_behind(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int
 ) -> list[tuple[float, float]]:
-    """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before the save is."""
+    """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before
+    the save is.
+    """
     e = engine(config, options)
     steps(e, 0, at)
     held, real = threading.Event(), vars(saving)["write_safetensors"]
@@ -533,7 +624,9 @@ def train_saving_behind(
         losses = []
         for step in range(at, last):
             losses += steps(e, step, step + 1)
-            assert e.end_save(wait=False) is None, "no checkpoint is whole before every rank has written"
+            assert e.end_save(wait=False) is None, (
+                "no checkpoint is whole before every rank has written"
+            )
         held.set()
         e.begin_save(folder, last, {})  # waits for the save before it
         assert manifest.fault(manifest.step_folder(folder, at)) is None
@@ -545,7 +638,9 @@ def train_saving_behind(
     return losses
 
 
-def save_and_abandon(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> None:
+def save_and_abandon(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int
+) -> None:
     e = engine(config, options)
     e.begin_save(folder, step, {})
     steps(e, 0, 1)
@@ -553,15 +648,21 @@ def save_and_abandon(rank: int, config: dict[str, Any], options: ParallelOptions
     assert e.end_save() is None
 
 
-def save_what_is_no_number(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> str:
+def save_what_is_no_number(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path
+) -> str:
     e = engine(config, options)
     if rank == 1:
         e.optimizer.master[3] = math.inf
     return refusal(lambda: e.begin_save(folder, 1, {}), "begun")
 
 
-def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
-    """Like a job: continue from the newest whole checkpoint, save every 2 steps; rank 1 is killed after step `at`."""
+def train_until_killed(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int
+) -> None:
+    """Like a job: continue from the newest whole checkpoint, save every 2 steps; rank 1 is killed
+    after step `at`.
+    """
     e, newest = engine(config, options), newest_complete(folder)
     first = e.load(newest)["next"] if newest else 0
     for step in range(first, STEPS):
@@ -583,7 +684,9 @@ def host_of(rank: int, folders: list[Path]) -> Path:
     return folders[rank // 2]
 
 
-def save_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path]) -> None:
+def save_on_hosts(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path]
+) -> None:
     folder = host_of(rank, folders)
     e = engine(config, options)
     for step in range(3):
@@ -591,14 +694,22 @@ def save_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, f
         e.save(folder, step + 1, {})
 
 
-def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], keep: int) -> None:
+def prune_on_hosts(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], keep: int
+) -> None:
     folder = host_of(rank, folders)
     engine(config, options).prune(Lineage.of(folder, ""), keep)
 
 
-def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:
+def try_build(
+    rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None
+) -> str:
     """The sentence of the error that a build raises."""
-    source: Any = None if tensors is None else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
+    source: Any = (
+        None
+        if tensors is None
+        else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
+    )
     return refusal(lambda: NativeEngine(config, options, OPTIMIZER, source, 0), "built")
 
 
@@ -637,11 +748,17 @@ def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def save_on_full_disk(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int, behind: bool = False
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    folder: Path,
+    full: int,
+    behind: bool = False,
 ) -> str:
     """Save twice; the second time rank `full` cannot write a shard of 400 KB.
 
-    It can still write torch's file of ranks and addresses (3 KB), without which a late rank would die.
+    It can still write torch's file of ranks and addresses (3 KB), without which a late rank would
+    die.
     """
     e = engine(config, options)
     e.save(folder, 1, {})
@@ -663,14 +780,20 @@ def save_on_full_disk(
     return "saved"
 
 
-def step_without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[StepResult, StepResult]:
+def step_without_labels(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[StepResult, StepResult]:
     e = engine(config, options)
     ids, labels = own(e, batch(config, 0))
     return e.step(ids, torch.full_like(labels, -100), 1e-3), e.step(ids, labels, 1e-3)
 
 
-def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[Any, Any, Any]:
-    """This rank's part of the fp32 weights and the parameters in bf16, and the weights of an fp32 engine."""
+def masters(
+    rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool
+) -> tuple[Any, Any, Any]:
+    """This rank's part of the fp32 weights and the parameters in bf16, and the weights of an fp32
+    engine.
+    """
     values = weights(config)
     if rounded:
         values = {name: tensor.to(torch.bfloat16) for name, tensor in values.items()}
@@ -692,7 +815,12 @@ def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dic
     scaled_steps(e, 0, 1)
     before = held(e)
     (skipped,) = scaled_steps(e, 7, 8, overflow=7)
-    result = {"skipped": skipped, "kept": held(e) == before, "updates": e.optimizer.updates, "state": scale.state()}
+    result = {
+        "skipped": skipped,
+        "kept": held(e) == before,
+        "updates": e.optimizer.updates,
+        "state": scale.state(),
+    }
     scaled_steps(plain, 0, 1)
     assert plain.optimizer.loss_scale is not None
     plain.optimizer.loss_scale.restore({"scale": float(scale.scale), "good_steps": 0, "skipped": 0})
@@ -703,8 +831,12 @@ def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dic
     return {**result, "kept": result["kept"] and held(e) == before}
 
 
-def train_and_save_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> list[StepResult]:
-    """Saves after two steps, of which the second is skipped; the next step but one doubles the scale."""
+def train_and_save_fp16(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path
+) -> list[StepResult]:
+    """Saves after two steps, of which the second is skipped; the next step but one doubles the
+    scale.
+    """
     e = engine(config, options)
     scale = e.optimizer.loss_scale
     assert scale is not None
@@ -714,13 +846,17 @@ def train_and_save_fp16(rank: int, config: dict[str, Any], options: ParallelOpti
     return scaled_steps(e, 2, 6, overflow=4)
 
 
-def resume_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[StepResult]:
+def resume_fp16(
+    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path
+) -> list[StepResult]:
     e = engine(config, options, seed=7)
     e.load(checkpoint)
     return scaled_steps(e, 2, 6, overflow=4)
 
 
-def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[str]:
+def first_use_of_the_pipelines_group(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> list[str]:
     """Calls to torch with this rank's pipeline group up to the first messages, in order."""
     import torch.distributed as dist
 

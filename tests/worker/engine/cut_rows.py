@@ -21,10 +21,17 @@ AT_ONCE = 5
 
 
 def gradients(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, apart: bool, length: int = 32,
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    folder: Path,
+    apart: bool,
+    length: int = 32,
     varlen: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """A step, with what comes before it: loss, norm, evaluation and logits; the gradients are saved in `folder`."""
+) -> dict[str, Any]:
+    """A step, with what comes before it: loss, norm, evaluation and logits; the gradients are saved
+    in `folder`.
+    """
     footprint.QUERIES["cpu"] = AT_ONCE
     source: Any = cases.Memory(config, cases.weights(config))
     e = NativeEngine(config, options, BARE, source, 3)
@@ -38,25 +45,32 @@ def gradients(
     result = e.step(ids[mine], labels[mine], 0.0, within)
     e.save(folder, 1, {})
     return {
-        "loss": result.loss, "grad_norm": result.grad_norm, "evaluated": evaluated, "routing": result.routing,
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        "evaluated": evaluated,
+        "routing": result.routing,
         "logits": None if logits is None else logits.numpy(),
         "next": [e.next_token(ids[:1, :n]) for n in (1, 9, length)],
         "scores": sum(sum(range(start + 1, stop + 1)) for start, stop in e.mesh.own_pieces(length)),
-    }  # fmt: skip
+    }
 
 
 def read_gradients(folder: Path) -> dict[str, torch.Tensor]:
     """The gradients that `gradients` saved."""
     reader = StateReader(folder / "step_00000001")
     whole = Layout(reader.manifest.layout.shape, 1, 1)
-    return {spec.name: reader.read("exp_avg", spec.name, whole, 0).clone() for spec in whole.shape.specs}
+    return {
+        spec.name: reader.read("exp_avg", spec.name, whole, 0).clone() for spec in whole.shape.specs
+    }
 
 
 def furthest(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest difference of any gradient from one rank's, relative to that one's largest number; and its name.
+    """The largest difference of any gradient from one rank's, relative to that one's largest
+    number; and its name.
 
-    The bias of keys that are not turned has the gradient 0, of which rounding is left: at least 1/200 of the largest
-    number of all counts, so that a difference of 1e-5 is 5e-8 of that number, the precision of fp32.
+    The bias of keys that are not turned has the gradient 0, of which rounding is left: at least
+    1/200 of the largest number of all counts, so that a difference of 1e-5 is 5e-8 of that number,
+    the precision of fp32.
     """
     assert ours.keys() == theirs.keys()
     least = max(float(grad.abs().max()) for grad in theirs.values()) / 200

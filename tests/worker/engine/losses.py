@@ -1,4 +1,6 @@
-"""The loss in pieces and the loss of whole logits, for tests and worlds; a world's first argument is the rank."""
+"""The loss in pieces and the loss of whole logits, for tests and worlds; a world's first argument
+is the rank.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ def pieces_of(rows: int, aligned: int = 4) -> Iterator[None]:
         yield
 
 
-def problem(seed: int, tokens: int, hidden: int, vocab: int, ignored: float) -> tuple[torch.Tensor, ...]:
-    """Hidden states [N, H], a weight [V, H], labels [N] of which a share is ignored, and factors [N]."""
+def problem(
+    seed: int, tokens: int, hidden: int, vocab: int, ignored: float
+) -> tuple[torch.Tensor, ...]:
+    """Hidden states [N, H], a weight [V, H], labels [N] of which a share is ignored, and factors
+    [N].
+    """
     generator = torch.Generator().manual_seed(seed)
     h, weight = (torch.randn(n, hidden, generator=generator) for n in (tokens, vocab))
     labels = torch.randint(vocab, (tokens,), generator=generator)
@@ -49,7 +55,11 @@ def problem(seed: int, tokens: int, hidden: int, vocab: int, ignored: float) -> 
 
 
 def whole(
-    h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, scales: dict[Any, float]
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    factors: torch.Tensor,
+    scales: dict[Any, float],
 ) -> tuple[torch.Tensor, Gradient]:
     """Losses [N] of whole logits, and the gradients of their sum times the factors, by torch."""
     h, weight = (x.detach().requires_grad_() for x in (h, weight))
@@ -63,13 +73,19 @@ def whole(
 
 
 def head(weight: torch.Tensor, sink: bool = False) -> tuple[Any, Callable[[], torch.Tensor | None]]:
-    """A linear with this weight, and a function that returns its gradient: from a sink, or torch's."""
+    """A linear with this weight, and a function that returns its gradient: from a sink, or
+    torch's.
+    """
     weight = torch.nn.Parameter(weight)
     if not sink:
         return SimpleNamespace(weight=weight, sink=None), lambda: weight.grad
     table = SimpleNamespace(entries=[("head", 0, weight.numel())])
     trained: Any = SimpleNamespace(
-        flat=weight.view(-1), parameters={"head": weight}, table=table, leaf=lambda name: weight, first_name=str
+        flat=weight.view(-1),
+        parameters={"head": weight},
+        table=table,
+        leaf=lambda name: weight,
+        first_name=str,
     )
     linear = SimpleNamespace(weight=weight, sink=None)
     gradients = Gradients(trained, {"head": linear}, CPU)
@@ -77,10 +93,20 @@ def head(weight: torch.Tensor, sink: bool = False) -> tuple[Any, Callable[[], to
 
 
 def fused(
-    h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, scales: dict[Any, float],
-    columns: Columns, *, sink: bool = False, each: bool = False, select: bool = False,
-) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:  # fmt: skip
-    """The same in pieces, with the first factor for all losses unless `each`; `select` rows with labels."""
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    factors: torch.Tensor,
+    scales: dict[Any, float],
+    columns: Columns,
+    *,
+    sink: bool = False,
+    each: bool = False,
+    select: bool = False,
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """The same in pieces, with the first factor for all losses unless `each`; `select` rows with
+    labels.
+    """
     linear, gradient = head(weight, sink)
     loss = LinearCrossEntropy(linear, columns, scales, CPU, fast=False)
     labelled = loss.labelled(labels) if select else None
@@ -95,7 +121,8 @@ def fused(
 
 
 def over_ranks(rank: int, seeds: range) -> list[float]:
-    """The largest errors of losses and gradients over a vocabulary that is cut over all ranks, relative to whole ones.
+    """The largest errors of losses and gradients over a vocabulary that is cut over all ranks,
+    relative to whole ones.
 
     The vocabulary is uneven: the last rank has fewer tokens than columns, or none.
     """
@@ -118,9 +145,10 @@ def over_ranks(rank: int, seeds: range) -> list[float]:
         factors = factors if each else factors[0].expand(len(factors))
         losses, (whole_h, whole_weight) = whole(h, weight, labels, factors, scales)
         pairs = [
-            (made, losses if each else losses.sum()), (of_h, whole_h),
+            (made, losses if each else losses.sum()),
+            (of_h, whole_h),
             (of_weight[:valid], whole_weight[rank * per : rank * per + valid]),
-        ]  # fmt: skip
+        ]
         worst = [max(w, error(*pair)) for w, pair in zip(worst, pairs, strict=True)]
         assert not of_weight[valid:].any(), "padding has a gradient"
     return worst
@@ -130,7 +158,9 @@ def error(made: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference, relative to the largest number."""
     if not right.numel():
         return 0.0
-    return float((made.double() - right.double()).abs().max() / right.double().abs().max().clamp(min=1e-30))
+    return float(
+        (made.double() - right.double()).abs().max() / right.double().abs().max().clamp(min=1e-30)
+    )
 
 
 class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,7 +170,9 @@ class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: Counter[int] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         self.seen.update(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
         return out
@@ -151,14 +183,21 @@ VOCAB, ROWS = 4096, 32
 
 
 def largest(rank: int, options: ParallelOptions, objective: str) -> tuple[int, int]:
-    """The numbers of the largest tensor of a step, an evaluation and a next token, and those of a piece's logits.
+    """The numbers of the largest tensor of a step, an evaluation and a next token, and those of a
+    piece's logits.
 
     128 tokens in a micro-batch, of a model with a vocabulary of 4096 and 8 hidden numbers.
     """
     config = cases.config(
-        "llama", vocab_size=VOCAB, hidden_size=8, head_dim=4, num_attention_heads=2, intermediate_size=16,
-        num_key_value_heads=2, num_hidden_layers=2,
-    )  # fmt: skip
+        "llama",
+        vocab_size=VOCAB,
+        hidden_size=8,
+        head_dim=4,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+    )
     options_of_pairs = DpoSection() if objective == "dpo" else None
     e = NativeEngine(config, options, cases.OPTIMIZER, None, 0, None, options_of_pairs)
     ids, labels = cases.batch(config, 0)
@@ -175,18 +214,26 @@ def largest(rank: int, options: ParallelOptions, objective: str) -> tuple[int, i
     return max(sizes.seen), ROWS * VOCAB // options.tp
 
 
-def steps(rank: int, options: ParallelOptions, rows: int, kind: str = "pretrain") -> list[tuple[float, ...]]:
-    """Losses and norms of two steps, and the loss and the right tokens of an evaluation, with pieces of so many rows;
-    of dpo all numbers of the golden steps.
+def steps(
+    rank: int, options: ParallelOptions, rows: int, kind: str = "pretrain"
+) -> list[tuple[float, ...]]:
+    """Losses and norms of two steps, and the loss and the right tokens of an evaluation, with
+    pieces of so many rows; of dpo all numbers of the golden steps.
 
     `kind`: pretrain, tied, cap, logits, lora or dpo.
     """
     with pieces_of(rows):
         if kind == "dpo":
-            return [tuple(step.values()) for step in preference.steps(rank, options, "sigmoid_sft", 2)]
+            return [
+                tuple(step.values()) for step in preference.steps(rank, options, "sigmoid_sft", 2)
+            ]
         names = {"tied": "llama-tied-509", "cap": "gemma3", "logits": "granite"}
         config = cases.CONFIGS[names.get(kind, "llama")]
-        e = cases.engine(config, options) if kind != "lora" else adapters.engine(config, options, LORA)
+        e = (
+            cases.engine(config, options)
+            if kind != "lora"
+            else adapters.engine(config, options, LORA)
+        )
         ids, labels = cases.batch(config, 0)
         labels[:, 1::2] = IGNORED  # so that rows are selected
         made = [e.step(*cases.own(e, (ids, labels)), 1e-3) for _ in range(2)]
@@ -194,8 +241,12 @@ def steps(rank: int, options: ParallelOptions, rows: int, kind: str = "pretrain"
         return [*((one.loss, one.grad_norm) for one in made), (tested.loss, float(tested.correct))]
 
 
-def has_sink(rank: int, name: str, options: ParallelOptions, lora: Lora | None = None) -> bool | None:
-    """Whether the weight's gradient of the loss goes straight to the optimizer's buffer; None without a loss."""
+def has_sink(
+    rank: int, name: str, options: ParallelOptions, lora: Lora | None = None
+) -> bool | None:
+    """Whether the weight's gradient of the loss goes straight to the optimizer's buffer; None
+    without a loss.
+    """
     config = cases.CONFIGS[name]
     e = cases.engine(config, options) if lora is None else adapters.engine(config, options, lora)
     return None if e.stage.loss is None else e.stage.loss.sink is not None

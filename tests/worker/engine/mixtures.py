@@ -32,14 +32,19 @@ def _aux(config: dict[str, Any], logits: tuple[torch.Tensor, ...], by_layer: boo
     return torch.stack(each).sum() / sizes[1]
 
 
-def plain(rank: int, config: dict[str, Any], count: int, samples: int, by_layer: bool = False) -> list[Numbers]:
+def plain(
+    rank: int, config: dict[str, Any], count: int, samples: int, by_layer: bool = False
+) -> list[Numbers]:
     """transformers and torch alone, with a forward pass for each `samples` of the batch."""
     model = cases.transformers_model(config).train()
     routing = normalise(config).routing
     assert routing is not None
     biases = [p for n, p in model.named_parameters() if p.ndim == 1 or n.endswith("_bias")]
     matrices = [p for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith("_bias")]
-    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": biases, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": OPTIMIZER.weight_decay},
+        {"params": biases, "weight_decay": 0.0},
+    ]
     adamw = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     out = []
     for step in range(count):
@@ -47,7 +52,10 @@ def plain(rank: int, config: dict[str, Any], count: int, samples: int, by_layer:
         labelled, loss, aux = (labels != -100).sum(), 0.0, 0.0
         for part, wanted in zip(ids.split(samples), labels.split(samples), strict=True):
             made = model(input_ids=part, use_cache=False, output_router_logits=True)
-            one = F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum") / labelled
+            one = (
+                F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum")
+                / labelled
+            )
             balance = _aux(config, made.router_logits, by_layer) * samples / BATCH
             (one + routing.aux * balance).backward()
             loss, aux = loss + float(one.detach()), aux + float(balance.detach())
@@ -103,15 +111,25 @@ def places(rank: int, config: dict[str, Any], options: ParallelOptions) -> set[s
     return {name for name, seconds in clock.seconds.items() if seconds}
 
 
-def bits(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[bytes]:
+def bits(
+    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path
+) -> list[bytes]:
     """The bits of this rank's weights and optimizer state."""
     e = cases.engine(config, options, seed=7)
     e.load(checkpoint)
-    return [t.numpy().tobytes() for s in e.optimizer.shards for t in (s.master, s.exp_avg, s.exp_avg_sq)]
+    return [
+        t.numpy().tobytes() for s in e.optimizer.shards for t in (s.master, s.exp_avg, s.exp_avg_sq)
+    ]
 
 
 def over_and_back(
-    rank: int, config: dict[str, Any], over: ParallelOptions, back: ParallelOptions, old: Path, folder: Path, step: int
+    rank: int,
+    config: dict[str, Any],
+    over: ParallelOptions,
+    back: ParallelOptions,
+    old: Path,
+    folder: Path,
+    step: int,
 ) -> list[bytes]:
     """`bits` of a checkpoint that another mesh has loaded and saved."""
     cases.save_again(rank, config, over, old, folder, step)

@@ -1,4 +1,6 @@
-"""Rows packed from samples, and plain transformers run on the samples one by one; importable by a world."""
+"""Rows packed from samples, and plain transformers run on the samples one by one; importable by a
+world.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ from tests.worker.engine.cases import BATCH, SEQ_LEN, adamw_steps, engine, lr, t
 
 
 def batch(config: dict[str, Any], step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, labels and segments of a global batch of samples of 1 to 14 tokens; the last segment of a row is padding.
+    """Ids, labels and segments of a global batch of samples of 1 to 14 tokens; the last segment of
+    a row is padding.
 
-    Few labels count in the first rows and nearly all in the last, so that a mean of means would show.
+    Few labels count in the first rows and nearly all in the last, so that a mean of means would
+    show.
     """
     generator = torch.Generator().manual_seed(2000 + step)
     ids = torch.randint(0, config["vocab_size"], (BATCH, SEQ_LEN), generator=generator)
     labels = torch.randint(0, config["vocab_size"], (BATCH, SEQ_LEN), generator=generator)
-    ignored = torch.rand(labels.shape, generator=generator) < torch.linspace(0.9, 0.1, BATCH)[:, None]
+    ignored = (
+        torch.rand(labels.shape, generator=generator) < torch.linspace(0.9, 0.1, BATCH)[:, None]
+    )
     segments = torch.zeros_like(ids)
     for row in range(BATCH):
         at = number = 0
@@ -43,12 +49,16 @@ def runs(segments: torch.Tensor) -> list[tuple[int, slice]]:
     return places
 
 
-def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[tuple[float, float]]:
+def train(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int
+) -> list[tuple[float, float]]:
     e = engine(config, options)
     each = BATCH // e.dp_size
     out = []
     for step in range(count):
-        ids, labels, segments = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in batch(config, step))
+        ids, labels, segments = (
+            x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in batch(config, step)
+        )
         before = e.evaluate(ids, labels, segments).loss
         result = e.step(ids, labels, lr(step), segments)
         assert abs(before - result.loss) <= 1e-6 * result.loss
@@ -74,8 +84,12 @@ def alone(rank: int, config: dict[str, Any], count: int) -> list[tuple[float, fl
 
 
 def _sample(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The logits of one sample; if the length of a row decides about rotary embeddings, of a row of that length."""
-    length = SEQ_LEN if getattr(model.config, "original_max_position_embeddings", None) else len(ids)
+    """The logits of one sample; if the length of a row decides about rotary embeddings, of a row of
+    that length.
+    """
+    length = (
+        SEQ_LEN if getattr(model.config, "original_max_position_embeddings", None) else len(ids)
+    )
     logits = model(input_ids=F.pad(ids, (0, length - len(ids)))[None], use_cache=False).logits
     shortened: torch.Tensor = logits[0, : len(ids)]
     return shortened
@@ -97,8 +111,12 @@ def logits(rank: int, config: dict[str, Any], options: ParallelOptions) -> Any:
     return None if made is None else made.numpy()
 
 
-def one_segment_a_row(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[Any, Any]:
+def one_segment_a_row(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> tuple[Any, Any]:
     """A step without segments, and the same with every row one segment."""
     ids, labels, _ = batch(config, 0)
-    each = [engine(config, options).step(ids, labels, 1e-3, s) for s in (None, torch.full_like(ids, 3))]
+    each = [
+        engine(config, options).step(ids, labels, 1e-3, s) for s in (None, torch.full_like(ids, 3))
+    ]
     return each[0], each[1]

@@ -1,4 +1,6 @@
-"""Steps on the pairs of TRL's golden run (tests/worker/golden_dpo), for worlds; the first argument is the rank."""
+"""Steps on the pairs of TRL's golden run (tests/worker/golden_dpo), for worlds; the first argument
+is the rank.
+"""
 
 from __future__ import annotations
 
@@ -49,17 +51,28 @@ def described() -> dict[str, Any]:
 
 def engine(options: ParallelOptions, kind: str = "sigmoid", lora: bool = False) -> NativeEngine:
     config = described()
-    adapter = Lora(4, 8.0, targets=targets_of(ModelShape.from_config(config), ("all-linear",))) if lora else None
+    adapter = (
+        Lora(4, 8.0, targets=targets_of(ModelShape.from_config(config), ("all-linear",)))
+        if lora
+        else None
+    )
     preference = DpoSection(**KINDS[kind])
-    return NativeEngine(config, options, OPTIMIZER, open_weights(GOLDEN / "model", config), 0, adapter, preference)
+    return NativeEngine(
+        config, options, OPTIMIZER, open_weights(GOLDEN / "model", config), 0, adapter, preference
+    )
 
 
-def batch(rows: list[Row], references: torch.Tensor, length: int, most: int) -> tuple[torch.Tensor, ...]:
+def batch(
+    rows: list[Row], references: torch.Tensor, length: int, most: int
+) -> tuple[torch.Tensor, ...]:
     """Rows of pairs of TRL's tokens, one answer after another."""
     tokens = expected()["tokens"]["explicit"]
     shape = len(rows), length
     ids, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -100)
-    segments, numbers = torch.zeros(shape, dtype=torch.int64), torch.full((len(rows), most, 2), torch.nan)
+    segments, numbers = (
+        torch.zeros(shape, dtype=torch.int64),
+        torch.full((len(rows), most, 2), torch.nan),
+    )
     for row, pairs in enumerate(rows):
         at = number = 0
         for place, pair in enumerate(pairs):
@@ -78,7 +91,9 @@ def batch(rows: list[Row], references: torch.Tensor, length: int, most: int) -> 
 
 
 def rows_of(step: int, packed: int) -> list[Row]:
-    """The pairs of a golden step in rows of `packed` pairs; the last of five steps has three pairs."""
+    """The pairs of a golden step in rows of `packed` pairs; the last of five steps has three
+    pairs.
+    """
     pairs = list(range(EACH * step, min(EACH * (step + 1), len(expected()["tokens"]["explicit"]))))
     return [pairs[at : at + packed] for at in range(0, EACH, packed)]
 
@@ -96,14 +111,23 @@ def references_of(e: NativeEngine, packed: int, length: int) -> torch.Tensor:
 
 
 def steps(
-    rank: int, options: ParallelOptions, kind: str = "sigmoid", packed: int = 1, lora: bool = False, first: int = 0
+    rank: int,
+    options: ParallelOptions,
+    kind: str = "sigmoid",
+    packed: int = 1,
+    lora: bool = False,
+    first: int = 0,
 ) -> list[dict[str, float]]:
-    """The golden steps from `first` on: loss, gradient norm and metrics, and loss and accuracy before each step."""
+    """The golden steps from `first` on: loss, gradient norm and metrics, and loss and accuracy
+    before each step.
+    """
     e = engine(options, kind, lora)
     return stepped(e, packed, references_of(e, packed, LIMIT * 2 * packed), range(first, STEPS))
 
 
-def stepped(e: NativeEngine, packed: int, references: torch.Tensor, which: range) -> list[dict[str, float]]:
+def stepped(
+    e: NativeEngine, packed: int, references: torch.Tensor, which: range
+) -> list[dict[str, float]]:
     out = []
     for step in which:
         rows = rows_of(step, packed)
@@ -121,8 +145,12 @@ def stepped(e: NativeEngine, packed: int, references: torch.Tensor, which: range
     return out
 
 
-def mixture_steps(rank: int, config: dict[str, Any], options: ParallelOptions, packed: int) -> list[dict[str, float]]:
-    """The golden pairs with a mixture of experts: loss, gradient norm, metrics and auxiliary loss of each step."""
+def mixture_steps(
+    rank: int, config: dict[str, Any], options: ParallelOptions, packed: int
+) -> list[dict[str, float]]:
+    """The golden pairs with a mixture of experts: loss, gradient norm, metrics and auxiliary loss
+    of each step.
+    """
     source: Any = cases.Memory(config, cases.weights(config))
     e = NativeEngine(config, options, OPTIMIZER, source, 0, None, DpoSection())
     references, out = references_of(e, packed, LIMIT * 2 * packed), []
@@ -134,16 +162,24 @@ def mixture_steps(rank: int, config: dict[str, Any], options: ParallelOptions, p
         result = e.step(ids, labels, 1e-3, segments, numbers)
         assert result.pairs is not None
         assert result.routing is not None
-        numbers_of = {"loss": result.loss, "grad_norm": result.grad_norm, "aux": result.routing.aux_loss}
+        numbers_of = {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "aux": result.routing.aux_loss,
+        }
         out.append({**numbers_of, **result.pairs.numbers()})
     return out
 
 
 def plain_steps(rank: int, config: dict[str, Any]) -> list[dict[str, float]]:
-    """The sigmoid loss of Rafailov et al. 2023 (beta 0.1) by transformers and torch, an answer in each call."""
+    """The sigmoid loss of Rafailov et al. 2023 (beta 0.1) by transformers and torch, an answer in
+    each call.
+    """
     model = cases.transformers_model(config).eval()
     reference, tokens = copy.deepcopy(model), expected()["tokens"]["explicit"]
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=0.0)
+    adamw = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=0.0
+    )
 
     def log_probability(of: Any, pair: int, answer: str) -> torch.Tensor:
         prompt = tokens[pair]["prompt_ids"]
@@ -156,7 +192,10 @@ def plain_steps(rank: int, config: dict[str, Any]) -> list[dict[str, float]]:
     for step in range(STEPS):
         pairs = [pair for row in rows_of(step, 1) for pair in row]
         answers = [(pair, answer) for pair in pairs for answer in ("chosen_ids", "rejected_ids")]
-        made = [log_probability(model, *one) - log_probability(reference, *one).detach() for one in answers]
+        made = [
+            log_probability(model, *one) - log_probability(reference, *one).detach()
+            for one in answers
+        ]
         rewards = 0.1 * torch.stack(made).view(-1, 2)
         loss = -F.logsigmoid(rewards[:, 0] - rewards[:, 1]).mean()
         adamw.zero_grad()
@@ -164,12 +203,20 @@ def plain_steps(rank: int, config: dict[str, Any]) -> list[dict[str, float]]:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
         adamw.step()
         chosen, rejected = rewards.detach().mean(0).tolist()
-        out.append({"loss": float(loss.detach()), "grad_norm": float(norm), "rewards/chosen": chosen,
-                    "rewards/rejected": rejected})  # fmt: skip
+        out.append(
+            {
+                "loss": float(loss.detach()),
+                "grad_norm": float(norm),
+                "rewards/chosen": chosen,
+                "rewards/rejected": rejected,
+            }
+        )
     return out
 
 
-def resumed(rank: int, options: ParallelOptions, lora: bool, folder: Path) -> list[list[dict[str, float]]]:
+def resumed(
+    rank: int, options: ParallelOptions, lora: bool, folder: Path
+) -> list[list[dict[str, float]]]:
     """Steps 2 to 4 of a run, and the same of one that resumes from the checkpoint after step 1."""
     e = engine(options, lora=lora)
     references = references_of(e, 2, LIMIT * 4)
@@ -181,11 +228,15 @@ def resumed(rank: int, options: ParallelOptions, lora: bool, folder: Path) -> li
 
 
 def other_start(rank: int, options: ParallelOptions, source: Path) -> list[list[float]]:
-    """Log-probabilities of another model's weights, and of the start's before and after them; then the first loss."""
+    """Log-probabilities of another model's weights, and of the start's before and after them; then
+    the first loss.
+    """
     e = engine(options)
     start = references_of(e, 2, LIMIT * 4)
     e.begin_from(open_weights(source, described()))
     other = references_of(e, 2, LIMIT * 4)
     e.begin_from(open_weights(GOLDEN / "model", described()))
     again = references_of(e, 2, LIMIT * 4)
-    return [one.flatten().tolist() for one in (start, other, again)] + [[stepped(e, 2, start, range(1))[0]["loss"]]]
+    return [one.flatten().tolist() for one in (start, other, again)] + [
+        [stepped(e, 2, start, range(1))[0]["loss"]]
+    ]

@@ -24,9 +24,17 @@ def prompts(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def texts(
-    rank: int, config: dict[str, Any], tp: int, pp: int, ways: list[dict[str, Any]], varlen: bool = False
+    rank: int,
+    config: dict[str, Any],
+    tp: int,
+    pp: int,
+    ways: list[dict[str, Any]],
+    varlen: bool = False,
 ) -> list[Any]:
-    """Generate with the divided model; rank 0 has the texts. `varlen`: prompts are documents, as on CUDA."""
+    """Generate with the divided model; rank 0 has the texts.
+
+    `varlen`: prompts are documents, as on CUDA.
+    """
     source: Any = cases.Memory(config, cases.weights(config))
     remembering = built(source, tp, pp, comm.current_device())
     remembering.stage.context.varlen = varlen

@@ -1,4 +1,6 @@
-"""A step is begun without reading a number, so that a device always has work; its numbers are the same, only later."""
+"""A step is begun without reading a number, so that a device always has work; its numbers are the
+same, only later.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from tests.worker.engine.world import World
 
 
 class Reads(TorchDispatchMode):
-    """Counts the operations that have to wait for a device: a number read from a tensor, a size that values decide."""
+    """Counts the operations that have to wait for a device: a number read from a tensor, a size
+    that values decide.
+    """
 
-    WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"})
+    WAITING = frozenset(
+        {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"}
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +39,18 @@ class Reads(TorchDispatchMode):
 def begun(
     rank: int, config: dict[str, Any], options: ParallelOptions, count: int, segments: bool = False
 ) -> tuple[list[str], list[Any], list[Any]]:
-    """Operations that read while `count` steps were begun, and the results: read at the end, and each at once."""
+    """Operations that read while `count` steps were begun, and the results: read at the end, and
+    each at once.
+    """
     late = cases.engine(config, options)
     at_once = cases.engine(config, options)
     watch, pending, now = Reads(), [], []
     for step in range(1, count + 1):
         each = packed.batch(config, step) if segments else cases.batch(config, step)
         part = cases.BATCH // late.dp_size
-        input_ids, labels, *within = (x[late.dp_rank * part : (late.dp_rank + 1) * part] for x in each)
+        input_ids, labels, *within = (
+            x[late.dp_rank * part : (late.dp_rank + 1) * part] for x in each
+        )
         with watch if step > 1 else nullcontext():  # the masks of whole rows are made once
             pending.append(late.begin_step(input_ids, labels, cases.lr(step), *within))
         now.append(at_once.step(input_ids, labels, cases.lr(step), *within))
@@ -65,7 +75,11 @@ def test_the_watch_sees_a_read(solo: World) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "segments"),
-    [("llama-tied-509", "122", False), ("mistral-window", "221 sp full", True), ("llama", "114 bf16 m1", True)],
+    [
+        ("llama-tied-509", "122", False),
+        ("mistral-window", "221 sp full", True),
+        ("llama", "114 bf16 m1", True),
+    ],
 )
 def test_steps_are_begun_without_a_read_and_give_the_same_numbers(
     name: str, text: str, segments: bool, four: World

@@ -1,4 +1,6 @@
-"""train.compile: one graph for each kind of layer, none after the first steps, and the same numbers."""
+"""train.compile: one graph for each kind of layer, none after the first steps, and the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_more_layers_are_no_more_graphs(layers: int, solo: World) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_adapters_have_another_graph_only_for_the_first_layer(dropout: float, solo: World, tmp_path: Path) -> None:
+def test_adapters_have_another_graph_only_for_the_first_layer(
+    dropout: float, solo: World, tmp_path: Path
+) -> None:
     config = CONFIGS["qwen3"]
     adapter = adapters.lora(config, dropout=dropout)
     numbers, graphs = solo.run(compiled.train, config, mesh("111"), "whole", adapter)[0]

@@ -35,7 +35,9 @@ def net() -> Any:
     With stronger ones both lose digits, as the norm of the output enlarges what is nearly 0.
     """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **SIZES), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen3_5_text", **SIZES), dtype=torch.float32
+    )
     made = model.model.layers[0].linear_attn
     with torch.no_grad():
         for p in made.parameters():
@@ -54,9 +56,14 @@ def test_documents_of_a_row_have_the_numbers_of_transformers_run_on_each() -> No
     x = torch.randn(3, sum(LENGTHS[0]), SIZES["hidden_size"])
     weight = torch.randn_like(x)
     here, there = x.clone().requires_grad_(), x.clone().requires_grad_()
-    number = torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in LENGTHS]).int()
+    number = torch.stack(
+        [torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in LENGTHS]
+    ).int()
     out = ours(hidden_states=here, attention_mask=RowDocuments(number, None))
-    rows = [torch.cat([theirs(part[None])[0] for part in row.split(n)]) for row, n in zip(there, LENGTHS, strict=True)]
+    rows = [
+        torch.cat([theirs(part[None])[0] for part in row.split(n)])
+        for row, n in zip(there, LENGTHS, strict=True)
+    ]
     expected = torch.stack(rows)
     for made in (out, expected):
         (made * weight).sum().backward()
@@ -78,7 +85,9 @@ def test_a_row_of_one_document_and_one_without_numbers_are_the_same() -> None:
 
 
 def test_new_weights_are_distributed_as_transformers_makes_them() -> None:
-    config = AutoConfig.for_model("qwen3_5_text", **{**SIZES, "linear_num_value_heads": 400}).to_dict()
+    config = AutoConfig.for_model(
+        "qwen3_5_text", **{**SIZES, "linear_num_value_heads": 400}
+    ).to_dict()
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     shape = ModelShape.from_config(config)
     ours = RandomWeights(config, shape, 0)

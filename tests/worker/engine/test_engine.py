@@ -29,7 +29,9 @@ def test_missing_and_misshaped_weights_are_named_on_every_rank(four: World) -> N
     assert all("lack model.layers.3.mlp.up_proj.weight" in a for a in answers)
     other = arrays({**config, "vocab_size": 500})
     answers = four.run(cases.try_build, config, mesh("221"), other)
-    assert all("model.embed_tokens.weight is [500, 64] in the weights and [512, 64]" in a for a in answers)
+    assert all(
+        "model.embed_tokens.weight is [500, 64] in the weights and [512, 64]" in a for a in answers
+    )
 
 
 def test_weights_under_the_modules_own_name_are_found(solo: World) -> None:
@@ -73,12 +75,20 @@ dist.destroy_process_group()
 def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(SCRIPT)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        if processes
+        else []
+    )
     root = str(Path(cases.__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     if processes:
         job = subprocess.run(
-            [sys.executable, *torchrun, str(script)], env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, *torchrun, str(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     else:
         job = warm.run([script], environment)
@@ -105,12 +115,16 @@ def test_a_batch_without_labels_has_no_loss_and_spoils_nothing(four: World) -> N
 def test_fp32_weights_begin_with_what_the_source_has_and_not_with_what_bf16_keeps_of_it(
     four: World, rounded: bool
 ) -> None:
-    for master, held, exact in four.run(cases.masters, CONFIGS["llama-tied-509"], mesh("212"), rounded):
+    for master, held, exact in four.run(
+        cases.masters, CONFIGS["llama-tied-509"], mesh("212"), rounded
+    ):
         assert (master == exact).all()
         assert (master == held).all() == rounded, "a bf16 source has no more than bf16 keeps"
 
 
 def test_the_first_use_of_a_pipelines_group_is_by_all_of_its_ranks(four: World) -> None:
     for used in four.run(cases.first_use_of_the_pipelines_group, CONFIGS["llama"], mesh("141 m2")):
-        assert used[0] == "all_reduce", "NCCL makes a communicator at the first use, which messages of some are not"
+        assert used[0] == "all_reduce", (
+            "NCCL makes a communicator at the first use, which messages of some are not"
+        )
         assert "messages" in used

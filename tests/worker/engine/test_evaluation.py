@@ -21,7 +21,9 @@ def plain(rank: int, config: dict[str, Any]) -> Evaluation:
         logits = cases.transformers_model(config)(input_ids=ids, use_cache=False).logits
     counted = labels != -100
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    return Evaluation(float(loss), int(counted.sum()), int((logits.argmax(-1) == labels)[counted].sum()))
+    return Evaluation(
+        float(loss), int(counted.sum()), int((logits.argmax(-1) == labels)[counted].sum())
+    )
 
 
 def evaluated(rank: int, config: dict[str, Any], options: ParallelOptions) -> Evaluation:
@@ -43,7 +45,9 @@ def without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) 
 def between_steps(
     rank: int, config: dict[str, Any], options: ParallelOptions, evaluate_too: bool
 ) -> list[tuple[float, float]]:
-    """Loss and gradient norm of four steps, with evaluations of other batches between them or without."""
+    """Loss and gradient norm of four steps, with evaluations of other batches between them or
+    without.
+    """
     e = cases.engine(config, options)
     out = []
     for step in range(4):
@@ -64,17 +68,26 @@ def next_tokens(rank: int, config: dict[str, Any], options: ParallelOptions) -> 
 def plain_next_tokens(rank: int, config: dict[str, Any]) -> list[int]:
     model, ids = cases.transformers_model(config), cases.batch(config, 0)[0]
     with torch.no_grad():
-        return [int(model(input_ids=ids[:1, :n], use_cache=False).logits[0, -1].argmax()) for n in (1, 7, 32)]
+        return [
+            int(model(input_ids=ids[:1, :n], use_cache=False).logits[0, -1].argmax())
+            for n in (1, 7, 32)
+        ]
 
 
 MESHES = [
-    ("llama", "411 sp"), ("llama", "141 m1"), ("llama-tied-509", "221 sp m2"), ("llama-tied-509", "122"),
-    ("qwen2", "212 full"), ("gpt_neox-sequential", "221"),
-]  # fmt: skip
+    ("llama", "411 sp"),
+    ("llama", "141 m1"),
+    ("llama-tied-509", "221 sp m2"),
+    ("llama-tied-509", "122"),
+    ("qwen2", "212 full"),
+    ("gpt_neox-sequential", "221"),
+]
 
 
 @pytest.mark.parametrize(("name", "where"), MESHES)
-def test_loss_and_correct_tokens_are_those_of_transformers(four: World, solo: World, name: str, where: str) -> None:
+def test_loss_and_correct_tokens_are_those_of_transformers(
+    four: World, solo: World, name: str, where: str
+) -> None:
     config: dict[str, Any] = CONFIGS[name]
     known = solo.run(plain, config)[0]
     ranks = four.run(evaluated, config, mesh(where))
@@ -105,7 +118,9 @@ def test_a_batch_without_labels_counts_for_nothing(four: World) -> None:
     assert (result.loss, result.tokens, result.correct) == (0.0, 0, 0)
 
 
-@pytest.mark.parametrize(("name", "where"), [("llama-tied-509", "411 sp"), ("qwen2", "221"), ("llama", "122")])
+@pytest.mark.parametrize(
+    ("name", "where"), [("llama-tied-509", "411 sp"), ("qwen2", "221"), ("llama", "122")]
+)
 def test_the_next_token_is_transformers(four: World, solo: World, name: str, where: str) -> None:
     known = solo.run(plain_next_tokens, CONFIGS[name])[0]
     assert four.run(next_tokens, CONFIGS[name], mesh(where)) == [known] * 4

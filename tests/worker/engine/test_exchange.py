@@ -1,4 +1,6 @@
-"""Messages of data-parallel ranks: the same sums as one collective, sent during the backward pass."""
+"""Messages of data-parallel ranks: the same sums as one collective, sent during the backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class _Late:
         self._begin()
 
 
-def late_weights(rank: int, config: dict[str, Any], options: ParallelOptions, late: bool) -> list[tuple[float, float]]:
+def late_weights(
+    rank: int, config: dict[str, Any], options: ParallelOptions, late: bool
+) -> list[tuple[float, float]]:
     """Losses with weights that arrive late, or at once."""
     kept: Any = dist.broadcast
     vars(exchange)["_NUMBERS"] = 2000
@@ -115,7 +119,9 @@ def test_spans_are_the_whole_buffer_and_each_of_one_rank(
         assert span.stop <= table.decayed or span.start >= table.decayed
 
 
-@pytest.mark.parametrize(("name", "text"), [("llama", "114"), ("llama-tied-509", "122"), ("gpt2", "212 bf16")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("llama", "114"), ("llama-tied-509", "122"), ("gpt2", "212 bf16")]
+)
 def test_sums_are_those_of_one_collective_bit_for_bit(name: str, text: str, four: World) -> None:
     """The cut into spans does not change the numbers of a run."""
     assert all(four.run(sums_alike, CONFIGS[name], mesh(text)))
@@ -123,10 +129,19 @@ def test_sums_are_those_of_one_collective_bit_for_bit(name: str, text: str, four
 
 @pytest.mark.parametrize(
     ("name", "text", "late"),
-    [("llama", "112 m2", 0), ("llama", "122 m1", 0), ("gpt_neox", "212 sp m2", 1), ("llama-tied-509", "122 m1", 1)],
+    [
+        ("llama", "112 m2", 0),
+        ("llama", "122 m1", 0),
+        ("gpt_neox", "212 sp m2", 1),
+        ("llama-tied-509", "122 m1", 1),
+    ],
 )
-def test_gradients_go_while_the_last_backward_pass_runs(name: str, text: str, late: int, four: World) -> None:
-    """`late`: 1 if some wait for what the ranks of a layer or the ends of the pipeline have to add."""
+def test_gradients_go_while_the_last_backward_pass_runs(
+    name: str, text: str, late: int, four: World
+) -> None:
+    """`late`: 1 if some wait for what the ranks of a layer or the ends of the pipeline have to
+    add.
+    """
     size = 2 if text.startswith("112") else 4
     world = four if size == 4 else World(2)
     try:
@@ -137,7 +152,9 @@ def test_gradients_go_while_the_last_backward_pass_runs(name: str, text: str, la
     for before, during, after in answers:
         assert before == 0, "nothing is complete before the last micro-batch"
         assert during > 3
-        assert (after > 0) == (late > 0) or name == "llama-tied-509"  # stages between the ends hold no tied matrix
+        assert (after > 0) == (
+            late > 0
+        ) or name == "llama-tied-509"  # stages between the ends hold no tied matrix
 
 
 def test_weights_arrive_before_the_layer_that_needs_them(four: World) -> None:

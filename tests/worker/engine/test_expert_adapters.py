@@ -1,4 +1,6 @@
-"""LoRA on experts: peft's numbers on every mesh, folders that peft and transformers read, and those that peft wrote."""
+"""LoRA on experts: peft's numbers on every mesh, folders that peft and transformers read, and those
+that peft wrote.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import BATCH, CONFIGS, mesh
 from tests.worker.engine.world import World
 
-pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="peft then has other factors of experts")
+pytestmark = pytest.mark.skipif(
+    transformers.__version__ < "5", reason="peft then has other factors of experts"
+)
 STACKED = ["all-linear", "experts.gate_up_proj", "experts.down_proj"]
 CASES = [
     ("qwen3_moe", "122 ep2 full", STACKED),
@@ -43,10 +47,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "targets"), [
-    pytest.param(*case, marks=pytest.mark.full if number else []) for number, case in enumerate(CASES)
-])  # fmt: skip
-def test_training_is_peft_s(name: str, text: str, targets: list[str], four: World, solo: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "targets"),
+    [
+        pytest.param(*case, marks=pytest.mark.full if number else [])
+        for number, case in enumerate(CASES)
+    ],
+)
+def test_training_is_peft_s(
+    name: str, text: str, targets: list[str], four: World, solo: World, tmp_path: Path
+) -> None:
     """With the auxiliary loss: five steps, and every number of the factors after them."""
     config, options = CONFIGS[name], mesh(text)
     adapter, routing = lora(config, targets), normalise(config).routing
@@ -57,7 +67,9 @@ def test_training_is_peft_s(name: str, text: str, targets: list[str], four: Worl
     ranks = world.run(adapters.train, config, options, adapter, tmp_path, 5)
     assert all(r == ranks[0] for r in ranks)
     np.testing.assert_allclose(ranks[0], expected, rtol=1e-5)
-    ours = adapters.as_peft(config, adapter, adapters.factors(tmp_path / "step_00000005").__getitem__)
+    ours = adapters.as_peft(
+        config, adapter, adapters.factors(tmp_path / "step_00000005").__getitem__
+    )
     assert ours.keys() == factors.keys()
     apart = {n: float(np.abs(ours[n].numpy() - factors[n]).max()) for n in ours}
     assert max(apart.values()) < 1e-5, apart
@@ -68,7 +80,9 @@ def test_training_is_peft_s(name: str, text: str, targets: list[str], four: Worl
 def test_gradients_are_those_of_peft(
     name: str, text: str, targets: list[str], four: World, solo: World, tmp_path: Path
 ) -> None:
-    """The test takes every number: a mean in place of a sum over the ranks of ep is wrong by the factor ep."""
+    """The test takes every number: a mean in place of a sum over the ranks of ep is wrong by the
+    factor ep.
+    """
     config, options = CONFIGS[name], mesh(text)
     adapter, routing = lora(config, targets), normalise(config).routing
     assert routing is not None
@@ -78,20 +92,29 @@ def test_gradients_are_those_of_peft(
     reader = StateReader(tmp_path / "step_00000003")
     layout = reader.manifest.layout
     alone = Layout(layout.shape)
-    ours = adapters.as_peft(config, adapter, lambda n: reader.read("exp_avg", n, alone, 0).view(alone.spec(n).shape))
+    ours = adapters.as_peft(
+        config, adapter, lambda n: reader.read("exp_avg", n, alone, 0).view(alone.spec(n).shape)
+    )
     assert ours.keys() == moments.keys()
     for factor, wanted in moments.items():
         assert wanted.any(), factor
-        np.testing.assert_allclose(ours[factor], wanted, rtol=1e-3, atol=np.abs(wanted).max() * 5e-5, err_msg=factor)
+        np.testing.assert_allclose(
+            ours[factor], wanted, rtol=1e-3, atol=np.abs(wanted).max() * 5e-5, err_msg=factor
+        )
 
 
-@pytest.mark.parametrize(("name", "saved", "others"), [
-    ("mixtral", "212 ep2", ["221", "111"]),
-    pytest.param("qwen3_moe", "122 ep2 full", ["112 cp2 ep4", "212 ep2", "111"], marks=pytest.mark.full),
-    pytest.param("gpt_oss", "212 ep2 c1", ["122 ep2 c1"], marks=pytest.mark.full),
-    pytest.param("mixtral", "221 sp", ["212 ep2", "111"], marks=pytest.mark.full),
-    pytest.param("gpt_oss", "212 ep2 bf16", [], marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "saved", "others"),
+    [
+        ("mixtral", "212 ep2", ["221", "111"]),
+        pytest.param(
+            "qwen3_moe", "122 ep2 full", ["112 cp2 ep4", "212 ep2", "111"], marks=pytest.mark.full
+        ),
+        pytest.param("gpt_oss", "212 ep2 c1", ["122 ep2 c1"], marks=pytest.mark.full),
+        pytest.param("mixtral", "221 sp", ["212 ep2", "111"], marks=pytest.mark.full),
+        pytest.param("gpt_oss", "212 ep2 bf16", [], marks=pytest.mark.full),
+    ],
+)
 def test_any_mesh_resumes_from_any_other(
     name: str, saved: str, others: list[str], four: World, solo: World, tmp_path: Path
 ) -> None:
@@ -101,9 +124,13 @@ def test_any_mesh_resumes_from_any_other(
     expected = four.run(adapters.train, config, mesh(saved), adapter, tmp_path / "whole", 4)[0]
     four.run(adapters.train, config, mesh(saved), adapter, tmp_path / "half", 2)
     checkpoint = tmp_path / "half" / "step_00000002"
-    again = four.run(adapters.resume, config, mesh(saved), adapter, checkpoint, 2, 4, tmp_path / "same")[0]
+    again = four.run(
+        adapters.resume, config, mesh(saved), adapter, checkpoint, 2, 4, tmp_path / "same"
+    )[0]
     assert again == expected[2:]
-    whole, same = (adapters.factors(tmp_path / folder / "step_00000004") for folder in ("whole", "same"))
+    whole, same = (
+        adapters.factors(tmp_path / folder / "step_00000004") for folder in ("whole", "same")
+    )
     assert all(torch.equal(whole[n], same[n]) for n in whole)
     for text in others:
         world = solo if text == "111" else four
@@ -141,7 +168,9 @@ def test_peft_and_transformers_read_what_is_exported(
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
     merged = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
     np.testing.assert_allclose(ours, merged, atol=1e-5, rtol=0)
-    back = Merged(open_weights(base), open_adapter(tmp_path / "adapter", ModelShape.from_config(config)))
+    back = Merged(
+        open_weights(base), open_adapter(tmp_path / "adapter", ModelShape.from_config(config))
+    )
     again = open_weights(tmp_path / "merged")
     assert all(torch.equal(back.read(n), again.read(n)) for n in again.names())
 
@@ -171,12 +200,18 @@ def test_adapters_of_peft_are_merged(
 
 def test_inputs_that_peft_took_for_outputs_are_noticed() -> None:
     """As it does in gpt-oss with transformers 4; a square matrix goes by the other one."""
-    config: dict[str, Any] = {**CONFIGS["gpt_oss"], "intermediate_size": CONFIGS["gpt_oss"]["hidden_size"]}
+    config: dict[str, Any] = {
+        **CONFIGS["gpt_oss"],
+        "intermediate_size": CONFIGS["gpt_oss"]["hidden_size"],
+    }
     shape, at = ModelShape.from_config(config), "model.layers.0.mlp.experts"
     assert shape.experts is not None
     count, width = shape.experts.count, shape.hidden
     described = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
     for wide, turned in ((2 * width, True), (width, False)):
-        inner = {A: np.zeros((count, wide), np.float32), B: np.zeros((3 * width - wide, count), np.float32)}
+        inner = {
+            A: np.zeros((count, wide), np.float32),
+            B: np.zeros((3 * width - wide, count), np.float32),
+        }
         outer = {A: np.zeros((count, width), np.float32), B: np.zeros((width, count), np.float32)}
         assert _are_turned({f"{at}.base_layer": inner, at: outer}, described, shape) is turned

@@ -1,4 +1,6 @@
-"""fp16: the same losses on every mesh, steps that overflow, and a loss scale that survives a resume."""
+"""fp16: the same losses on every mesh, steps that overflow, and a loss scale that survives a
+resume.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from tests.worker.engine.world import World
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("llama-tied-509", "221 sp fp16"), ("gpt_neox", "122 fp16 m2"), ("gpt2", "114 fp16")]
+    ("name", "text"),
+    [("llama-tied-509", "221 sp fp16"), ("gpt_neox", "122 fp16 m2"), ("gpt2", "114 fp16")],
 )
 def test_losses_and_norms_agree(name: str, text: str, four: World, solo: World) -> None:
     single = solo.run(cases.train, CONFIGS[name], mesh("111 fp16"), 4)[0]
@@ -50,15 +53,24 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(text: str, four: Wo
 def test_resuming_is_bit_identical(four: World, tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("212 fp16")
     whole = four.run(cases.train_and_save_fp16, config, options, tmp_path)
-    assert [r.scaling and r.scaling.following for r in whole[0]] == [FIRST / 2, FIRST, FIRST / 2, FIRST / 2]
+    assert [r.scaling and r.scaling.following for r in whole[0]] == [
+        FIRST / 2,
+        FIRST,
+        FIRST / 2,
+        FIRST / 2,
+    ]
     checkpoint = tmp_path / "step_00000002"
     assert four.run(cases.resume_fp16, config, options, checkpoint) == whole
     saved = Manifest.read(checkpoint)
     assert saved.loss_scale == {"scale": FIRST / 2, "good_steps": GOOD_STEPS - 2, "skipped": 1}
     assert (saved.step, saved.optimizer_steps) == (2, 1)
-    assert {NativeSource(checkpoint).dtype(name).name for name in NativeSource(checkpoint).names()} == {"float16"}
+    assert {
+        NativeSource(checkpoint).dtype(name).name for name in NativeSource(checkpoint).names()
+    } == {"float16"}
     convert(checkpoint, tmp_path / "exported", to=HuggingFace())
-    assert {t.dtype for t in load_file(tmp_path / "exported" / "model.safetensors").values()} == {torch.float16}
+    assert {t.dtype for t in load_file(tmp_path / "exported" / "model.safetensors").values()} == {
+        torch.float16
+    }
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "float16"
     convert(checkpoint, tmp_path / "cut", to=Native(tp=1, pp=2))
     assert Manifest.read(tmp_path / "cut" / "step_00000002").loss_scale == saved.loss_scale

@@ -23,20 +23,39 @@ from tests.worker.engine.world import World
 
 SCALES: list[dict[Any, float]] = [{}, {"cap": 3.0}, {"logits": 8.0}, {"cap": 3.0, "logits": 0.5}]
 CASES = {
-    "seed": st.integers(0, 1000), "tokens": st.integers(1, 40), "hidden": st.integers(1, 9),
-    "vocab": st.integers(1, 50), "rows": st.integers(1, 45), "ignored": st.sampled_from([0.0, 0.3, 0.8, 1.0]),
-    "scales": st.sampled_from(SCALES), "each": st.booleans(), "sink": st.booleans(), "select": st.booleans(),
-}  # fmt: skip
+    "seed": st.integers(0, 1000),
+    "tokens": st.integers(1, 40),
+    "hidden": st.integers(1, 9),
+    "vocab": st.integers(1, 50),
+    "rows": st.integers(1, 45),
+    "ignored": st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    "scales": st.sampled_from(SCALES),
+    "each": st.booleans(),
+    "sink": st.booleans(),
+    "select": st.booleans(),
+}
 
 
 @given(**CASES)
 def test_every_number_is_that_of_whole_logits(
-    seed: int, tokens: int, hidden: int, vocab: int, rows: int, ignored: float, scales: Any, each: bool, **options: bool
+    seed: int,
+    tokens: int,
+    hidden: int,
+    vocab: int,
+    rows: int,
+    ignored: float,
+    scales: Any,
+    each: bool,
+    **options: bool,
 ) -> None:
     h, weight, labels, factors = problem(seed, tokens, hidden, vocab, ignored)
     with pieces_of(rows):
-        made, gradients = fused(h, weight, labels, factors, scales, Columns(0, vocab, None), each=each, **options)
-    right, rights = whole(h.double(), weight.double(), labels, factors if each else factors[0].expand(tokens), scales)
+        made, gradients = fused(
+            h, weight, labels, factors, scales, Columns(0, vocab, None), each=each, **options
+        )
+    right, rights = whole(
+        h.double(), weight.double(), labels, factors if each else factors[0].expand(tokens), scales
+    )
     scale = max(1.0, float(right.abs().sum()))
     assert float((made - (right if each else right.sum())).abs().max()) < 1e-6 * scale
     for gradient, other in zip(gradients, rights, strict=True):
@@ -70,7 +89,9 @@ def test_one_piece_computes_what_torch_computes(precision: str) -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     h, weight, labels, factors = problem(1, 64, 16, 128, 0.2)
     known, rights = whole(h.to(dtype), weight.to(dtype), labels, factors[:1].expand(64), {})
-    made, gradients = fused(h.to(dtype), weight.to(dtype), labels, factors, {}, Columns(0, 128, None))
+    made, gradients = fused(
+        h.to(dtype), weight.to(dtype), labels, factors, {}, Columns(0, 128, None)
+    )
     assert error(made, known.sum()) < 2e-7
     for gradient, other in zip(gradients, rights, strict=True):
         assert gradient is not None
@@ -93,15 +114,23 @@ ENGINES = [
     ("111 m4", "cap"), ("111 m4", "logits"), ("111 m4 selective", "pretrain"),
 ]  # fmt: skip
 MESHES = [
-    ("221 sp m2", "tied"), ("212 m2", "cap"), ("122 m1 full", "pretrain"), ("211 cp2 m1", "logits"), ("221 m1", "dpo"),
+    ("221 sp m2", "tied"),
+    ("212 m2", "cap"),
+    ("122 m1 full", "pretrain"),
+    ("211 cp2 m1", "logits"),
+    ("221 m1", "dpo"),
     ("221 sp", "lora"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "kind"), ENGINES)
-def test_steps_in_pieces_of_labelled_rows_are_those_of_one_piece(text: str, kind: str, solo: World) -> None:
-    ((*one,), (*many,)) = (solo.run(losses.steps, mesh(text), rows, kind)[0] for rows in (1 << 20, 24))
+def test_steps_in_pieces_of_labelled_rows_are_those_of_one_piece(
+    text: str, kind: str, solo: World
+) -> None:
+    (*one,), (*many,) = (
+        solo.run(losses.steps, mesh(text), rows, kind)[0] for rows in (1 << 20, 24)
+    )
     for first, second in zip(one, many, strict=True):
         assert second == pytest.approx(first, rel=2e-6, abs=1e-6)
 
@@ -148,7 +177,9 @@ def test_a_device_that_compiles_each_shape_selects_none() -> None:
 
 
 def test_the_last_micro_batch_s_gradient_is_announced_in_its_backward_pass() -> None:
-    """Data-parallel ranks begin to sum a gradient then, and know only after the forward pass that it is the last."""
+    """Data-parallel ranks begin to sum a gradient then, and know only after the forward pass that
+    it is the last.
+    """
     h, weight, labels, factors = problem(3, 20, 4, 10, 0.1)
     linear, _ = losses.head(weight, sink=True)
     heard = []
@@ -172,7 +203,9 @@ def test_the_last_micro_batch_s_gradient_is_announced_in_its_backward_pass() -> 
         (4096, 4096, 4000, "cuda", 4096),
     ],
 )
-def test_the_rows_of_a_piece(tokens: int, hidden: int, columns: int, device: str, rows: int) -> None:
+def test_the_rows_of_a_piece(
+    tokens: int, hidden: int, columns: int, device: str, rows: int
+) -> None:
     assert loss_rows(tokens, hidden, columns, device) == rows
 
 

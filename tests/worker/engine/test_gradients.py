@@ -20,10 +20,15 @@ from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.world import World
 
 
-def both(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> tuple[int, bool, bool]:
+def both(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int
+) -> tuple[int, bool, bool]:
     """Count modules that write their own gradients; compare steps and all state with torch's."""
     mine = cases.engine(config, options)
-    with patch.object(Stage, "_find_writing", lambda stage, compiled: None), patch.object(Mixture, "writing", {}):
+    with (
+        patch.object(Stage, "_find_writing", lambda stage, compiled: None),
+        patch.object(Mixture, "writing", {}),
+    ):
         theirs = cases.engine(config, options)
     assert not theirs.stage.writing
     alike = cases.steps(mine, 0, count) == cases.steps(theirs, 0, count)
@@ -37,7 +42,8 @@ def step_without_backward(rank: int, config: dict[str, Any]) -> tuple[float, flo
     return norm, float(e.optimizer.step(1e-3))
 
 
-# The number of modules: the layers' linears, two matrices of all experts, and head and embedding if they are not tied.
+# The number of modules: the layers' linears, two matrices of all experts, and head and embedding if
+# they are not tied.
 ALONE = {
     ("llama", "111 m8"): 30,
     ("llama-kv4", "111 m2 bf16"): 30,
@@ -84,7 +90,9 @@ def test_what_no_backward_pass_came_to_is_zero(solo: World) -> None:
 
 
 def test_nothing_of_a_step_is_left_to_the_next() -> None:
-    """Not after the last parameter either, in the padding of the data-parallel ranks' equal parts."""
+    """Not after the last parameter either, in the padding of the data-parallel ranks' equal
+    parts.
+    """
     sizes = {"written": 6, "accumulated": 4, "last": 3}
     parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     table = FlatTable((("written", 0, 6), ("accumulated", 6, 4), ("last", 10, 3)), 10, 13)

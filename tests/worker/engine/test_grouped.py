@@ -57,7 +57,10 @@ def test_each_block_is_multiplied_by_its_matrix(
 def test_even_blocks_are_one_batch(rows: int, experts: int, turned: bool) -> None:
     torch.manual_seed(0)
     even = RowBlocks.evenly(experts, rows, torch.device("cpu"))
-    x, weight = torch.randn(experts * rows, 6, requires_grad=True), torch.randn(experts, 6, 6, requires_grad=True)
+    x, weight = (
+        torch.randn(experts * rows, 6, requires_grad=True),
+        torch.randn(experts, 6, 6, requires_grad=True),
+    )
     any_sizes = RowBlocks(even.expert, even.counts)
     made = [multiply(x, weight, blocks, turned) for blocks in (even, any_sizes)]
     gradients = [torch.autograd.grad(y, (x, weight), torch.ones_like(y)) for y in made]

@@ -25,7 +25,9 @@ def test_copies_have_the_same_bits_and_are_apart_from_the_tensors(device: str) -
         with torch.no_grad():
             files["model"]["w"].zero_()
         wanted = tensors(seed)
-        assert {file: named.keys() for file, named in made.items()} == {f: named.keys() for f, named in wanted.items()}
+        assert {file: named.keys() for file, named in made.items()} == {
+            f: named.keys() for f, named in wanted.items()
+        }
         for file, named in wanted.items():
             for name, tensor in named.items():
                 copy = made[file][name]

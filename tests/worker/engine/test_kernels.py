@@ -1,4 +1,6 @@
-"""A step of a mixture of experts calls about as many operators as transformers, and never waits for the device."""
+"""A step of a mixture of experts calls about as many operators as transformers, and never waits for
+the device.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,40 @@ MANY = {
     "num_experts_per_tok": 8,
 }
 VIEWS = {
-    "view", "t", "transpose", "slice", "select", "unsqueeze", "squeeze", "expand", "alias", "detach", "split", "unbind",
-    "split_with_sizes", "permute", "_unsafe_view", "as_strided", "empty", "empty_like", "new_empty", "empty_strided",
-    "new_empty_strided", "lift_fresh",
-}  # fmt: skip
+    "view",
+    "t",
+    "transpose",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "alias",
+    "detach",
+    "split",
+    "unbind",
+    "split_with_sizes",
+    "permute",
+    "_unsafe_view",
+    "as_strided",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "lift_fresh",
+}
 """Operators that start no kernel."""
-READS = {"_local_scalar_dense", "item", "nonzero", "bincount", "masked_select", "unique", "_unique2", "equal"}
+READS = {
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "bincount",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "equal",
+}
 """Operators for which the host waits."""
 
 
@@ -74,7 +104,9 @@ def counted(rank: int, config: dict[str, Any]) -> tuple[int, int]:
     return ours.kernels(), theirs.kernels()
 
 
-def reads(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None) -> set[str]:
+def reads(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None
+) -> set[str]:
     """The reads of the device by the host in a step, until its numbers are read."""
     e = NativeEngine(config, options, cases.OPTIMIZER, None, 0, adapter)
     pair = cases.batch(config, 0)
@@ -90,7 +122,14 @@ def reads(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: 
 
         return patch.object(torch.Tensor, name, call)
 
-    with Calls() as calls, read("tolist"), read("item"), read("cpu"), read("__bool__"), read("__int__"):
+    with (
+        Calls() as calls,
+        read("tolist"),
+        read("item"),
+        read("cpu"),
+        read("__bool__"),
+        read("__int__"),
+    ):
         e.begin_step(*pair, 1e-3)
     return made | calls.calls.keys() & READS
 
@@ -100,13 +139,18 @@ def test_a_mixture_has_about_the_operators_of_transformers(solo: World) -> None:
     assert ours < 1.25 * theirs
 
 
-@pytest.mark.parametrize(("name", "options", "targets"), [
-    ("qwen3_moe", "111 bf16", []),
-    ("mixtral", "111 bf16 c2 full", []),
-    ("gpt_oss", "111 bf16", []),
-    ("qwen3_moe", "111 bf16", ["experts.gate_up_proj", "experts.down_proj"]),
-])  # fmt: skip
-def test_a_step_does_not_wait_for_the_device(name: str, options: str, targets: list[str], solo: World) -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "targets"),
+    [
+        ("qwen3_moe", "111 bf16", []),
+        ("mixtral", "111 bf16 c2 full", []),
+        ("gpt_oss", "111 bf16", []),
+        ("qwen3_moe", "111 bf16", ["experts.gate_up_proj", "experts.down_proj"]),
+    ],
+)
+def test_a_step_does_not_wait_for_the_device(
+    name: str, options: str, targets: list[str], solo: World
+) -> None:
     config = CONFIGS[name]
     adapter = adapters.lora(config, targets) if targets else None
     assert solo.run(reads, config, mesh(options), adapter) == [set()]

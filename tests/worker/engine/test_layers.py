@@ -17,21 +17,33 @@ from tests.worker.engine.world import World
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("name", "text"), [("llama-tied-509", "221 sp"), ("qwen3", "212"), ("gpt_neox", "122 bf16"), ("gpt2", "411 sp")]
+    ("name", "text"),
+    [("llama-tied-509", "221 sp"), ("qwen3", "212"), ("gpt_neox", "122 bf16"), ("gpt2", "411 sp")],
 )
 def test_attention_computed_again_gives_the_same_bits(name: str, text: str, four: World) -> None:
-    kept, again = (four.run(cases.train, CONFIGS[name], mesh(t), 3)[0] for t in (text, f"{text} selective"))
+    kept, again = (
+        four.run(cases.train, CONFIGS[name], mesh(t), 3)[0] for t in (text, f"{text} selective")
+    )
     assert again == kept
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("SMTRAIN_COMPILED"), reason="compiles for minutes; SMTRAIN_COMPILED=1 runs it")
-@pytest.mark.parametrize(
-    ("name", "text"), [("llama", "221 sp selective"), ("gpt_neox", "221 sp selective"), ("mixtral", "212 ep2")]
+@pytest.mark.skipif(
+    not os.environ.get("SMTRAIN_COMPILED"),
+    reason="compiles for minutes; SMTRAIN_COMPILED=1 runs it",
 )
-def test_compiled_layers_give_the_same_numbers_but_for_rounding(name: str, text: str, four: World) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("llama", "221 sp selective"), ("gpt_neox", "221 sp selective"), ("mixtral", "212 ep2")],
+)
+def test_compiled_layers_give_the_same_numbers_but_for_rounding(
+    name: str, text: str, four: World
+) -> None:
     options = mesh(text)
-    plain, compiled = (four.run(cases.train, CONFIGS[name], replace(options, compile=on), 3)[0] for on in (False, True))
+    plain, compiled = (
+        four.run(cases.train, CONFIGS[name], replace(options, compile=on), 3)[0]
+        for on in (False, True)
+    )
     np.testing.assert_allclose(compiled, plain, rtol=1e-5)
     assert compiled != plain, "nothing was compiled"
 
@@ -40,9 +52,12 @@ def test_a_machine_without_a_compiler_trains_uncompiled_and_says_so(
     solo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     plain = solo.run(cases.train, CONFIGS["llama"], mesh("111"), 1)[0]
-    numbers, said = solo.run(cases.train_without_compiler, CONFIGS["llama"], replace(mesh("111"), compile=True))[0]
+    numbers, said = solo.run(
+        cases.train_without_compiler, CONFIGS["llama"], replace(mesh("111"), compile=True)
+    )[0]
     assert said == [
-        "train.compile: the layers run uncompiled: torch.compile needs the C++ compiler no-compiler, which is not there"
+        "train.compile: the layers run uncompiled: torch.compile needs the C++ compiler"
+        " no-compiler, which is not there"
     ]
     assert numbers == plain
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -46,7 +46,9 @@ CASES = [
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("name", "text", "more"), CASES, ids=[f"{name}-{text}" for name, text, _ in CASES])
+@pytest.mark.parametrize(
+    ("name", "text", "more"), CASES, ids=[f"{name}-{text}" for name, text, _ in CASES]
+)
 def test_training_is_peft_s(
     name: str, text: str, more: dict[str, Any], four: World, solo: World, tmp_path: Path
 ) -> None:
@@ -74,7 +76,9 @@ def test_training_is_peft_s(
         ("llama", "221 fp16", 0.0),
     ],
 )
-def test_resuming_is_bit_identical(name: str, text: str, dropout: float, four: World, tmp_path: Path) -> None:
+def test_resuming_is_bit_identical(
+    name: str, text: str, dropout: float, four: World, tmp_path: Path
+) -> None:
     config = CONFIGS[name]
     adapter = lora(config, dropout=dropout)
     four.run(adapters.train, config, mesh(text), adapter, tmp_path / "a", 2)
@@ -90,12 +94,16 @@ def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Pat
     config = CONFIGS["llama"]
     adapter = lora(config, dropout=0.2)
     expected = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path, 8)[0]
-    undropped = solo.run(adapters.train, config, mesh("111"), lora(config), tmp_path / "without", 1)[0]
+    undropped = solo.run(
+        adapters.train, config, mesh("111"), lora(config), tmp_path / "without", 1
+    )[0]
     assert abs(undropped[0][1] - expected[0][1]) > 1e-4
     losses = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path / "0", 2)[0]
     for at, text in ((2, "221 sp full m2"), (4, "411"), (6, "122 full m1")):
         checkpoint = tmp_path / str(at - 2) / f"step_{at:08d}"
-        losses += four.run(adapters.resume, config, mesh(text), adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
+        losses += four.run(
+            adapters.resume, config, mesh(text), adapter, checkpoint, at, at + 2, tmp_path / str(at)
+        )[0]
     np.testing.assert_allclose(losses, expected, rtol=2e-5)
 
 
@@ -106,7 +114,9 @@ def test_checkpoints_are_the_adapters_alone(four: World, tmp_path: Path) -> None
     shape = AdapterShape.of(ModelShape.from_config(config), adapter)
     bytes_ = sum(p.stat().st_size for p in (tmp_path / "step_00000003").rglob("*.safetensors"))
     once = 4 * shape.parameters()
-    assert 3 * once < bytes_ < 5 * once + 4 * 4096  # weights, two moments; the factors that every rank holds, headers
+    assert (
+        3 * once < bytes_ < 5 * once + 4 * 4096
+    )  # weights, two moments; the factors that every rank holds, headers
 
 
 def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path: Path) -> None:
@@ -114,21 +124,28 @@ def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path:
     adapter = lora(config)
     four.run(adapters.train, config, options, adapter, tmp_path, 1)
     checkpoint = tmp_path / "step_00000001"
-    answers = four.run(adapters.try_load, config, options, lora(config, rank=8, targets=["q_proj"]), checkpoint)
+    answers = four.run(
+        adapters.try_load, config, options, lora(config, rank=8, targets=["q_proj"]), checkpoint
+    )
     assert all("rank 4 there and 8 here" in a and "targets" in a for a in answers), answers
     answers = four.run(adapters.try_load, config, options, None, checkpoint)
     assert all("train.adapter is not set" in a for a in answers), answers
     answers = four.run(adapters.try_load, config, options, lora(config, dropout=0.5), checkpoint)
     assert answers == ["loaded"] * 4
     four.run(cases.save_start, config, "212", tmp_path / "whole")
-    answers = four.run(adapters.try_load, config, options, adapter, tmp_path / "whole" / "step_00000000")
+    answers = four.run(
+        adapters.try_load, config, options, adapter, tmp_path / "whole" / "step_00000000"
+    )
     assert all("holds a whole model" in a for a in answers), answers
 
 
 @pytest.mark.skipif("qwen3_5" not in CONFIGS, reason="of transformers 5")
 def test_a_stage_without_an_adapted_linear_is_refused_on_every_rank(four: World) -> None:
     config = CONFIGS["qwen3_5"]
-    for text, expected in (("122", "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj"), ("212", "built")):
+    for text, expected in (
+        ("122", "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj"),
+        ("212", "built"),
+    ):
         answers = four.run(adapters.try_build, config, mesh(text), lora(config, targets=["q_proj"]))
         assert all(expected in answer for answer in answers), answers
 
@@ -145,9 +162,13 @@ def test_the_base_is_frozen_in_its_own_type(text: str, four: World) -> None:
         assert result["numbers"] <= result["flat"]
 
 
-@pytest.mark.parametrize(("name", "text", "more"), [
-    ("llama-kv4", "221 sp", {"rslora": True}), ("gpt_neox", "411", {"targets": ["dense", "query_key_value"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "more"),
+    [
+        ("llama-kv4", "221 sp", {"rslora": True}),
+        ("gpt_neox", "411", {"targets": ["dense", "query_key_value"]}),
+    ],
+)
 def test_peft_loads_what_is_exported(
     name: str, text: str, more: dict[str, Any], four: World, solo: World, tmp_path: Path
 ) -> None:
@@ -160,7 +181,11 @@ def test_peft_loads_what_is_exported(
     changed = export(tmp_path / "run", BaseModel(base), tmp_path / "merged", merge=True)
     assert changed is not None
     assert changed.tensors == len(adapters.factors(checkpoint)) / 2
-    ours = next(a for _, a in four.run(adapters.logits, config, mesh(text), adapter, checkpoint) if a is not None)
+    ours = next(
+        a
+        for _, a in four.run(adapters.logits, config, mesh(text), adapter, checkpoint)
+        if a is not None
+    )
     untrained = solo.run(cases.plain_logits, config)[0]
     assert np.abs(ours - untrained).max() > 1e-3
     theirs = solo.run(adapters.peft_logits, config, base, tmp_path / "adapter")[0]

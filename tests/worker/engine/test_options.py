@@ -12,26 +12,52 @@ from smtrain.core.config.training import Parallel, Train
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 
 PARALLEL: dict[str, Any] = {
-    "tp": 2, "pp": 2, "dp": 4, "cp": 2, "ep": 2, "expert_capacity": 1.5, "micro_batch_size": 3,
-    "sequence_parallel": True, "activation_checkpointing": "full", "zero1": False, "virtual_stages": 2,
-}  # fmt: skip
+    "tp": 2,
+    "pp": 2,
+    "dp": 4,
+    "cp": 2,
+    "ep": 2,
+    "expert_capacity": 1.5,
+    "micro_batch_size": 3,
+    "sequence_parallel": True,
+    "activation_checkpointing": "full",
+    "zero1": False,
+    "virtual_stages": 2,
+}
 TRAIN: dict[str, Any] = {
-    "precision": "fp16", "compile": True, "deterministic": False, "aux_loss": 0.5, "aux_by_layer": True,
+    "precision": "fp16",
+    "compile": True,
+    "deterministic": False,
+    "aux_loss": 0.5,
+    "aux_by_layer": True,
     "param_norm": "layers",
-}  # fmt: skip
+}
 
 
 def config(**more: Any) -> JobConfig:
     train = {**TRAIN, **more, "objective": "sft"}
     return JobConfig.model_validate(
-        {"model": {"path": "m"}, "parallel": {**PARALLEL, "layers_per_stage": [3, 5]}, "train": train}
+        {
+            "model": {"path": "m"},
+            "parallel": {**PARALLEL, "layers_per_stage": [3, 5]},
+            "train": train,
+        }
     )
 
 
 def test_every_option_is_that_of_the_config() -> None:
-    assert ParallelOptions.of(config()) == ParallelOptions(**PARALLEL, **TRAIN, pipeline_cuts=(2,), apart=True)
-    assert all(value != getattr(ParallelOptions(), name) for name, value in {**PARALLEL, **TRAIN}.items())
-    assert {option.name for option in fields(ParallelOptions)} == {*PARALLEL, *TRAIN, "pipeline_cuts", "apart"}
+    assert ParallelOptions.of(config()) == ParallelOptions(
+        **PARALLEL, **TRAIN, pipeline_cuts=(2,), apart=True
+    )
+    assert all(
+        value != getattr(ParallelOptions(), name) for name, value in {**PARALLEL, **TRAIN}.items()
+    )
+    assert {option.name for option in fields(ParallelOptions)} == {
+        *PARALLEL,
+        *TRAIN,
+        "pipeline_cuts",
+        "apart",
+    }
 
 
 @pytest.mark.parametrize(("compile", "deterministic"), [(None, None), (False, True)])

@@ -31,7 +31,9 @@ MESHES = {
 @pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
-def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World, solo: World) -> None:
+def test_losses_and_norms_are_those_of_the_samples_alone(
+    name: str, four: World, solo: World
+) -> None:
     config, count = CONFIGS[name], 4
     alone = np.array(solo.run(packed.alone, config, count)[0])
     for text in MESHES[name] if tiers.full() or name == "llama" else MESHES[name][:1]:
@@ -46,9 +48,13 @@ def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World,
 @pytest.mark.pairwise
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gpt_neox", "qwen3_5"])
 @pytest.mark.parametrize("text", ["221 sp", "122"])
-def test_logits_are_those_of_the_samples_alone(name: str, text: str, four: World, solo: World) -> None:
+def test_logits_are_those_of_the_samples_alone(
+    name: str, text: str, four: World, solo: World
+) -> None:
     alone = solo.run(packed.logits_alone, CONFIGS[name])[0]
-    logits = [ours for ours in four.run(packed.logits, CONFIGS[name], mesh(text)) if ours is not None]
+    logits = [
+        ours for ours in four.run(packed.logits, CONFIGS[name], mesh(text)) if ours is not None
+    ]
     assert logits
     for ours in logits:
         np.testing.assert_allclose(ours, alone, atol=2e-5, rtol=0)

@@ -47,7 +47,9 @@ MESHES = {
     "gpt2": ["221 sp full", "122", "411 sp"],
     "gpt2-509": ["212", "141 m1"],
 }
-STEPS = {"llama": 20}  # the rest, one family's names and parts each, tells as much in 6; the gate trains 4 of each
+STEPS = {
+    "llama": 20
+}  # the rest, one family's names and parts each, tells as much in 6; the gate trains 4 of each
 ALL = {"llama"}
 """Configs that the gate trains on all of their meshes; the others on the first one."""
 VARIANTS = {
@@ -77,11 +79,20 @@ def apart(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.full if name in VARIANTS else []) for name in MESHES if name in CONFIGS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.full if name in VARIANTS else [])
+        for name in MESHES
+        if name in CONFIGS
+    ],
+)
 def test_losses_and_norms_agree(
-    name: str, four: World, solo: World, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    name: str,
+    four: World,
+    solo: World,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     config, count = CONFIGS[name], STEPS.get(name, 6) if tiers.full() else 4
     plain = solo.run(cases.plain, config, count)[0]
@@ -93,7 +104,8 @@ def test_losses_and_norms_agree(
         rows.append((text, "single process", *apart(ranks[0], single)))
     lines = [f"{name}: {count} steps, fp32, loss {single[0][0]:.4f} -> {single[-1][0]:.4f}"]
     lines += [
-        f"  tp pp dp {m:12s} against {against:20s} loss {dl:.1e}  grad norm {dn:.1e}" for m, against, dl, dn in rows
+        f"  tp pp dp {m:12s} against {against:20s} loss {dl:.1e}  grad norm {dn:.1e}"
+        for m, against, dl, dn in rows
     ]
     table = "\n".join(lines)
     (request.config.cache.mkdir("smtrain") / f"parity-{name}.txt").write_text(table + "\n")
@@ -126,14 +138,19 @@ def test_evaluation_is_the_loss_of_a_step(text: str, four: World) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["llama-tied-509", "gemma4-values", "llama-kv1", "qwen3_5", "gpt2", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama-tied-509", "gemma4-values", "llama-kv1", "qwen3_5", "gpt2", "mixtral"]
+)
 def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo: World) -> None:
     if name not in CONFIGS:
         pytest.skip("transformers lacks the family")
     config = CONFIGS[name]
     _, own = solo.run(cases.parameter_norms, config, mesh("111 norms"))[0]
     whole, count = sum(norm**2 for norm in own.values()) ** 0.5, config["num_hidden_layers"]
-    layers = [[n**2 for name, n in own.items() if (m := LAYER.search(name)) and int(m[1]) == i] for i in range(count)]
+    layers = [
+        [n**2 for name, n in own.items() if (m := LAYER.search(name)) and int(m[1]) == i]
+        for i in range(count)
+    ]
     expected = {f"layer_{i:02d}": sum(squares) ** 0.5 for i, squares in enumerate(layers)}
     meshes = ["221 norms", "122 norms l1-3", "212 sp norms bf16", "411 norms"]
     meshes = ["221 norms", "212 ep2 norms"] if name == "mixtral" else meshes
@@ -141,13 +158,16 @@ def test_norms_of_parameters_count_each_number_once(name: str, four: World, solo
         told, _ = four.run(cases.parameter_norms, config, mesh(text))[0]
         assert told.whole == pytest.approx(whole, rel=1e-5 if "bf16" not in text else 1e-3), text
         assert sum(norm**2 for norm in told.parts.values()) == pytest.approx(told.whole**2)
-        assert {part: told.parts[part] for part in expected} == pytest.approx(expected, rel=1e-3), text
+        assert {part: told.parts[part] for part in expected} == pytest.approx(expected, rel=1e-3), (
+            text
+        )
         assert ("head" in told.parts) == (not config.get("tie_word_embeddings"))
 
 
 def test_halves_train(four: World, solo: World) -> None:
     bf16, fp16, fp32 = (
-        four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0] for m in ("212 sp bf16", "212 sp fp16", "212")
+        four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0]
+        for m in ("212 sp bf16", "212 sp fp16", "212")
     )
     assert fp32[-1] < fp32[0] - 0.2
     np.testing.assert_allclose(bf16, fp32, rtol=0.01)

@@ -1,4 +1,6 @@
-"""The clock of a step's parts: what is within another is not counted twice, and nothing is lost between them."""
+"""The clock of a step's parts: what is within another is not counted twice, and nothing is lost
+between them.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from smtrain.worker.engine.parts import PARTS, PartsClock, marked, part
 
 trees: Any = st.recursive(
     st.integers(1, 9),
-    lambda inner: st.lists(st.one_of(st.integers(1, 9), st.tuples(st.sampled_from(PARTS), inner)), max_size=4),
+    lambda inner: st.lists(
+        st.one_of(st.integers(1, 9), st.tuples(st.sampled_from(PARTS), inner)), max_size=4
+    ),
     max_leaves=12,
 )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(PARTS), trees)
-def test_every_second_is_the_innermost_parts(monkeypatch: pytest.MonkeyPatch, name: Any, tree: Any) -> None:
+def test_every_second_is_the_innermost_parts(
+    monkeypatch: pytest.MonkeyPatch, name: Any, tree: Any
+) -> None:
     now, expected = 0.0, dict.fromkeys(PARTS, 0.0)
     monkeypatch.setattr("smtrain.worker.engine.parts.time.perf_counter", lambda: now)
 

@@ -34,7 +34,11 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
     reader = StateReader(checkpoint)
     layout = Layout(ModelShape.from_config(reader.manifest.config))
     names = [s.name for s in layout.shape.specs]
-    return {f"{kind} {name}": reader.read(kind, name, layout, 0).numpy() for kind in KINDS for name in names}
+    return {
+        f"{kind} {name}": reader.read(kind, name, layout, 0).numpy()
+        for kind in KINDS
+        for name in names
+    }
 
 
 @pytest.mark.sample(2)
@@ -42,7 +46,9 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
     expected = cases.weights(config)
-    widest = "212" if name.startswith("phi3") else "411"  # a fused matrix has no copies of key and value heads
+    widest = (
+        "212" if name.startswith("phi3") else "411"
+    )  # a fused matrix has no copies of key and value heads
     for text in ("221 sp", "141", widest) if name.startswith("llama") else ("221 sp", widest):
         four.run(cases.save_start, config, text, tmp_path / text)
         saved = cases.read_all(tmp_path / text / "step_00000000")
@@ -60,7 +66,9 @@ def test_no_steps_change_no_bit_of_a_half(half: Precision, four: World, tmp_path
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox"])
-def test_a_random_start_is_the_same_on_every_mesh(name: str, four: World, solo: World, tmp_path: Path) -> None:
+def test_a_random_start_is_the_same_on_every_mesh(
+    name: str, four: World, solo: World, tmp_path: Path
+) -> None:
     config = CONFIGS[name]
     solo.run(cases.save_start, config, "111", tmp_path / "solo", 5)
     expected = cases.read_all(tmp_path / "solo" / "step_00000000")
@@ -106,12 +114,18 @@ def test_stored_numbers_are_kept_and_not_trained(four: World, tmp_path: Path) ->
     assert same == {f"model.layers.{i}.layer_scalar" for i in range(4)}
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("llama", "411 sp"), pytest.param("llama-tied-509", "122", marks=pytest.mark.full),
-    pytest.param("qwen3", "411", marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", "411 sp"),
+        pytest.param("llama-tied-509", "122", marks=pytest.mark.full),
+        pytest.param("qwen3", "411", marks=pytest.mark.full),
+    ],
+)
 def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) -> None:
-    """Tied matrices of two stages, key/value heads of two ranks, norms of all: updated apart, alike to the bit."""
+    """Tied matrices of two stages, key/value heads of two ranks, norms of all: updated apart, alike
+    to the bit.
+    """
     config = CONFIGS[name]
     four.run(cases.train_and_save, config, mesh(text), tmp_path, 10, 10)
     layout = Layout(ModelShape.from_config(config), mesh(text).tp, mesh(text).pp)
@@ -137,7 +151,9 @@ def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Pat
     chain = [(four, "122"), (four, "212"), (four, "411 sp"), (four, "114"), (solo, "111")]
     for world, text in chain if tiers.full() else chain[::2]:
         _, resumed = world.run(cases.resume, config, mesh(text), checkpoint, 3, 7)[0]
-        np.testing.assert_allclose([r[0] for r in resumed], [r[0] for r in going], rtol=1e-5, err_msg=text)
+        np.testing.assert_allclose(
+            [r[0] for r in resumed], [r[0] for r in going], rtol=1e-5, err_msg=text
+        )
         world.run(cases.save_again, config, mesh(text), checkpoint, tmp_path / text, 3)
         after = whole_state(tmp_path / text / "step_00000003")
         assert all(np.array_equal(after[k], before[k]) for k in before), text
@@ -150,7 +166,9 @@ def test_uneven_stages_resume_bit_for_bit_and_as_even_ones(four: World, tmp_path
     checkpoint = tmp_path / "step_00000002"
     recorded = manifest.Manifest.read(checkpoint)
     assert recorded.cut == {"pipeline_cuts": [0]}
-    assert len(read_whole(recorded, (2, 2, 1), 0, (0,))) == 1, "a rank of the same stages reads its own file"
+    assert len(read_whole(recorded, (2, 2, 1), 0, (0,))) == 1, (
+        "a rank of the same stages reads its own file"
+    )
     assert not read_whole(recorded, (2, 2, 1), 0)
     _, same = four.run(cases.resume, config, mesh("221 l1-3"), checkpoint, 2, 4)[0]
     assert same == going
@@ -187,21 +205,28 @@ def test_a_killed_job_resumes_with_the_same_losses(tmp_path: Path) -> None:
                 world.run(cases.train_until_killed, config, options, folder, 4)
         world.run(cases.train_until_killed, config, options, folder, -1)
         world.stop()
-        losses[run] = dict(line.split(" ", 1) for line in (folder / "losses").read_text().splitlines())
+        losses[run] = dict(
+            line.split(" ", 1) for line in (folder / "losses").read_text().splitlines()
+        )
     assert len(losses["killed"]) == 8
     assert losses["killed"] == losses["uninterrupted"]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["122", "212 bf16"])
-def test_a_save_during_training_has_the_weights_of_its_step(text: str, four: World, tmp_path: Path) -> None:
+def test_a_save_during_training_has_the_weights_of_its_step(
+    text: str, four: World, tmp_path: Path
+) -> None:
     config = CONFIGS["llama-tied-509"]
     waited = four.run(cases.train_and_save, config, mesh(text), tmp_path / "waited", 2, 5)[0]
     behind = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
     assert behind == waited
     for folder in ("waited", "beside"):
         verify(tmp_path / folder / "step_00000002")
-    about = [manifest.Manifest.read(tmp_path / folder / "step_00000002") for folder in ("waited", "beside")]
+    about = [
+        manifest.Manifest.read(tmp_path / folder / "step_00000002")
+        for folder in ("waited", "beside")
+    ]
     assert about[0] == about[1], "every file's hash among it"
 
 
@@ -217,7 +242,10 @@ def test_nothing_is_left_of_an_abandoned_save(four: World, tmp_path: Path) -> No
 
 def test_weights_that_are_no_numbers_are_not_saved(four: World, tmp_path: Path) -> None:
     answers = four.run(cases.save_what_is_no_number, CONFIGS["llama"], mesh("122"), tmp_path)
-    assert all("step_00000001 was not begun on rank 1: its weights are not all finite" in a for a in answers), answers
+    assert all(
+        "step_00000001 was not begun on rank 1: its weights are not all finite" in a
+        for a in answers
+    ), answers
     assert not list(tmp_path.iterdir())
 
 
@@ -230,7 +258,9 @@ def test_weights_that_are_no_numbers_are_not_saved(four: World, tmp_path: Path) 
         pytest.param(True, True, id="same step again-behind", marks=pytest.mark.full),
     ],
 )
-def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bool, tmp_path: Path) -> None:
+def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
+    again: bool, behind: bool, tmp_path: Path
+) -> None:
     config, step = CONFIGS["llama-tied-509"], 3 if again else 4
     solo = World(1)
     outcomes = []
@@ -271,7 +301,9 @@ def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
     disks = [tmp_path / "algo-1", tmp_path / "algo-2"]
     four.run(cases.save_on_hosts, config, options, disks)
     assert newest_complete(disks[0]) is None, "half the files are on the other host"
-    assert [p.name for _, p in manifest.checkpoints(disks[1])] == [f"step_{s:08d}" for s in (1, 2, 3)]
+    assert [p.name for _, p in manifest.checkpoints(disks[1])] == [
+        f"step_{s:08d}" for s in (1, 2, 3)
+    ]
     four.run(cases.prune_on_hosts, config, options, disks, 2)
     for disk in disks:
         assert [step for step, _ in manifest.checkpoints(disk)] == [2, 3]
@@ -298,7 +330,9 @@ def test_saving_a_whole_step_again_replaces_it(solo: World, tmp_path: Path) -> N
     assert NativeSource(checkpoint).dtype("lm_head.weight").name == "float32"
 
 
-def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, solo: World, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_on_every_rank(
+    four: World, solo: World, tmp_path: Path
+) -> None:
     solo.run(cases.save_start, CONFIGS["llama"], "111", tmp_path)
     answers = four.run(cases.try_load, CONFIGS["qwen3"], mesh("212"), tmp_path / "step_00000000")
     assert all("another model" in a and "step_00000000" in a for a in answers)
@@ -309,9 +343,13 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, sol
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["waiting", "behind"])
-def test_a_full_disk_is_an_error_on_every_rank_and_harms_nothing(behind: bool, four: World, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_on_every_rank_and_harms_nothing(
+    behind: bool, four: World, tmp_path: Path
+) -> None:
     answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2, behind)
-    assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
+    assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), (
+        answers
+    )
     newest = newest_complete(tmp_path)
     assert newest == tmp_path / "step_00000001"
     verify(newest)

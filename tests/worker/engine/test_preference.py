@@ -36,7 +36,12 @@ def test_each_kind_of_loss_has_trl_s_numbers(kind: str, solo: World) -> None:
 
 
 def test_the_first_loss_is_that_of_equal_models(solo: World) -> None:
-    for kind, loss in (("sigmoid", math.log(2)), ("robust_0.1", math.log(2)), ("hinge", 1.0), ("ipo", 25.0)):
+    for kind, loss in (
+        ("sigmoid", math.log(2)),
+        ("robust_0.1", math.log(2)),
+        ("hinge", 1.0),
+        ("ipo", 25.0),
+    ):
         (ours,) = solo.run(preference.steps, mesh("111 m1"), kind, 1, False, 0)
         assert ours[0]["loss"] == pytest.approx(loss, abs=1e-6)
         assert ours[0]["rewards/margins"] == 0
@@ -46,10 +51,15 @@ def test_the_first_loss_is_that_of_equal_models(solo: World) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "packed"),
     [
-        ("221 sp selective", "sigmoid_sft", 2), ("122 m1", "robust_0.1", 1), ("212 m1", "ipo", 2),
-        ("221 full m1", "sigmoid", 4), ("114 m1", "hinge", 1), ("411 sp", "sigmoid_norm", 2), ("122 m2", "sigmoid", 1),
+        ("221 sp selective", "sigmoid_sft", 2),
+        ("122 m1", "robust_0.1", 1),
+        ("212 m1", "ipo", 2),
+        ("221 full m1", "sigmoid", 4),
+        ("114 m1", "hinge", 1),
+        ("411 sp", "sigmoid_norm", 2),
+        ("122 m2", "sigmoid", 1),
     ],
-)  # fmt: skip
+)
 def test_every_mesh_has_trl_s_numbers(text: str, kind: str, packed: int, four: World) -> None:
     for ours in four.run(preference.steps, mesh(text), kind, packed):
         assert off(ours, kind) < 1e-5
@@ -66,7 +76,9 @@ def test_two_processes_have_trl_s_numbers(text: str) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["221 sp", "122 m1", "212 m1"])
-def test_adapters_have_the_numbers_of_one_process_on_every_mesh(text: str, solo: World, four: World) -> None:
+def test_adapters_have_the_numbers_of_one_process_on_every_mesh(
+    text: str, solo: World, four: World
+) -> None:
     (alone,) = solo.run(preference.steps, mesh("111"), "sigmoid", 2, True)
     assert alone[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert alone[4]["loss"] < alone[0]["loss"] - 5e-4
@@ -85,13 +97,19 @@ def test_half_precision_stays_near(text: str, solo: World) -> None:
 
 
 def test_recomputed_attention_changes_no_bit(solo: World) -> None:
-    plain, again = (solo.run(preference.steps, mesh(text), "sigmoid", 2) for text in ("111", "111 selective"))
+    plain, again = (
+        solo.run(preference.steps, mesh(text), "sigmoid", 2) for text in ("111", "111 selective")
+    )
     assert plain == again
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("text", "lora"), [("221 sp", True), ("122 m1", False), ("212 bf16", False)])
-def test_a_resumed_run_has_the_same_bits(text: str, lora: bool, four: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "lora"), [("221 sp", True), ("122 m1", False), ("212 bf16", False)]
+)
+def test_a_resumed_run_has_the_same_bits(
+    text: str, lora: bool, four: World, tmp_path: Path
+) -> None:
     for direct, resumed in four.run(preference.resumed, mesh(text), lora, tmp_path):
         assert direct == resumed
         assert len(direct) == 3
@@ -101,25 +119,32 @@ def test_another_reference_leaves_the_start_as_it_was(solo: World, tmp_path: Pat
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(preference.GOLDEN / "model/model.safetensors")
-    save_file({name: tensor * 1.1 for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {name: tensor * 1.1 for name, tensor in tensors.items()}, tmp_path / "model.safetensors"
+    )
     ((start, other, again, (loss,)),) = solo.run(preference.other_start, mesh("111 bf16"), tmp_path)
     assert start == again
     assert start != other
     assert loss == pytest.approx(math.log(2), abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "text", "packed"), [
-    ("mixtral", "212 ep2", 2),
-    pytest.param("mixtral", "212 ep2 m1", 1, marks=pytest.mark.full),
-    pytest.param("qwen3_moe", "122 ep2 full", 2, marks=pytest.mark.full),
-    pytest.param("qwen3_moe", "114 ep4", 1, marks=pytest.mark.full),
-    pytest.param("gpt_oss", "212 ep2 sp", 2, marks=pytest.mark.full),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "packed"),
+    [
+        ("mixtral", "212 ep2", 2),
+        pytest.param("mixtral", "212 ep2 m1", 1, marks=pytest.mark.full),
+        pytest.param("qwen3_moe", "122 ep2 full", 2, marks=pytest.mark.full),
+        pytest.param("qwen3_moe", "114 ep4", 1, marks=pytest.mark.full),
+        pytest.param("gpt_oss", "212 ep2 sp", 2, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("aux", [0.0, pytest.param(0.02, marks=pytest.mark.full)])
 def test_divided_experts_learn_pairs_as_whole_ones(
     name: str, text: str, packed: int, aux: float, solo: World, four: World
 ) -> None:
-    """The same mesh without ep, and plain transformers, whose auxiliary loss would be that of other calls."""
+    """The same mesh without ep, and plain transformers, whose auxiliary loss would be that of other
+    calls.
+    """
     config = {**CONFIGS[name], "router_aux_loss_coef": aux}
     divided = four.run(preference.mixture_steps, config, mesh(text), packed)
     assert all(rank == divided[0] for rank in divided)
@@ -128,5 +153,7 @@ def test_divided_experts_learn_pairs_as_whole_ones(
         assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
     assert divided[0][0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     if not aux:
-        for ours, plain in zip(divided[0], solo.run(preference.plain_steps, config)[0], strict=True):
+        for ours, plain in zip(
+            divided[0], solo.run(preference.plain_steps, config)[0], strict=True
+        ):
             assert {key: ours[key] for key in plain} == pytest.approx(plain, rel=1e-5, abs=1e-5)

@@ -1,4 +1,6 @@
-"""QLoRA: weights are those of bitsandbytes, and training is peft's with bitsandbytes in one process."""
+"""QLoRA: weights are those of bitsandbytes, and training is peft's with bitsandbytes in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ from tests.worker.engine.world import World
 CPU = torch.device("cpu")
 LLAMA = cases.config("llama", hidden_size=128, head_dim=32, intermediate_size=256)
 """Each part of two tensor-parallel ranks has whole blocks."""
-QWEN = cases.config("qwen3", hidden_size=128, head_dim=32, intermediate_size=256, num_hidden_layers=2)
+QWEN = cases.config(
+    "qwen3", hidden_size=128, head_dim=32, intermediate_size=256, num_hidden_layers=2
+)
 
 
 def theirs(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    packed, state = functional().quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
+    packed, state = functional().quantize_4bit(
+        values, blocksize=64, compress_statistics=True, quant_type="nf4"
+    )
     return packed, state
 
 
@@ -44,9 +50,13 @@ def ours(values: torch.Tensor, shard: Shard | None = None) -> QuantizedWeight:
 
 
 @given(
-    rows=st.integers(1, 70), columns=st.integers(1, 130), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4]),
-    dtype=st.sampled_from([torch.bfloat16, torch.float32]), zeros=st.booleans(), seed=st.integers(0, 9),
-)  # fmt: skip
+    rows=st.integers(1, 70),
+    columns=st.integers(1, 130),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    zeros=st.booleans(),
+    seed=st.integers(0, 9),
+)
 def test_weights_have_the_bits_of_bitsandbytes(
     rows: int, columns: int, scale: float, dtype: torch.dtype, zeros: bool, seed: int
 ) -> None:
@@ -59,15 +69,24 @@ def test_weights_have_the_bits_of_bitsandbytes(
     assert torch.equal(weight.nested, state.state2.absmax)
     assert weight.offset == state.offset
     unpacked = weight.dequantized(dtype)
-    state.shape = torch.Size([1, rows * columns])  # its CPU kernel misreads rows without a whole number of blocks
+    state.shape = torch.Size(
+        [1, rows * columns]
+    )  # its CPU kernel misreads rows without a whole number of blocks
     assert torch.equal(unpacked, functional().dequantize_4bit(packed, state).view(rows, columns))
-    widest = 0.16 * values.float().abs().amax()  # half of the widest gap of NF4, and the rounding of scales
+    widest = (
+        0.16 * values.float().abs().amax()
+    )  # half of the widest gap of NF4, and the rounding of scales
     assert bool(((unpacked.float() - values.float()).abs() <= widest).all())
 
 
 @pytest.mark.parametrize(
     "shard",
-    [Shard(0, ((0, 8), (24, 32))), Shard(0, ((5, 6),)), Shard(1, ((64, 192),)), Shard(1, ((0, 64), (192, 256)))],
+    [
+        Shard(0, ((0, 8), (24, 32))),
+        Shard(0, ((5, 6),)),
+        Shard(1, ((64, 192),)),
+        Shard(1, ((0, 64), (192, 256))),
+    ],
 )
 def test_a_part_of_a_matrix_has_the_weights_of_the_whole(shard: Shard) -> None:
     values = torch.randn(32, 256).bfloat16()
@@ -75,11 +94,15 @@ def test_a_part_of_a_matrix_has_the_weights_of_the_whole(shard: Shard) -> None:
     cut = part(shard, values)
     weight = QuantizedWeight((cut.shape[0], cut.shape[1]), (32, 256), shard)
     scales, places = weight.quantize(cut), part(shard, torch.arange(128).view(32, 4), 64).flatten()
-    assert torch.equal(scales, QuantizedWeight((32, 256), (32, 256), Shard()).quantize(values)[places])
+    assert torch.equal(
+        scales, QuantizedWeight((32, 256), (32, 256), Shard()).quantize(values)[places]
+    )
     weight.settle(scales, None, CPU)
     # The other ranks' scales come by a message.
     weight.nested, weight.offset, weight.scales = whole.nested, whole.offset, whole.scales[places]
-    assert torch.equal(weight.dequantized(torch.bfloat16), part(shard, whole.dequantized(torch.bfloat16)))
+    assert torch.equal(
+        weight.dequantized(torch.bfloat16), part(shard, whole.dequantized(torch.bfloat16))
+    )
 
 
 def part(shard: Shard, matrix: torch.Tensor, size: int = 1) -> torch.Tensor:
@@ -100,7 +123,9 @@ def test_training_is_that_of_peft_with_bitsandbytes(
 ) -> None:
     adapter = lora(config, quantize="nf4")
     expected, factors = solo.run(adapters.peft, config, adapter)[0]
-    ranks = (solo if text == "111" else four).run(adapters.train, config, mesh(text), adapter, tmp_path)
+    ranks = (solo if text == "111" else four).run(
+        adapters.train, config, mesh(text), adapter, tmp_path
+    )
     np.testing.assert_allclose([r[0] for r in ranks[0]], [r[0] for r in expected], rtol=1e-6)
     np.testing.assert_allclose([r[1] for r in ranks[0]], [r[1] for r in expected], rtol=1e-5)
     trained = adapters.factors(tmp_path / "step_00000003")
@@ -111,7 +136,16 @@ def test_resuming_has_the_same_bits_on_the_same_base(four: World, tmp_path: Path
     adapter = lora(LLAMA, quantize="nf4")
     four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "a", 2)
     four.run(adapters.train, LLAMA, mesh("221 bf16"), adapter, tmp_path / "b", 4)
-    four.run(adapters.resume, LLAMA, mesh("221 bf16"), adapter, tmp_path / "a/step_00000002", 2, 4, tmp_path / "c")
+    four.run(
+        adapters.resume,
+        LLAMA,
+        mesh("221 bf16"),
+        adapter,
+        tmp_path / "a/step_00000002",
+        2,
+        4,
+        tmp_path / "c",
+    )
     whole, resumed = (adapters.factors(tmp_path / f / "step_00000004") for f in ("b", "c"))
     assert all(torch.equal(whole[n], resumed[n]) for n in whole)
 
@@ -149,7 +183,8 @@ def test_a_run_does_not_go_from_one_base_to_the_other() -> None:
 def test_a_mesh_that_cuts_blocks_is_refused_by_name() -> None:
     assert not [*cut_faults(ModelShape.from_config(LLAMA), 2)]
     first = next(cut_faults(ModelShape.from_config(CONFIGS["llama"]), 2))
-    assert first == (
-        "train.adapter.quantize: parallel.tp = 2 would cut a block of 64 weights of o_proj (64 x 64) in two; "
-        "take a smaller parallel.tp"
+    assert (
+        first
+        == "train.adapter.quantize: parallel.tp = 2 would cut a block of 64 weights of o_proj (64 x"
+        " 64) in two; take a smaller parallel.tp"
     )

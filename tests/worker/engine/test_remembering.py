@@ -1,4 +1,6 @@
-"""Generation over tensor- and pipeline-parallel ranks: the same tokens as transformers' own model gives."""
+"""Generation over tensor- and pipeline-parallel ranks: the same tokens as transformers' own model
+gives.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_greedy_texts_are_those_of_transformers(name: str, four: World, solo: Wo
     theirs = solo.run(remembered.plain_texts, config, [GREEDY])[0]
     meshes = ((2, 2), (4, 1), (1, 4)) if tiers.full() else ((2, 2),)
     for tp, pp in meshes if name == "llama" else meshes[:1]:
-        assert four.run(remembered.texts, config, tp, pp, [GREEDY])[0] == theirs, f"tp {tp} x pp {pp}"
+        assert four.run(remembered.texts, config, tp, pp, [GREEDY])[0] == theirs, (
+            f"tp {tp} x pp {pp}"
+        )
 
 
 @pytest.mark.skipif("phi3-long" not in CONFIGS, reason="transformers lacks Phi-3")
@@ -42,7 +46,10 @@ def test_a_text_that_outgrows_the_short_factors_is_computed_again(four: World, s
 
 def test_every_way_of_drawing_is_transformers_own(four: World, solo: World) -> None:
     config = CONFIGS["llama"]
-    assert four.run(remembered.texts, config, 2, 2, WAYS)[0] == solo.run(remembered.plain_texts, config, WAYS)[0]
+    assert (
+        four.run(remembered.texts, config, 2, 2, WAYS)[0]
+        == solo.run(remembered.plain_texts, config, WAYS)[0]
+    )
 
 
 @pytest.mark.sample(1)

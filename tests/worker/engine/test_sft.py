@@ -1,4 +1,6 @@
-"""Instruction data, from records to losses: what is learned is the answers, each as if its sample were alone."""
+"""Instruction data, from records to losses: what is learned is the answers, each as if its sample
+were alone.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ from tests.worker.engine.world import World
 SEQ_LEN, ROWS, SEED = 64, 8, 3
 
 
-def packed(rank: int, data: Path, config: dict[str, Any], options: ParallelOptions, batches: int) -> list[float]:
+def packed(
+    rank: int, data: Path, config: dict[str, Any], options: ParallelOptions, batches: int
+) -> list[float]:
     """The losses of global batches of ROWS rows, before any training."""
     e = engine(config, options)
     loader = TokenLoader(
-        data, seq_len=SEQ_LEN, global_batch_size=ROWS, dp_rank=e.dp_rank, dp_size=e.dp_size, seed=SEED,
+        data,
+        seq_len=SEQ_LEN,
+        global_batch_size=ROWS,
+        dp_rank=e.dp_rank,
+        dp_size=e.dp_size,
+        seed=SEED,
         vocab_size=config["vocab_size"],
-    )  # fmt: skip
+    )
     losses = [e.evaluate(*loader.batch(i * ROWS)).loss for i in range(batches)]
     loader.close()
     return losses
@@ -69,7 +78,8 @@ BATCHES = 3
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
     rows: list[dict[str, Any]] = [
-        {"messages": talk(f"q {i}", "a " * (i % 5 + 1), "why", "s" * (i % 9 + 1))} for i in range(60)
+        {"messages": talk(f"q {i}", "a " * (i % 5 + 1), "why", "s" * (i % 9 + 1))}
+        for i in range(60)
     ]
     rows += [{"instruction": f"say {i}", "output": str(i)} for i in range(60)]
     source = write(folder / "a.jsonl", rows)
@@ -105,7 +115,9 @@ def test_every_mesh_sees_the_same_rows(text: str, data: Path, four: World, solo:
 def test_a_token_that_is_no_answer_and_that_no_answer_follows_changes_nothing(
     data: Path, tmp_path: Path, solo: World
 ) -> None:
-    """The line break behind an answer is a target only, and a masked one; the end token before it is learned."""
+    """The line break behind an answer is a target only, and a masked one; the end token before it
+    is learned.
+    """
     changed, learned = (shutil.copytree(data, tmp_path / name) for name in ("changed", "learned"))
     tokens, mask = IndexedDataset(data / "tokens"), IndexedDataset(data / "tokens_mask")
     ends = np.cumsum(tokens.lengths)
@@ -116,6 +128,8 @@ def test_a_token_that_is_no_answer_and_that_no_answer_follows_changes_nothing(
         ids[at] = (ids[at] + 7) % 300
         ids.tofile(folder / "tokens.bin")
         fingerprints(folder / "tokens")
-    losses = [solo.run(packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)]
+    losses = [
+        solo.run(packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)
+    ]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]

@@ -1,4 +1,6 @@
-"""Preference training against TRL's DPOTrainer itself, run here: padded batches there, packed rows here."""
+"""Preference training against TRL's DPOTrainer itself, run here: padded batches there, packed rows
+here.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,14 @@ THEIRS: dict[str, dict[str, Any]] = {
     "sigmoid_sft": {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
     "sigmoid_beta_0.5": {"beta": 0.5},
 }
-METRICS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen",
-           "logps/rejected")  # fmt: skip
+METRICS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+)
 
 
 def pairs(form: str) -> list[dict[str, Any]]:
@@ -49,11 +57,15 @@ def pairs(form: str) -> list[dict[str, Any]]:
         before = [{"role": "user", "content": prompt}, {"role": "assistant", "content": "w1"}]
         ask = [*before, {"role": "user", "content": "w2"}]
         both = {"chosen": chosen, "rejected": rejected}
-        rows.append({name: [*ask, {"role": "assistant", "content": text}] for name, text in both.items()})
+        rows.append(
+            {name: [*ask, {"role": "assistant", "content": text}] for name, text in both.items()}
+        )
     return rows
 
 
-def theirs(rows: list[dict[str, Any]], options: dict[str, Any], folder: Path) -> list[dict[str, float]]:
+def theirs(
+    rows: list[dict[str, Any]], options: dict[str, Any], folder: Path
+) -> list[dict[str, float]]:
     """Five steps of TRL's trainer over the rows in order."""
     trl = pytest.importorskip("trl")
     import datasets
@@ -71,12 +83,28 @@ def theirs(rows: list[dict[str, Any]], options: dict[str, Any], folder: Path) ->
             return loss
 
     settings = {
-        "output_dir": str(folder), "per_device_train_batch_size": EACH, "max_steps": 5, "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8,
-        "weight_decay": 0.0, "max_grad_norm": 0.0, "bf16": False, "gradient_checkpointing": False,
-        "max_length": LIMIT, "logging_steps": 1, "report_to": [], "save_strategy": "no", "use_cpu": True,
-        "beta": 0.1, "optim": "adamw_torch", "disable_tqdm": True, **options,
-    }  # fmt: skip
+        "output_dir": str(folder),
+        "per_device_train_batch_size": EACH,
+        "max_steps": 5,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-8,
+        "weight_decay": 0.0,
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "max_length": LIMIT,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "beta": 0.1,
+        "optim": "adamw_torch",
+        "disable_tqdm": True,
+        **options,
+    }
     loaded: Any = AutoModelForCausalLM
     words: Any = AutoTokenizer
     trainer = InOrder(
@@ -87,8 +115,10 @@ def theirs(rows: list[dict[str, Any]], options: dict[str, Any], folder: Path) ->
     )
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "rewards/margins" in entry]
-    return [{"loss": loss, **{name: entry[name] for name in METRICS}}
-            for loss, entry in zip(losses, logged, strict=True)]  # fmt: skip
+    return [
+        {"loss": loss, **{name: entry[name] for name in METRICS}}
+        for loss, entry in zip(losses, logged, strict=True)
+    ]
 
 
 def ours(rank: int, data: Path, kind: str) -> list[dict[str, float]]:
@@ -121,9 +151,20 @@ def test_five_steps_have_trl_s_numbers(kind: str, form: str, solo: World, tmp_pa
     rows = pairs(form)
     wanted = theirs(json.loads(json.dumps(rows)), THEIRS.get(kind, {}), tmp_path / "trl")
     source = write(tmp_path / "a.jsonl", rows)
-    prepare_sft(source, tmp_path / "data", GOLDEN / "model", seq_len=2 * LIMIT - 2, objective="dpo", workers=1)
+    prepare_sft(
+        source,
+        tmp_path / "data",
+        GOLDEN / "model",
+        seq_len=2 * LIMIT - 2,
+        objective="dpo",
+        workers=1,
+    )
     (made,) = solo.run(ours, tmp_path / "data", kind)
     for mine, their in zip(made, wanted, strict=True):
         assert set(mine) == set(their)
         for name, value in mine.items():
-            assert abs(value - their[name]) <= 1e-5 * max(1.0, abs(their[name])), (name, value, their[name])
+            assert abs(value - their[name]) <= 1e-5 * max(1.0, abs(their[name])), (
+                name,
+                value,
+                their[name],
+            )

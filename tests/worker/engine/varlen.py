@@ -1,4 +1,6 @@
-"""Steps of engines whose attention takes documents, as on CUDA, next to those with masks; importable by a world."""
+"""Steps of engines whose attention takes documents, as on CUDA, next to those with masks;
+importable by a world.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ AT_ONCE = 5
 Objective = Literal["text", "documents", "lora", "dpo"]
 
 
-def engine(config: dict[str, Any], options: ParallelOptions, objective: Objective, varlen: bool) -> NativeEngine:
+def engine(
+    config: dict[str, Any], options: ParallelOptions, objective: Objective, varlen: bool
+) -> NativeEngine:
     footprint.QUERIES["cpu"] = AT_ONCE
     if objective == "dpo":
         e = preference.engine(options, lora=True)
@@ -40,14 +44,20 @@ def steps(
     if objective == "dpo":
         references = preference.references_of(e, 2, preference.LIMIT * 4)
         made = preference.stepped(e, 2, references, range(2))
-        return [*references.flatten().tolist(), *(number for step in made for number in step.values())]
+        return [
+            *references.flatten().tolist(),
+            *(number for step in made for number in step.values()),
+        ]
     out = []
     for step in range(2):
         whole = packed.batch(config, step)
         each = cases.BATCH // e.dp_size
         ids, labels, segments = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in whole)
         within = segments if objective == "documents" else None
-        evaluated, result = e.evaluate(ids, labels, within), e.step(ids, labels, cases.lr(step), within)
+        evaluated, result = (
+            e.evaluate(ids, labels, within),
+            e.step(ids, labels, cases.lr(step), within),
+        )
         logits = e.logits(ids[:1], None if within is None else within[:1])
         out += [evaluated.loss, result.loss, result.grad_norm]
         out += [0.0 if logits is None else float(logits.square().mean().sqrt())]
@@ -55,7 +65,9 @@ def steps(
 
 
 class LargestSquare(TorchDispatchMode):
-    """The most elements in the last two dimensions of a tensor that an operator returns, and its name."""
+    """The most elements in the last two dimensions of a tensor that an operator returns, and its
+    name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +77,9 @@ class LargestSquare(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         self.varlen += func.namespace == "smtrain"
         for x in made if isinstance(made, (tuple, list)) else (made,):
-            if not isinstance(x, torch.Tensor) or x.ndim < 2 or x.shape[-1] == NORM_CHUNK:  # the optimizer's buffer
+            if (
+                not isinstance(x, torch.Tensor) or x.ndim < 2 or x.shape[-1] == NORM_CHUNK
+            ):  # the optimizer's buffer
                 continue
             if x.shape[-1] * x.shape[-2] > self.largest:
                 self.largest, self.name = x.shape[-1] * x.shape[-2], str(func)
@@ -73,7 +87,12 @@ class LargestSquare(TorchDispatchMode):
 
 
 def largest_square(
-    rank: int, config: dict[str, Any], options: ParallelOptions, objective: Objective, length: int, varlen: bool = True
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    objective: Objective,
+    length: int,
+    varlen: bool = True,
 ) -> tuple[int, str, int]:
     """`LargestSquare` of a validation, log-probabilities and a step on a row of `length` tokens."""
     e = engine(config, options, objective, varlen)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONTEXT = mp.get_context("forkserver")
-# A process has one fork server, and the last list that was set before it started counts: this is the only one.
+# A process has one fork server, and the last list that was set before it started counts: this is
+# the only one.
 CONTEXT.set_forkserver_preload(["tests.worker.engine.preload"])
 PATIENCE = 180  # seconds for one function on a busy machine
 
@@ -48,12 +49,16 @@ class World:
             pipe.send((function, args, store))
         answers: dict[int, Any] = {}
         while len(answers) < self.size:
-            left: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in answers}
+            left: dict[Any, int] = {
+                pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in answers
+            }
             ready: list[Any] = wait(left, timeout=PATIENCE)
             try:
                 if not ready:
                     stacks = self._stacks(sorted(left.values()), folder)
-                    raise TimeoutError(f"ranks {sorted(left.values())} gave no answer in {PATIENCE} s\n{stacks}")
+                    raise TimeoutError(
+                        f"ranks {sorted(left.values())} gave no answer in {PATIENCE} s\n{stacks}"
+                    )
                 for pipe in ready:
                     answers[left[pipe]] = pipe.recv()
             except (EOFError, ConnectionError, TimeoutError) as error:
@@ -61,7 +66,9 @@ class World:
                 raise error if isinstance(error, TimeoutError) else Died from None
             if any(not fine for fine, _ in answers.values()):
                 self.stop()  # the others may wait for the one that failed
-                raise AssertionError("\n".join(f"rank {r}: {a}" for r, (fine, a) in answers.items() if not fine))
+                raise AssertionError(
+                    "\n".join(f"rank {r}: {a}" for r, (fine, a) in answers.items() if not fine)
+                )
         return [answers[rank][1] for rank in range(self.size)]
 
     def __enter__(self) -> World:
@@ -100,7 +107,9 @@ class World:
         for rank in ranks:
             os.kill(self._ranks[rank][0].pid, signal.SIGUSR1)
         time.sleep(2)
-        return "\n".join(f"rank {rank}: {(folder / f'stacks-{rank}').read_text()}" for rank in ranks)
+        return "\n".join(
+            f"rank {rank}: {(folder / f'stacks-{rank}').read_text()}" for rank in ranks
+        )
 
 
 def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) -> None:
@@ -123,11 +132,14 @@ def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) ->
         except EOFError:
             return
         os.environ["LOCAL_RANK"] = str(rank)
-        dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size)
+        dist.init_process_group(
+            backend, store=dist.FileStore(store, size), rank=rank, world_size=size
+        )
         if device == "neuron":
             imitation.start()  # the limits of the last function do not hold
             torch.accelerator.set_device_index(rank)
-        dist.barrier()  # a rank that fails at once must not close connections that others still open
+        # a rank that fails at once must not close connections that others still open
+        dist.barrier()
         try:
             answer = True, function(rank, *args)
         except BaseException:  # the test fails with it

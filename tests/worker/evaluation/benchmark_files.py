@@ -11,19 +11,28 @@ from typing import Any
 
 Rows = list[dict[str, Any]]
 BOOLQ: Rows = [
-    {"passage": f"the fox {i} is {'red' if i % 3 else 'brown'}.", "question": f"is the fox {i} red", "label": i % 2}
+    {
+        "passage": f"the fox {i} is {'red' if i % 3 else 'brown'}.",
+        "question": f"is the fox {i} red",
+        "label": i % 2,
+    }
     for i in range(8)
 ]
-BBH: Rows = [{"input": f"not ( {i} ) is", "target": "[invalid]" if i % 2 else "True"} for i in range(4)]
+BBH: Rows = [
+    {"input": f"not ( {i} ) is", "target": "[invalid]" if i % 2 else "True"} for i in range(4)
+]
 """The harness's filter answers [invalid] if a text has no `the answer is`."""
 MCQ: Rows = [
     {
-        "passage": None, "question": f"what is {i}?",
+        "passage": None,
+        "question": f"what is {i}?",
         "options": [f"(A)the red fox {i}", f"(B){i}", "(C)the", "(D)a dog"],
-        "label": ["A", ["A", "C"], "C D"][i % 3], "answer": None, "other": None,
+        "label": ["A", ["A", "C"], "C D"][i % 3],
+        "answer": None,
+        "other": None,
     }
     for i in range(9)
-]  # fmt: skip
+]
 GOLD = [[0], [0, 2], [2, 3]]
 CLOZE: Rows = [
     {"passage": None, "question": f"what is {i}?", "options": None, "label": None, "answer": answer}
@@ -31,18 +40,26 @@ CLOZE: Rows = [
 ]
 CEVAL: Rows = [
     {
-        "id": i, "question": f"what is {i}?", "A": f"the red fox {i}", "B": "the", "C": "a", "D": "fox",
+        "id": i,
+        "question": f"what is {i}?",
+        "A": f"the red fox {i}",
+        "B": "the",
+        "C": "a",
+        "D": "fox",
         "answer": "ABCD"[i % 4],
     }
     for i in range(6)
-]  # fmt: skip
+]
 HUMANEVAL: Rows = [
     {
-        "task_id": f"HumanEval/{i}", "prompt": f"def f{i}(x):\n    return x + {i}\n", "entry_point": f"f{i}",
-        "canonical_solution": "", "test": f"def check(candidate):\n    assert candidate(1) == {1 + i - i % 2}\n",
+        "task_id": f"HumanEval/{i}",
+        "prompt": f"def f{i}(x):\n    return x + {i}\n",
+        "entry_point": f"f{i}",
+        "canonical_solution": "",
+        "test": f"def check(candidate):\n    assert candidate(1) == {1 + i - i % 2}\n",
     }
     for i in range(4)
-]  # fmt: skip
+]
 """Problems that an empty answer solves, if their number is even."""
 
 
@@ -75,12 +92,15 @@ def prompted(rows: Rows) -> Rows:
     """AGIEval's questions as the hub has them: with the prompt, spelled out here."""
     return [
         {
-            "query": f"Q: {row['question']} Answer Choices: {' '.join(row['options'])}\n"
-            "A: Among A through D, the answer is",
-            "choices": row["options"], "gold": GOLD[i % 3],
+            "query": (
+                f"Q: {row['question']} Answer Choices: {' '.join(row['options'])}\n"
+                "A: Among A through D, the answer is"
+            ),
+            "choices": row["options"],
+            "gold": GOLD[i % 3],
         }
         for i, row in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def _answered(row: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +117,10 @@ def boolq_of_superglue(folder: Path) -> None:
     rows = [{**row, "label": bool(row["label"]), "idx": i} for i, row in enumerate(BOOLQ)]
     jsonl(folder / "BoolQ/val.jsonl", rows)
     jsonl(folder / "BoolQ/train.jsonl", rows[::-1])
-    jsonl(folder / "BoolQ/test.jsonl", [{k: v for k, v in row.items() if k != "label"} for row in rows])
+    jsonl(
+        folder / "BoolQ/test.jsonl",
+        [{k: v for k, v in row.items() if k != "label"} for row in rows],
+    )
 
 
 def boolq_of_hub(folder: Path) -> None:
@@ -117,7 +140,9 @@ def bbh_of_authors(folder: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"canary": "do not train on this", "examples": BBH}))
     (folder / "cot-prompts").mkdir()
-    (folder / "cot-prompts/boolean_expressions.txt").write_text("canary\n-----\nQ: not True is\nA: False.\n")
+    (folder / "cot-prompts/boolean_expressions.txt").write_text(
+        "canary\n-----\nQ: not True is\nA: False.\n"
+    )
 
 
 def bbh_of_hub(folder: Path) -> None:
@@ -131,19 +156,32 @@ def agieval_of_authors(folder: Path) -> None:
 
 def agieval_of_hub(folder: Path) -> None:
     parquet(folder / "agieval-aqua-rat/data/test-00000-of-00001.parquet", prompted(MCQ))
-    rows = [{"query": f"Q: {row['question']}\nA: The answer is", "answer": row["answer"]} for row in CLOZE]
+    rows = [
+        {"query": f"Q: {row['question']}\nA: The answer is", "answer": row["answer"]}
+        for row in CLOZE
+    ]
     parquet(folder / "agieval-math/data/test-00000-of-00001.parquet", rows)
 
 
 def ceval_of_authors(folder: Path) -> None:
     sheet(folder / "val/logic_val.csv", CEVAL)
     sheet(folder / "dev/logic_dev.csv", [{**row, "explanation": "because"} for row in CEVAL[::-1]])
-    sheet(folder / "test/logic_test.csv", [{k: v for k, v in row.items() if k != "answer"} for row in CEVAL])
+    sheet(
+        folder / "test/logic_test.csv",
+        [{k: v for k, v in row.items() if k != "answer"} for row in CEVAL],
+    )
 
 
 def ceval_of_hub(folder: Path) -> None:
-    for split, rows in (("val", CEVAL), ("dev", CEVAL[::-1]), ("test", [{**row, "answer": ""} for row in CEVAL])):
-        parquet(folder / f"logic/{split}-00000-of-00001.parquet", [{**row, "explanation": ""} for row in rows])
+    for split, rows in (
+        ("val", CEVAL),
+        ("dev", CEVAL[::-1]),
+        ("test", [{**row, "answer": ""} for row in CEVAL]),
+    ):
+        parquet(
+            folder / f"logic/{split}-00000-of-00001.parquet",
+            [{**row, "explanation": ""} for row in rows],
+        )
 
 
 def humaneval_of_authors(folder: Path) -> None:

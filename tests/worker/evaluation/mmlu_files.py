@@ -14,7 +14,14 @@ def questions(subject: str, count: int, split: str) -> list[dict[str, Any]]:
     for i in range(count):
         choices = [f"the red fox {i + k}" for k in range(4)]
         text = f" what is {split} number {i} of {subject}? "
-        rows.append({"question": text, "subject": subject, "choices": choices, "answer": (i * 7 + len(subject)) % 4})
+        rows.append(
+            {
+                "question": text,
+                "subject": subject,
+                "choices": choices,
+                "answer": (i * 7 + len(subject)) % 4,
+            }
+        )
     return rows
 
 
@@ -27,7 +34,9 @@ def as_parquet(folder: Path) -> Path:
         (folder / subject).mkdir(parents=True)
         for split, number in (("test", count), ("dev", 5)):
             rows = questions(subject, number, split)
-            pq.write_table(pa.Table.from_pylist(rows), folder / subject / f"{split}-00000-of-00001.parquet")
+            pq.write_table(
+                pa.Table.from_pylist(rows), folder / subject / f"{split}-00000-of-00001.parquet"
+            )
     return folder
 
 

@@ -15,15 +15,24 @@ from smtrain.worker.evaluation import confined, generated_code
 from smtrain.worker.evaluation.generated_code import ConfinedCodeEval, pass_at, passes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filters are Linux's")
-OWN = "open('a', 'w').write('x')\nimport os\nassert os.listdir('.') == ['a']\nos.remove('a')\nos.mkdir('d')"
+OWN = (
+    "open('a', 'w').write('x')\nimport os\nassert os.listdir('.') =="
+    " ['a']\nos.remove('a')\nos.mkdir('d')"
+)
 MAY = {
     "compute": "assert sum(range(10)) == 45",
     "write in its folder": OWN,
     "start a thread": "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()",
-    "call numpy": "import numpy\nassert (numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum() == 64**3",
-    "find an empty folder and environment": "import os\nassert os.listdir('.') == [] and 'SECRET' not in os.environ",
-    "hear that there is no network": "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 80))\n"
-    "except PermissionError:\n    pass",
+    "call numpy": (
+        "import numpy\nassert (numpy.ones((64, 64)) @ numpy.ones((64, 64))).sum() == 64**3"
+    ),
+    "find an empty folder and environment": (
+        "import os\nassert os.listdir('.') == [] and 'SECRET' not in os.environ"
+    ),
+    "hear that there is no network": (
+        "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 80))\n"
+        "except PermissionError:\n    pass"
+    ),
 }
 MAY_NOT = {
     "fail": "assert 1 == 2",
@@ -46,11 +55,16 @@ MAY_NOT = {
 }
 
 
-def test_a_program_may_compute_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_may_compute_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
     monkeypatch.setenv("SECRET", "1")
-    programs = {**MAY, **{name: text.replace("{victim!r}", repr(str(victim))) for name, text in MAY_NOT.items()}}
+    programs = {
+        **MAY,
+        **{name: text.replace("{victim!r}", repr(str(victim))) for name, text in MAY_NOT.items()},
+    }
     _, passed = ConfinedCodeEval().compute([""], [list(programs.values())], k=[1])
     assert [name for name, right in zip(programs, passed[0], strict=True) if right] == list(MAY)
     assert (victim.read_text(), oct(victim.stat().st_mode & 0o777)) == ("kept", "0o644")
@@ -73,7 +87,9 @@ def test_scores_are_those_of_the_metric() -> None:
     )
     assert passed == {0: [True, True], 1: [False, False]}
     assert scores == {"pass@1": 0.5, "pass@2": 0.5}
-    assert [pass_at(1, 4, 1), pass_at(2, 4, 1), pass_at(2, 4, 3)] == pytest.approx([1 / 4, 1 / 2, 1.0])
+    assert [pass_at(1, 4, 1), pass_at(2, 4, 1), pass_at(2, 4, 3)] == pytest.approx(
+        [1 / 4, 1 / 2, 1.0]
+    )
 
 
 WITHOUT_LANDLOCK = """
@@ -100,11 +116,18 @@ def test_without_landlock_no_file_is_changed_at_all(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["kept"]
 
 
-def test_a_machine_that_cannot_confine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_that_cannot_confine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     broken = tmp_path / "confined.py"
-    broken.write_text(Path(confined.__file__).read_text().replace('sys.platform != "linux"', "True"))
+    broken.write_text(
+        Path(confined.__file__).read_text().replace('sys.platform != "linux"', "True")
+    )
     monkeypatch.setattr(confined, "__file__", str(broken))
-    with pytest.raises(SmtrainError, match=r"cannot be confined on this machine \(it needs Linux\); evaluate on Linux"):
+    with pytest.raises(
+        SmtrainError,
+        match=r"cannot be confined on this machine \(it needs Linux\); evaluate on Linux",
+    ):
         passes("pass")
     with pytest.raises(KeyError):
         confined.program_of("riscv64", True)

@@ -1,4 +1,6 @@
-"""The tasks for long texts: needles of exact length at their depth, and the loss of each range of positions."""
+"""The tasks for long texts: needles of exact length at their depth, and the loss of each range of
+positions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from smtrain.worker.evaluation import long as module
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
 from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Score
-from smtrain.worker.evaluation.long import DEPTHS, LongRequest, haystack_of, lengths_for, needle_text
+from smtrain.worker.evaluation.long import (
+    DEPTHS,
+    LongRequest,
+    haystack_of,
+    lengths_for,
+    needle_text,
+)
 
 LENGTHS = (64, 128, 200)
 POSITIONS, NEEDLE = ("loss_by_position",), ("needle",)
@@ -34,7 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Pa
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two documents that are long enough, and one that is not."""
     folder = tmp_path_factory.mktemp("text")
-    documents = ["too short", *(" ".join(f"line {i * n} of {i}" for i in range(200)) for n in (3, 7))]
+    documents = [
+        "too short",
+        *(" ".join(f"line {i * n} of {i}" for i in range(200)) for n in (3, 7)),
+    ]
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
     return folder
 
@@ -67,7 +78,9 @@ def test_a_question_has_its_length_and_the_needle_at_its_depth(model: Path, text
         needle_text(lambda said: of(said) * 9, [], haystack, 64, 0.5, 0)
 
 
-def test_the_loss_of_each_range_is_that_of_transformers(model: Path, text: Path, monkeypatch: Any) -> None:
+def test_the_loss_of_each_range_is_that_of_transformers(
+    model: Path, text: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "_CHUNK", 50)  # ranges and pieces do not agree
     made = long(model, LongRequest(POSITIONS, LENGTHS, text))
     plain: Any = AutoModelForCausalLM.from_pretrained(model)
@@ -77,20 +90,33 @@ def test_the_loss_of_each_range_is_that_of_transformers(model: Path, text: Path,
         with torch.no_grad():
             logits = plain(input_ids=ids[:, :-1]).logits[0]
         rows.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"))
-    low, high = (Score("t", "loss", "none", 2.0, 0.1, 3, False, tuple(each)) for each in ([1, 2, 3], [2, 3.1, 4]))
-    theirs = [torch.stack([row[a:b].mean() for row in rows]).mean().item() for a, b in ((0, 64), (64, 128), (128, 200))]
+    low, high = (
+        Score("t", "loss", "none", 2.0, 0.1, 3, False, tuple(each))
+        for each in ([1, 2, 3], [2, 3.1, 4])
+    )
+    theirs = [
+        torch.stack([row[a:b].mean() for row in rows]).mean().item()
+        for a, b in ((0, 64), (64, 128), (128, 200))
+    ]
     after = made["long"]["after"]
     assert [row[:2] for row in after["loss_by_position"]] == [[0, 64], [64, 128], [128, 200]]
     assert [row[2] for row in after["loss_by_position"]] == pytest.approx(theirs, rel=1e-5)
-    assert [(row["filter"], row["n"]) for row in made["results"]][:2] == [("none", 2), ("0 to 64", 2)]
+    assert [(row["filter"], row["n"]) for row in made["results"]][:2] == [
+        ("none", 2),
+        ("0 to 64", 2),
+    ]
     assert "loss of positions" in shown(made)
-    worse = report.rows(*(Measured({("t", "loss", "none"): score}, {"t": []}) for score in (low, high)))
+    worse = report.rows(
+        *(Measured({("t", "loss", "none"): score}, {"t": []}) for score in (low, high))
+    )
     assert (worse[0]["verdict"], worse[0]["difference"]["lost"]) == ("worse", 3)
     with pytest.raises(DataError, match=r"has the 3001 tokens .* evaluate\.lengths up to 2163"):
         long(model, LongRequest(POSITIONS, (3000,), text))
 
 
-def test_before_and_after_have_the_same_questions_and_a_picture(model: Path, tmp_path: Path) -> None:
+def test_before_and_after_have_the_same_questions_and_a_picture(
+    model: Path, tmp_path: Path
+) -> None:
     made = long(model, LongRequest(NEEDLE, (64, 96), limit=1), base=model)
     assert [row[0] for row in made["long"]["before"]["needle"]] == [64, 96]
     assert made["results"][0]["verdict"] == "within the noise"

@@ -43,6 +43,8 @@ def test_other_scores_are_compared_by_their_differences() -> None:
     difference = compare(before, after)
     apart = [a - b for a, b in zip(after, before, strict=True)]
     assert difference.stderr == pytest.approx(stdev(apart) / math.sqrt(200))
-    assert difference.p == pytest.approx(2 * NormalDist().cdf(-abs(difference.value / difference.stderr)))
+    assert difference.p == pytest.approx(
+        2 * NormalDist().cdf(-abs(difference.value / difference.stderr))
+    )
     with pytest.raises(ValueError, match="cannot be paired"):
         compare([1.0], [])

@@ -1,4 +1,6 @@
-"""Folders that a model is loaded from to generate: the same weights are found, and what lacks is told with a remedy."""
+"""Folders that a model is loaded from to generate: the same weights are found, and what lacks is
+told with a remedy.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,20 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9085657\n"
 
 @pytest.mark.parametrize("before", ["_orig_mod.", "module.", "model."])
 @pytest.mark.parametrize("name", ["llama tied", "gpt_neox"])
-def test_names_with_words_in_front_give_the_same_texts(tmp_path: Path, name: str, before: str) -> None:
+def test_names_with_words_in_front_give_the_same_texts(
+    tmp_path: Path, name: str, before: str
+) -> None:
     folder = make(tmp_path / "model", name)
     texts = generate(folder, ["ab", "cd"], max_new_tokens=5)
-    tensors = {before + key: tensor.clone() for key, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        before + key: tensor.clone()
+        for key, tensor in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors")
     assert generate(folder, ["ab", "cd"], max_new_tokens=5) == texts
-    with pytest.raises(CheckpointError, match=r"smtrain convert \S+ NEW --to hf") as error:  # for vLLM and lm-eval
+    with pytest.raises(
+        CheckpointError, match=r"smtrain convert \S+ NEW --to hf"
+    ) as error:  # for vLLM and lm-eval
         refuse_renamed(folder)
     convert(folder, tmp_path / "new", to=HuggingFace())
     assert "NEW" in str(error.value)
@@ -43,12 +52,17 @@ def test_names_with_words_in_front_give_the_same_texts(tmp_path: Path, name: str
 def test_a_state_dict_under_a_key_gives_the_same_texts(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "llama")
     texts = generate(folder, ["ab"], max_new_tokens=5)
-    torch.save({"state_dict": load_file(folder / "model.safetensors"), "epoch": 1}, folder / "pytorch_model.bin")
+    torch.save(
+        {"state_dict": load_file(folder / "model.safetensors"), "epoch": 1},
+        folder / "pytorch_model.bin",
+    )
     (folder / "model.safetensors").unlink()
     assert generate(folder, ["ab"], max_new_tokens=5) == texts
 
 
-def test_a_converted_checkpoint_generates_with_the_tokenizer_that_it_was_made_with(tmp_path: Path) -> None:
+def test_a_converted_checkpoint_generates_with_the_tokenizer_that_it_was_made_with(
+    tmp_path: Path,
+) -> None:
     folder = make(tmp_path / "model", "llama")
     texts = generate(folder, ["ab"], max_new_tokens=5)
     for kind in ("nxd", "native"):
@@ -67,11 +81,15 @@ def test_without_a_tokenizer_the_advice_leads_to_one(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(folder / name, bare / name)
     convert(bare, tmp_path / "nxd", to=Nxd())
-    with pytest.raises(CheckpointError, match=r"has no tokenizer; name the model .* with --config MODEL"):
+    with pytest.raises(
+        CheckpointError, match=r"has no tokenizer; name the model .* with --config MODEL"
+    ):
         smtrain.generate(str(tmp_path / "nxd"), ["ab"])
     convert(tmp_path / "nxd", tmp_path / "hf", to=HuggingFace(), config=folder)
     assert generate(tmp_path / "hf", ["ab"], max_new_tokens=2)
-    with pytest.raises(CheckpointError, match=r"has no tokenizer; copy the tokenizer's files") as error:
+    with pytest.raises(
+        CheckpointError, match=r"has no tokenizer; copy the tokenizer's files"
+    ) as error:
         smtrain.generate(str(bare), ["ab"])
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert name in str(error.value)
@@ -82,7 +100,11 @@ def test_without_a_tokenizer_the_advice_leads_to_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("tokenizer.json", LFS, r"tokenizer\.json is a Git LFS pointer of a file of 9,085,657 bytes.*git lfs pull"),
+        (
+            "tokenizer.json",
+            LFS,
+            r"tokenizer\.json is a Git LFS pointer of a file of 9,085,657 bytes.*git lfs pull",
+        ),
         ("tokenizer.json", "<html>", r"tokenizer\.json is a web page"),
         ("tokenizer_config.json", LFS, r"tokenizer_config\.json is a Git LFS pointer"),
         ("tokenizer.json", '{"version": ', r"tokenizer\.json is not JSON .* copy this file again"),

@@ -1,4 +1,6 @@
-"""Options of a chat template, per record and for all, and what a template leaves out of a prompt."""
+"""Options of a chat template, per record and for all, and what a template leaves out of a
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,20 @@ import pytest
 
 from smtrain.core.errors import CheckpointError, ConfigError, DataError
 from smtrain.core.model.chat_options import read_options
-from smtrain.worker.generation.conversation import ignored_in, record_options, set_template, text_of, unwritten
+from smtrain.worker.generation.conversation import (
+    ignored_in,
+    record_options,
+    set_template,
+    text_of,
+    unwritten,
+)
 from smtrain.worker.generation.load import Loaded
 from tests.worker.data.chats import talk, tokenizer
 
 TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% if short %}short {% endif %}"
-    "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% if short %}short {% endif %}{%"
+    " for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content.split('</think>')[-1]"
+    " }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
@@ -34,7 +42,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 def test_options_of_a_record_win_over_those_for_all(loaded: Loaded) -> None:
     asked: Any = talk("hi")
     assert text_of(loaded, asked) == "short user: hi\nassistant: "
-    record = {"chat_template_kwargs": {"short": False}, "functions": [{"name": "now"}], "messages": asked}
+    record = {
+        "chat_template_kwargs": {"short": False},
+        "functions": [{"name": "now"}],
+        "messages": asked,
+    }
     assert text_of(loaded, asked, record_options(record, 1)) == "now user: hi\nassistant: "
     assert ignored_in(loaded) == "the chat template does not read lang of chat_template_kwargs"
     with pytest.raises(DataError, match="prompt 3: 'chat_template_kwargs' is text and not JSON"):
@@ -45,14 +57,18 @@ def test_what_the_template_does_not_write_of_a_prompt_is_named(loaded: Loaded) -
     asked: Any = talk("two?", "<think>one and one</think>two", "and?", system="be brief")
     record = {"enable_thinking": False, "tools": [{"name": "now", "description": "the time"}]}
     assert unwritten(loaded, asked, record_options(record, 1)) == [
-        "enable_thinking", "parts of tools", "parts of turns of the role system",
+        "enable_thinking",
+        "parts of tools",
+        "parts of turns of the role system",
         "parts of turns of the role assistant",
-    ]  # fmt: skip
+    ]
     assert unwritten(loaded, talk("two?"), {}) == []  # type: ignore[arg-type]
 
 
 def test_a_conversation_that_is_refused_names_the_ways_out(loaded: Loaded) -> None:
-    with pytest.raises(CheckpointError, match=r"change its turns, or name another template with --template FILE"):
+    with pytest.raises(
+        CheckpointError, match=r"change its turns, or name another template with --template FILE"
+    ):
         text_of(loaded, [{"role": "user"}])
 
 
@@ -60,4 +76,6 @@ def test_a_conversation_that_is_refused_names_the_ways_out(loaded: Loaded) -> No
 def test_typed_options_are_an_object_of_options(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--chat-template-kwargs"):
         read_options("--chat-template-kwargs", text)
-    assert read_options("--chat-template-kwargs", '{"enable_thinking": false}') == {"enable_thinking": False}
+    assert read_options("--chat-template-kwargs", '{"enable_thinking": false}') == {
+        "enable_thinking": False
+    }

@@ -1,4 +1,6 @@
-"""Start the launcher with real torchrun and ranks in a shell's /opt/ml, for tests of both engines."""
+"""Start the launcher with real torchrun and ranks in a shell's /opt/ml, for tests of both
+engines.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,16 @@ from tests.worker.train.test_shell import REPO, Shell
 CONFIG: dict[str, Any] = {
     "model": {"path": "s3://unused"},
     "train": {
-        "steps": 40, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 10,
+        "steps": 40,
+        "global_batch_size": 16,
+        "seq_len": 32,
+        "precision": "fp32",
+        "lr": 1e-3,
+        "save_interval": 10,
     },
     "parallel": {"tp": 2, "micro_batch_size": 4},
     "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
-}  # fmt: skip
+}
 
 
 def lay_out(root: Path, inputs: dict[str, Path]) -> Shell:
@@ -54,7 +61,9 @@ def start(
     (shell.root / "output").mkdir(exist_ok=True)
     (shell.root / "output/failure").unlink(missing_ok=True)
     left_out = ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    inherited = {k: v for k, v in os.environ.items() if k not in left_out and not k.startswith("PYTEST_")}
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in left_out and not k.startswith("PYTEST_")
+    }
     own = {
         "SMTRAIN_ML_ROOT": str(shell.root),
         "OMP_NUM_THREADS": "1",
@@ -62,13 +71,17 @@ def start(
         "PYTHONUNBUFFERED": "1",
     }
     launcher = (
-        [REPO / "entrypoints/launch.py"] if environment else [REPO / "tests/worker/train/warm_launch.py", warm.name()]
+        [REPO / "entrypoints/launch.py"]
+        if environment
+        else [REPO / "tests/worker/train/warm_launch.py", warm.name()]
     )
     return subprocess.Popen(
         [sys.executable, *map(str, launcher), "train"],
         env={**inherited, **own, "SMTRAIN_MASTER_PORT": str(free_port()), **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:
@@ -94,8 +107,11 @@ def losses(shell: Shell) -> dict[int, tuple[float, float]]:
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in map(json.loads, lines)}
 
 
-def stopped_and_killed_like_left_alone(shell: Shell, engine: str, environment: dict[str, str]) -> None:
-    """Stop a run with SIGTERM (all ranks save, status 0), then kill a rank (the job fails), and resume each time.
+def stopped_and_killed_like_left_alone(
+    shell: Shell, engine: str, environment: dict[str, str]
+) -> None:
+    """Stop a run with SIGTERM (all ranks save, status 0), then kill a rank (the job fails), and
+    resume each time.
 
     The numbers of all steps equal those of an undisturbed run, bit for bit.
     """

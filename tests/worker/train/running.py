@@ -12,14 +12,21 @@ from smtrain.core.protocol.container import Container
 from smtrain.worker.engine.native import NativeEngine
 
 
-def run(rank: int, root: Path, config: dict[str, Any], strike: tuple[str, int, int] | None = None) -> None:
-    """Train in the folder `root`; `strike` (method, n, signal) sends the last rank a signal in its n-th such call."""
+def run(
+    rank: int, root: Path, config: dict[str, Any], strike: tuple[str, int, int] | None = None
+) -> None:
+    """Train in the folder `root`; `strike` (method, n, signal) sends the last rank a signal in its
+    n-th such call.
+    """
     from smtrain.worker.train.start import start
 
     os.environ["SMTRAIN_ML_ROOT"] = str(root)
     job = JobConfig.model_validate(config)
     engine: Any = NativeEngine
-    kept = {name: getattr(engine, name) for name in ("close", "evaluate", "begin_step", "log_probabilities")}
+    kept = {
+        name: getattr(engine, name)
+        for name in ("close", "evaluate", "begin_step", "log_probabilities")
+    }
     calls = 0
     engine.close = lambda self: None  # the world keeps its process group
 

@@ -1,4 +1,6 @@
-"""The weights that a run starts from: a model without checksums gets them when several ranks first read it."""
+"""The weights that a run starts from: a model without checksums gets them when several ranks first
+read it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests.worker.train.launched import CONFIG, finish, lay_out, start
 from tests.worker.train.test_resume import flip
 
 
-def test_ranks_that_cut_a_model_differently_leave_nothing_unchecked(trained_inputs: dict[str, Path]) -> None:
+def test_ranks_that_cut_a_model_differently_leave_nothing_unchecked(
+    trained_inputs: dict[str, Path],
+) -> None:
     """Two share what both read; the second reads half of it."""
     names = HFSource(trained_inputs["model"]).names()
     watches = [Watch(1, (i, 2)) for i in range(2)]

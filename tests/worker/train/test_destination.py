@@ -24,7 +24,9 @@ JOB = "run-train-aaaaaaaa"
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
     monkeypatch.setenv("TRAINING_JOB_NAME", JOB)
-    monkeypatch.setenv("TRAINING_JOB_ARN", f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{JOB}")
+    monkeypatch.setenv(
+        "TRAINING_JOB_ARN", f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{JOB}"
+    )
     return Container(tmp_path, ("algo-1",), "algo-1")
 
 
@@ -52,7 +54,9 @@ def upload(uri: str, line: Lineage, name: str) -> None:
     SageMakerBackend("local").s3.upload_file(str(line.root / name), bucket, prefix + name)
 
 
-def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(container: Container, uri: str) -> None:
+def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(
+    container: Container, uri: str
+) -> None:
     line = line_of(container, 2, 4)
     destination, newest = Destination(container, line, print), line.checkpoints()[-1][1]
     name = line.name(newest)
@@ -66,7 +70,9 @@ def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(container
     destination.close()
 
 
-def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(container: Container, uri: str) -> None:
+def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(
+    container: Container, uri: str
+) -> None:
     line = line_of(container, 2)
     path = line.checkpoints()[0][1]
     for file in sizes_in(path):
@@ -78,7 +84,9 @@ def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(containe
     destination.close()
 
 
-def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(container: Container, uri: str) -> None:
+def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(
+    container: Container, uri: str
+) -> None:
     from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
     destination = Destination(container, line_of(container), print)
@@ -136,7 +144,9 @@ def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_as
     native(line.own, LLAMA, 8)
     (line.own / "step_00000008" / manifest.NAME).unlink()
     destination = Destination(container, line, print)
-    assert destination.unfinished == set(), "the other does not write: this job owns the checkpoints"
+    assert destination.unfinished == set(), (
+        "the other does not write: this job owns the checkpoints"
+    )
     destination.close()
     monkeypatch.delenv(VARIABLE)
     assert Destination(container, line, print).unfinished == {"run-train-bbbbbbbb/step_00000006"}

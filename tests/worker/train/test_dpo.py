@@ -1,4 +1,6 @@
-"""Preference training by the stages: from pairs to checkpoints, the reference's numbers, kills and resumes."""
+"""Preference training by the stages: from pairs to checkpoints, the reference's numbers, kills and
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,20 @@ def config(mesh: dict[str, int] | None = None, processes: int = 2, **train: Any)
     return {
         "model": {"path": "s3://unused"},
         "train": {
-            "objective": "dpo", "steps": 5, "global_batch_size": 4, "seq_len": 46, "precision": "fp32", "lr": 1e-3,
-            "save_interval": 2, "schedule": "constant", "validation": VALIDATION, **train,
+            "objective": "dpo",
+            "steps": 5,
+            "global_batch_size": 4,
+            "seq_len": 46,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "save_interval": 2,
+            "schedule": "constant",
+            "validation": VALIDATION,
+            **train,
         },
         "parallel": mesh or {"tp": 2, "micro_batch_size": 2},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": processes},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +92,13 @@ def records(shell: Shell) -> Records:
     out: Records = {}
     for line in (shell.root / "output/data/metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
-        kept = {k: v for k, v in record.items() if k not in ("step", "tokens_per_s", "mfu", "data_wait")}
-        out[record["step"]] = {**(out.get(record["step"], {}) if "loss" not in kept else {}), **kept}
+        kept = {
+            k: v for k, v in record.items() if k not in ("step", "tokens_per_s", "mfu", "data_wait")
+        }
+        out[record["step"]] = {
+            **(out.get(record["step"], {}) if "loss" not in kept else {}),
+            **kept,
+        }
     return out
 
 
@@ -104,11 +119,17 @@ def kept(shell: Shell) -> Path:
 
 
 def test_the_first_step_and_validation_have_the_loss_of_equal_models(known: Records) -> None:
-    assert known[0] == {"val_loss": pytest.approx(math.log(2), abs=1e-6), "val_accuracy": 0.0, "val_margins": 0.0}
+    assert known[0] == {
+        "val_loss": pytest.approx(math.log(2), abs=1e-6),
+        "val_accuracy": 0.0,
+        "val_margins": 0.0,
+    }
     assert known[1]["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert known[1]["rewards/margins"] == known[1]["rewards/chosen"] == 0
     assert known[5]["loss"] < 0.6
-    assert known[5]["rewards/margins"] == pytest.approx(known[5]["rewards/chosen"] - known[5]["rewards/rejected"])
+    assert known[5]["rewards/margins"] == pytest.approx(
+        known[5]["rewards/chosen"] - known[5]["rewards/rejected"]
+    )
     assert known[5]["val_margins"] > 0
 
 
@@ -124,7 +145,9 @@ def test_killed_it_resumes_with_the_same_numbers(two: World, shell: Shell, known
 
 @pytest.mark.full  # a killed run resumes in the gate
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_a_pass_that_was_cut_short_leaves_nothing(two: World, shell: Shell, known: Records, sent: int) -> None:
+def test_a_pass_that_was_cut_short_leaves_nothing(
+    two: World, shell: Shell, known: Records, sent: int
+) -> None:
     strike = ("log_probabilities", 2, sent)
     if sent == signal.SIGKILL:
         with pytest.raises(Died):
@@ -137,18 +160,26 @@ def test_a_pass_that_was_cut_short_leaves_nothing(two: World, shell: Shell, know
 
 
 @pytest.mark.full  # each is a part of a resume in the gate
-def test_a_resume_may_validate_for_the_first_time_and_on_another_mesh(two: World, shell: Shell, known: Records) -> None:
+def test_a_resume_may_validate_for_the_first_time_and_on_another_mesh(
+    two: World, shell: Shell, known: Records
+) -> None:
     trained(two, shell, steps=2, validation=None)
     before = kept(shell)
     later = trained(two, shell, steps=4, mesh={"tp": 1, "micro_batch_size": 2}, dpo={"beta": 0.1})
     assert len(list(before.parent.iterdir())) == 2  # what is held out has numbers too
     for step in (3, 4):
-        assert {name: later[step][name] for name in known[step]} == pytest.approx(known[step], rel=1e-5, abs=1e-5)
-    assert trained(two, shell, dpo={"beta": 0.2})[5]["loss"] != pytest.approx(known[5]["loss"], abs=1e-4)
+        assert {name: later[step][name] for name in known[step]} == pytest.approx(
+            known[step], rel=1e-5, abs=1e-5
+        )
+    assert trained(two, shell, dpo={"beta": 0.2})[5]["loss"] != pytest.approx(
+        known[5]["loss"], abs=1e-4
+    )
 
 
 @pytest.mark.full  # a killed run resumes in the gate
-def test_a_resume_makes_lost_numbers_again_from_the_start_s_weights(two: World, shell: Shell, known: Records) -> None:
+def test_a_resume_makes_lost_numbers_again_from_the_start_s_weights(
+    two: World, shell: Shell, known: Records
+) -> None:
     trained(two, shell, steps=4)
     before = kept(shell).read_bytes()
     kept(shell).unlink()
@@ -169,7 +200,10 @@ def test_numbers_that_are_not_this_run_s_are_refused(two: World, shell: Shell, d
         "foreign": content.replace(b'{"key": "', b'{"key": "0', 1),
     }
     file.write_bytes(spoilt[damage])
-    with pytest.raises(AssertionError, match=r"log-probabilities of another reference|is damaged: its bytes|no header"):
+    with pytest.raises(
+        AssertionError,
+        match=r"log-probabilities of another reference|is damaged: its bytes|no header",
+    ):
         trained(two, shell)
     assert file.read_bytes() == spoilt[damage]
     file.unlink()  # as the sentence says
@@ -179,9 +213,13 @@ def test_numbers_that_are_not_this_run_s_are_refused(two: World, shell: Shell, d
 @pytest.mark.full  # a changed packing or reference is a row of the position
 def test_the_reference_is_fixed_for_a_run(two: World, shell: Shell) -> None:
     trained(two, shell, steps=2)
-    with pytest.raises(AssertionError, match=r"train\.dpo\.reference: step_00000002 of this run was"):
+    with pytest.raises(
+        AssertionError, match=r"train\.dpo\.reference: step_00000002 of this run was"
+    ):
         trained(two, shell, dpo={"reference": "none"})
-    with pytest.raises(AssertionError, match=r"another value of train\.dpo\.packing \(true there, false here\)"):
+    with pytest.raises(
+        AssertionError, match=r"another value of train\.dpo\.packing \(true there, false here\)"
+    ):
         trained(two, shell, dpo={"packing": False})
 
 
@@ -212,7 +250,9 @@ def test_a_folder_is_the_reference(two: World, shell: Shell, known: Records) -> 
     tensors = load_file(GOLDEN / "model/model.safetensors")
     other = shell.root / "other"
     shutil.copytree(GOLDEN / "model", other)
-    save_file({name: tensor * 1.05 for name, tensor in tensors.items()}, other / "model.safetensors")
+    save_file(
+        {name: tensor * 1.05 for name, tensor in tensors.items()}, other / "model.safetensors"
+    )
     shell.channel("reference", other)
     far = trained(two, shell, steps=1, dpo={"reference": "s3://bucket/other"})[1]
     assert far["loss"] != pytest.approx(math.log(2), abs=1e-3)
@@ -232,8 +272,12 @@ def test_without_packing_a_row_is_a_pair(two: World, shell: Shell, known: Record
 
 
 @pytest.mark.full  # test_preference.py has the meshes
-@pytest.mark.parametrize("mesh", [{"pp": 2}, {"tp": 1, "micro_batch_size": 2}, {"tp": 2, "sequence_parallel": True}])
-def test_another_mesh_has_the_same_losses(two: World, shell: Shell, known: Records, mesh: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "mesh", [{"pp": 2}, {"tp": 1, "micro_batch_size": 2}, {"tp": 2, "sequence_parallel": True}]
+)
+def test_another_mesh_has_the_same_losses(
+    two: World, shell: Shell, known: Records, mesh: dict[str, Any]
+) -> None:
     for step, record in trained(two, shell, mesh=mesh).items():
         assert record == pytest.approx(known[step], rel=1e-5, abs=1e-5)
 
@@ -242,14 +286,26 @@ def test_another_mesh_has_the_same_losses(two: World, shell: Shell, known: Recor
 def test_after_lora_sft_the_reference_is_the_merged_model(
     two: World, prepared: Shell, shell: Shell, known: Records, tmp_path: Path
 ) -> None:
-    """The run that starts from the merged folder begins at ln 2, with new adapters and without the base."""
-    talks = [json.loads(line) for line in (GOLDEN / "conversational.jsonl").read_text("utf-8").splitlines()]
-    answers = write(tmp_path / "sft.jsonl", [{"messages": [*talk["prompt"], *talk["chosen"]]} for talk in talks])
+    """The run that starts from the merged folder begins at ln 2, with new adapters and without the
+    base.
+    """
+    talks = [
+        json.loads(line)
+        for line in (GOLDEN / "conversational.jsonl").read_text("utf-8").splitlines()
+    ]
+    answers = write(
+        tmp_path / "sft.jsonl", [{"messages": [*talk["prompt"], *talk["chosen"]]} for talk in talks]
+    )
     shutil.rmtree(shell.root / "input/data/data")
     prepare_sft(answers, shell.root / "input/data/data", GOLDEN / "model", seq_len=46, workers=1)
     sft = trained(two, shell, objective="sft", steps=4, lr=1e-2, adapter=LORA, validation=None)
     assert sft[4]["loss"] < sft[1]["loss"]
-    export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), tmp_path / "merged", merge=True)
+    export(
+        shell.root / "checkpoints",
+        BaseModel(shell.root / "input/data/model"),
+        tmp_path / "merged",
+        merge=True,
+    )
     following = own_run(shell, tmp_path / "following")
     shutil.rmtree(following.root / "input/data/data")
     following.channel("data", prepared.root / "input/data/data")

@@ -31,9 +31,13 @@ def skipped(scale: float, loss: float = 3.0) -> StepResult:
     return step(loss, float("inf"), Scaling(scale, max(1.0, scale / 2), True))
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (2.0, float("nan"))])
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (2.0, float("nan"))]
+)
 def test_a_loss_that_is_not_finite_names_step_and_samples(loss: float, norm: float) -> None:
-    with pytest.raises(SmtrainError, match=r"at step 7, samples 96 to 111; lower the learning rate"):
+    with pytest.raises(
+        SmtrainError, match=r"at step 7, samples 96 to 111; lower the learning rate"
+    ):
         LossWatch().check(7, step(loss, norm), range(96, 112))
 
 
@@ -46,7 +50,10 @@ def test_an_explosion_is_several_steps_far_above_the_usual() -> None:
         watch.check(number, step(3.1), range(8))
     for number in range(1, PATIENCE):
         watch.check(99 + number, step(60.0), range(8))
-    with pytest.raises(SmtrainError, match=r"the loss exploded to 60 \(usually 3\.\d+\) at steps 100 to 102, samples"):
+    with pytest.raises(
+        SmtrainError,
+        match=r"the loss exploded to 60 \(usually 3\.\d+\) at steps 100 to 102, samples",
+    ):
         watch.check(99 + PATIENCE, step(60.0), range(8))
 
 
@@ -57,14 +64,18 @@ def test_a_young_run_may_have_any_loss() -> None:
 
 
 def test_a_gradient_of_exactly_0_is_damage_unless_there_is_nothing_to_learn() -> None:
-    with pytest.raises(SmtrainError, match=r"the gradient is exactly 0 at step 5 .* the weights are damaged"):
+    with pytest.raises(
+        SmtrainError, match=r"the gradient is exactly 0 at step 5 .* the weights are damaged"
+    ):
         LossWatch().check(5, step(6.2, 0.0), range(8))
     LossWatch().check(5, step(0.0, 0.0), range(8))
 
 
 def test_a_model_that_guesses_after_it_has_learned_is_damaged() -> None:
     known = [2.0] * HISTORY
-    with pytest.raises(SmtrainError, match=r"ln\(vocabulary\).*untrained or damaged; compare step_8 .*--from-step"):
+    with pytest.raises(
+        SmtrainError, match=r"ln\(vocabulary\).*untrained or damaged; compare step_8 .*--from-step"
+    ):
         LossWatch(512, known, "step_8").check(9, step(6.238), range(8))
     watch = LossWatch(512, known)
     for number in range(PATIENCE - 1):
@@ -75,7 +86,9 @@ def test_a_model_that_guesses_after_it_has_learned_is_damaged() -> None:
 
 
 def test_a_fault_just_after_a_resume_is_not_blamed_on_the_learning_rate() -> None:
-    with pytest.raises(SmtrainError, match=r"only just resumed from step_8.*checkpoint verify.*--from-step N") as error:
+    with pytest.raises(
+        SmtrainError, match=r"only just resumed from step_8.*checkpoint verify.*--from-step N"
+    ) as error:
         LossWatch(512, [2.0], "step_8").check(9, step(float("nan")), range(8))
     assert "lower the learning rate" not in str(error.value)
 
@@ -99,14 +112,17 @@ def test_a_step_that_fp16_skips_is_no_fault_while_a_lower_scale_may_help() -> No
     for number in range(1, PATIENCE):
         watch.check(6 + number, skipped(1.0), range(8))
     sentence = (
-        r"^train.precision: .* overflow fp16 at step 9, .* scale of 1, the lowest.*set bf16 or fp32, or lower the"
+        r"^train.precision: .* overflow fp16 at step 9, .* scale of 1, the lowest.*set bf16 or"
+        r" fp32, or lower the"
     )
     with pytest.raises(SmtrainError, match=sentence):
         watch.check(9, skipped(1.0), range(8))
 
 
 def test_a_loss_that_is_not_finite_is_not_blamed_on_the_scale() -> None:
-    with pytest.raises(SmtrainError, match=r"^train.precision: the loss is inf at step 7, samples 96 to 111: act"):
+    with pytest.raises(
+        SmtrainError, match=r"^train.precision: the loss is inf at step 7, samples 96 to 111: act"
+    ):
         LossWatch().check(7, skipped(65536.0, float("inf")), range(96, 112))
 
 
@@ -148,24 +164,42 @@ def test_a_model_that_does_not_change_ends_the_run() -> None:
     watch = PairWatch("bf16")
     heard(watch, [pairs(0.0, 0.0)] * (STILL - 1))
     with pytest.raises(
-        SmtrainError, match=r"still exactly 0 after 16 steps, at step 16.*ln 2 = 0\.6931.*in bf16; raise"
+        SmtrainError,
+        match=r"still exactly 0 after 16 steps, at step 16.*ln 2 = 0\.6931.*in bf16; raise",
     ):
         watch.check(STILL, pairs(0.0, 0.0))
     young = PairWatch("bf16")
-    assert heard(young, [*[pairs(0.0, 0.0)] * (STILL - 1), pairs(1e-9, 0.0), *[pairs(0.0, 0.0)] * (STILL - 1)]) == []
+    assert (
+        heard(
+            young,
+            [*[pairs(0.0, 0.0)] * (STILL - 1), pairs(1e-9, 0.0), *[pairs(0.0, 0.0)] * (STILL - 1)],
+        )
+        == []
+    )
     assert heard(PairWatch("bf16", referred=False), [pairs(0.0, 0.0)] * 2 * STILL) == []
 
 
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([pairs(1e-4, -1e-4)] * 2 * HISTORY, "at step 64 the margin has been below 0.001 for 32 steps"),
+        (
+            [pairs(1e-4, -1e-4)] * 2 * HISTORY,
+            "at step 64 the margin has been below 0.001 for 32 steps",
+        ),
         ([pairs(-0.6, -0.9)] * HISTORY, r"both answers have become less likely .*sft_weight: 1"),
-        ([pairs(-0.01 * (n % 3), 0.02) for n in range(HISTORY)], r"the two columns are swapped \(data.columns\)"),
-        ([pairs(0.0, 0.0, 0.0), *[pairs(0.1, -0.1, 1.0)] * AT_ONCE], r"at step 9 every pair has been ranked rightly"),
+        (
+            [pairs(-0.01 * (n % 3), 0.02) for n in range(HISTORY)],
+            r"the two columns are swapped \(data.columns\)",
+        ),
+        (
+            [pairs(0.0, 0.0, 0.0), *[pairs(0.1, -0.1, 1.0)] * AT_ONCE],
+            r"at step 9 every pair has been ranked rightly",
+        ),
     ],
 )
-def test_a_training_on_pairs_that_goes_wrong_is_told_once(steps: list[PairMetrics], said: str) -> None:
+def test_a_training_on_pairs_that_goes_wrong_is_told_once(
+    steps: list[PairMetrics], said: str
+) -> None:
     [sentence] = heard(PairWatch("bf16"), [*steps, *steps[-3:]])
     assert re.match(rf"warning: .*{said}", sentence)
 
@@ -192,4 +226,6 @@ def test_a_router_that_sends_all_to_the_same_experts_is_told_once() -> None:
     assert "raise train.aux_loss" in sentence
     watch, routing = RoutingWatch(frozen=True), RoutingMetrics(1.0, 0.5, (same,), chosen=1)
     [sentence] = [text for step in range(HISTORY) for text in watch.check(step, routing)]
-    assert sentence.endswith("learn nothing; lower train.lr"), "with adapters train.aux_loss is refused"
+    assert sentence.endswith("learn nothing; lower train.lr"), (
+        "with adapters train.aux_loss is refused"
+    )

@@ -1,4 +1,6 @@
-"""Imports of a training process before its first step: each costs seconds on a cold disk, in every process."""
+"""Imports of a training process before its first step: each costs seconds on a cold disk, in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,27 @@ sys.meta_path.insert(0, Importers())
 importlib.import_module(sys.argv[1])
 print(json.dumps({name: Importers.callers.get(name, "") for name in sys.modules}))
 """
-NEVER = frozenset({"torchvision", "sklearn", "pandas", "matplotlib", "datasets", "tensorboard", "triton", "pyarrow"})
+NEVER = frozenset(
+    {
+        "torchvision",
+        "sklearn",
+        "pandas",
+        "matplotlib",
+        "datasets",
+        "tensorboard",
+        "triton",
+        "pyarrow",
+    }
+)
 
 
 def importers(module: str) -> dict[str, str]:
-    """Each module that `import module` loads in a new process, and the module outside torch that imports it."""
-    done = subprocess.run([sys.executable, "-c", IMPORTS, module], capture_output=True, text=True, check=True)
+    """Each module that `import module` loads in a new process, and the module outside torch that
+    imports it.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, module], capture_output=True, text=True, check=True
+    )
     loaded: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return loaded
 
@@ -36,7 +53,10 @@ def importers(module: str) -> dict[str, str]:
 def test_the_start_of_a_training_imports_no_compiler_and_no_transformers() -> None:
     loaded = importers("smtrain.worker.train.start")
     assert "torch" in loaded
-    assert not (NEVER | {"torch._dynamo", "torch._inductor", "transformers", "scipy", "accelerate"}) & loaded.keys()
+    assert (
+        not (NEVER | {"torch._dynamo", "torch._inductor", "transformers", "scipy", "accelerate"})
+        & loaded.keys()
+    )
 
 
 @pytest.mark.full  # five seconds of imports

@@ -40,7 +40,9 @@ class StubPosition:
 
 
 class Late:
-    """The native engine with numbers that come a step late; records its calls, and can spoil a step."""
+    """The native engine with numbers that come a step late; records its calls, and can spoil a
+    step.
+    """
 
     steps_ahead = 1
 
@@ -58,7 +60,11 @@ class Late:
         if number == self._spoilt:
             self._engine.optimizer.master[0] = math.nan
             self._engine.optimizer.publish()
-        with cases.overflowing(self._engine) if number in self._overflows else contextlib.nullcontext():
+        with (
+            cases.overflowing(self._engine)
+            if number in self._overflows
+            else contextlib.nullcontext()
+        ):
             numbers = self._engine.begin_step(*args)
 
         def read() -> Any:
@@ -67,7 +73,9 @@ class Late:
 
         return read
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+    def begin_save(
+        self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True
+    ) -> None:
         self.calls.append(f"save {step}")
         self._engine.begin_save(folder, step, state, read_back)
 
@@ -81,25 +89,36 @@ class Late:
 def go(
     rank: int, folder: Path, stopped: bool, spoilt: int | None, overflows: Collection[int] = ()
 ) -> tuple[list[str], Any, list[str]]:
-    """Run the loop with a `Late` engine; returns its calls, the result or error, and the checkpoints left."""
+    """Run the loop with a `Late` engine; returns its calls, the result or error, and the
+    checkpoints left.
+    """
     from smtrain.core.protocol.lineage import Lineage
     from smtrain.worker.train.health import LossWatch, StallWatch
     from smtrain.worker.train.loop import Trainer
     from smtrain.worker.train.stop import StopRequest
 
-    options = {"steps": 5, "global_batch_size": cases.BATCH, "seq_len": cases.SEQ_LEN, "precision": "fp32"}
+    options = {
+        "steps": 5,
+        "global_batch_size": cases.BATCH,
+        "seq_len": cases.SEQ_LEN,
+        "precision": "fp32",
+    }
     config = JobConfig.model_validate(
         {"model": {"path": "s3://unused"}, "train": {**options, "save_interval": 3, "lr": 1e-3}}
     )
     precision = "fp16" if overflows else "fp32"
-    engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh(f"111 {precision}")), spoilt, overflows)
+    engine = Late(
+        cases.engine(cases.CONFIGS["llama"], cases.mesh(f"111 {precision}")), spoilt, overflows
+    )
     stop = StopRequest()
     position: Any = StubPosition()
     if stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     try:
         stall = StallWatch(0, lambda _: None)
-        trainer = Trainer(config, engine, Batches(), Lineage.of(folder, ""), position, stop, stall, LossWatch())
+        trainer = Trainer(
+            config, engine, Batches(), Lineage.of(folder, ""), position, stop, stall, LossWatch()
+        )
         ended: Any = trainer.run()
     except SmtrainError as error:
         ended = str(error)
@@ -113,17 +132,35 @@ def solo() -> Iterator[World]:
     world.stop()
 
 
-def test_numbers_are_read_a_step_late_and_all_of_them_before_a_save(solo: World, tmp_path: Path) -> None:
+def test_numbers_are_read_a_step_late_and_all_of_them_before_a_save(
+    solo: World, tmp_path: Path
+) -> None:
     calls, ended, left = solo.run(go, tmp_path, False, None)[0]
     assert ended == 5
     assert calls == [
-        "begin 1", "begin 2", "read 1", "begin 3", "read 2", "read 3", "save 3", "begin 4", "begin 5", "read 4",
-        "whole 3", "read 5", "save 5", "begin 6", "read 6", "whole 5",
-    ]  # fmt: skip
+        "begin 1",
+        "begin 2",
+        "read 1",
+        "begin 3",
+        "read 2",
+        "read 3",
+        "save 3",
+        "begin 4",
+        "begin 5",
+        "read 4",
+        "whole 3",
+        "read 5",
+        "save 5",
+        "begin 6",
+        "read 6",
+        "whole 5",
+    ]
     assert left == ["step_00000003", "step_00000005"]
 
 
-def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_seen(solo: World, tmp_path: Path) -> None:
+def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_seen(
+    solo: World, tmp_path: Path
+) -> None:
     calls, ended, left = solo.run(go, tmp_path, False, 4)[0]
     assert "loss nan" in ended
     assert "at step 4" in ended
@@ -149,7 +186,9 @@ def test_a_step_that_overflows_fp16_is_said_and_skipped_and_the_next_one_shows_t
     assert output.count("skipped") == 1
     assert ended == 5
     assert left == ["step_00000003", "step_00000005"]
-    assert calls.index("read 4") < calls.index("read 5") < calls.index("whole 3"), "a skipped step shows nothing"
+    assert calls.index("read 4") < calls.index("read 5") < calls.index("whole 3"), (
+        "a skipped step shows nothing"
+    )
 
 
 def test_the_last_save_is_shown_by_a_step_that_is_not_skipped(solo: World, tmp_path: Path) -> None:
@@ -169,7 +208,9 @@ def test_a_save_that_no_step_has_shown_gives_way_to_the_next_whose_weights_are_t
 def refused_here(rank: int) -> str:
     from smtrain.worker.train.engines import join
 
-    config = JobConfig.model_validate({"model": {"path": "s3://unused"}, "train": {"precision": "fp16"}})
+    config = JobConfig.model_validate(
+        {"model": {"path": "s3://unused"}, "train": {"precision": "fp16"}}
+    )
     try:
         join(config)
     except SmtrainError as error:
@@ -178,7 +219,9 @@ def refused_here(rank: int) -> str:
 
 
 def test_fp16_is_refused_where_the_device_is_a_cpu(solo: World) -> None:
-    assert "train.precision: fp16 is for GPUs, and this machine has none" in solo.run(refused_here)[0]
+    assert (
+        "train.precision: fp16 is for GPUs, and this machine has none" in solo.run(refused_here)[0]
+    )
 
 
 def test_a_stop_before_the_first_step_begins_none(solo: World, tmp_path: Path) -> None:
@@ -201,7 +244,10 @@ print("resumed", flush=True)
 @pytest.mark.parametrize("when", ["compiling", "done"])
 def test_a_stop_during_the_first_step_does_not_wait_for_it(when: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK, when], stdout=subprocess.PIPE, text=True, env={**os.environ, "RANK": "0"}
+        [sys.executable, "-c", STUCK, when],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RANK": "0"},
     )
     try:
         assert process.stdout

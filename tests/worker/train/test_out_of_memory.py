@@ -14,9 +14,10 @@ from smtrain.worker.train.out_of_memory import memory_sentence
 from tests import warm
 
 OF_A_GPU = (  # torch 2.9's words
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.12 GiB is "
-    "free. Including non-PyTorch memory, this process has 77.97 GiB memory in use. Of the allocated memory 70.00 GiB "
-    "is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 79.10 GiB of"
+    " which 1.12 GiB is free. Including non-PyTorch memory, this process has 77.97 GiB memory in"
+    " use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 5.00 GiB is reserved by"
+    " PyTorch but unallocated."
 )
 
 
@@ -29,10 +30,19 @@ def config(**parallel: Any) -> JobConfig:
     [
         (
             {"micro_batch_size": 4},
-            "set parallel.activation_checkpointing: full, or lower parallel.micro_batch_size (now 4), or raise",
+            (
+                "set parallel.activation_checkpointing: full, or lower parallel.micro_batch_size"
+                " (now 4), or raise"
+            ),
         ),
-        ({"micro_batch_size": 2, "activation_checkpointing": "full"}, "lower parallel.micro_batch_size (now 2), or"),
-        ({"activation_checkpointing": "full"}, "raise parallel.tp or parallel.pp; `smtrain plan CONFIG --best`"),
+        (
+            {"micro_batch_size": 2, "activation_checkpointing": "full"},
+            "lower parallel.micro_batch_size (now 2), or",
+        ),
+        (
+            {"activation_checkpointing": "full"},
+            "raise parallel.tp or parallel.pp; `smtrain plan CONFIG --best`",
+        ),
     ],
 )
 def test_a_gpu_says_what_was_asked_and_free_and_what_helps(
@@ -42,7 +52,8 @@ def test_a_gpu_says_what_was_asked_and_free_and_what_helps(
     sentence = memory_sentence(torch.OutOfMemoryError(OF_A_GPU), config(**parallel))
     assert sentence is not None
     assert sentence.startswith(
-        f"out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3; {advice}"
+        "out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3;"
+        f" {advice}"
     )
 
 
@@ -83,5 +94,7 @@ def test_a_process_that_asks_for_too_much_ends_in_one_sentence(tmp_path: Path) -
     assert done.returncode == 1
     sentence = (tmp_path / "output/failure").read_text()
     assert sentence.startswith("algo-1: out of memory: 1,048,576.00 GiB were asked for, and ")
-    assert sentence.endswith(" GiB were free on the host; take a machine with more memory (compute.cpu_instance_type)")
+    assert sentence.endswith(
+        " GiB were free on the host; take a machine with more memory (compute.cpu_instance_type)"
+    )
     assert done.stderr == f"{sentence}\n"

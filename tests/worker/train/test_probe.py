@@ -71,28 +71,40 @@ def test_neuron_cores_are_measured_with_their_own_group() -> None:
         world.stop()
 
 
-def test_the_memory_of_a_neuron_core_is_known_by_its_machine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_neuron_core_is_known_by_its_machine(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "product_name"
     monkeypatch.setattr(probe, "_EC2_NAME", file)
     assert probe._memory_by_name() == 0
-    for name, gib in (("trn2.48xlarge\n", 24.0), ("trn2.3xlarge", 24.0), ("trn1.32xlarge", 16.0), ("laptop", 0.0)):
+    for name, gib in (
+        ("trn2.48xlarge\n", 24.0),
+        ("trn2.3xlarge", 24.0),
+        ("trn1.32xlarge", 16.0),
+        ("laptop", 0.0),
+    ):
         file.write_text(name)
         assert probe._memory_by_name() == gib
 
 
 def test_a_device_that_tells_no_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
     monkeypatch.setattr(probe, "spawn", lambda *_, nprocs, **__: None)
     monkeypatch.setattr(probe, "_read", lambda _: (90.0, 0.0, 10.0))
     monkeypatch.setattr(probe, "_memory_by_name", lambda: 0.0)
     with pytest.raises(
-        ConfigError, match="torch does not say the memory of a cuda device here; describe the machine by"
+        ConfigError,
+        match="torch does not say the memory of a cuda device here; describe the machine by",
     ):
         measure(2)
 
 
 class Gpu:
-    """A clock of the host and of a device that works off what is queued; a wait costs the host 20 microseconds."""
+    """A clock of the host and of a device that works off what is queued; a wait costs the host 20
+    microseconds.
+    """
 
     def __init__(self, flops: float) -> None:
         self.flops, self.now, self.busy_until, self.sides = flops, 0.0, 0.0, list[int]()
@@ -112,15 +124,21 @@ def test_the_rate_of_a_product_is_the_devices_and_not_that_of_waiting_for_it(
 ) -> None:
     """One product of 4096 and a wait are 7 % below the rate of a GPU of 800 TFLOP/s."""
     gpu = Gpu(flops)
-    monkeypatch.setattr("smtrain.worker.train.probe.time", SimpleNamespace(perf_counter=lambda: gpu.now))
+    monkeypatch.setattr(
+        "smtrain.worker.train.probe.time", SimpleNamespace(perf_counter=lambda: gpu.now)
+    )
     monkeypatch.setattr(probe, "_SIDE", {"cpu": 4096})
     monkeypatch.setattr(torch, "randn", lambda *size, **_: torch.empty(size, device="meta"))
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(torch, "mm", gpu.multiply)
-    assert probe.multiplied(torch.device("cpu"), "bf16", gpu.wait, 0.1) == pytest.approx(flops, rel=0.02)
+    assert probe.multiplied(torch.device("cpu"), "bf16", gpu.wait, 0.1) == pytest.approx(
+        flops, rel=0.02
+    )
 
 
-def test_a_device_with_little_room_is_measured_with_smaller_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_little_room_is_measured_with_smaller_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sides = list[int]()
     real = torch.empty_like
 

@@ -1,4 +1,6 @@
-"""`train.profile` in a training of real processes: a trace that viewers open, and parts that make up a step."""
+"""`train.profile` in a training of real processes: a trace that viewers open, and parts that make
+up a step.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,22 @@ def config(**train: Any) -> Any:
     return {
         "model": {"path": "s3://unused"},
         "train": {
-            "steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 20,
+            "steps": 4,
+            "global_batch_size": 4,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "save_interval": 20,
             **train,
         },
         "parallel": {"tp": 2, "pp": 2},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 4},
-    }  # fmt: skip
+    }
 
 
 ABSENT = {"router", "sorting rows", "experts", "expert parallel", "context parallel"}
-"""Parts of experts (tests/worker/engine/test_experts.py) and of cut rows, which this run has not."""
+"""Parts of experts (tests/worker/engine/test_experts.py) and of cut rows, which this run has not.
+"""
 
 
 def records(root: Path) -> list[tuple[float, float]]:
@@ -60,7 +68,9 @@ def records(root: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_steps_are_traced_and_their_parts_add_up(four: World, prepared: Shell, tmp_path: Path) -> None:
+def test_steps_are_traced_and_their_parts_add_up(
+    four: World, prepared: Shell, tmp_path: Path
+) -> None:
     plain, profiled = tmp_path / "plain", tmp_path / "profiled"
     for root in (plain, profiled):
         shutil.copytree(prepared.root, root, symlinks=True)
@@ -84,7 +94,9 @@ def test_steps_are_traced_and_their_parts_add_up(four: World, prepared: Shell, t
     assert len(record["ranks"]) == 4
     for rank in record["ranks"]:
         assert all((value > 0) != (name in ABSENT) for name, value in rank["parts"].items())
-        assert 0.95 * rank["step"] <= sum(rank["parts"].values()) <= rank["step"], "a step is its parts within 5 %"
+        assert 0.95 * rank["step"] <= sum(rank["parts"].values()) <= rank["step"], (
+            "a step is its parts within 5 %"
+        )
 
 
 def profiled(folder: Path, done: int, **options: int) -> list[str]:
@@ -117,17 +129,24 @@ def test_a_folder_that_refuses_is_reported_once_and_training_continues(tmp_path:
 
 def test_the_line_has_means_and_a_range_if_ranks_differ() -> None:
     ranks = [
-        {"step": 1.0, "parts": {**dict.fromkeys(PARTS, 0.0), "data": 0.5, "pipeline": wait}} for wait in (0.1, 0.3)
+        {"step": 1.0, "parts": {**dict.fromkeys(PARTS, 0.0), "data": 0.5, "pipeline": wait}}
+        for wait in (0.1, 0.3)
     ]
-    assert summary(ranks) == "profile: a step takes 1 s: data 50 %, pipeline 20 % (10 to 30 % by rank)"
+    assert (
+        summary(ranks) == "profile: a step takes 1 s: data 50 %, pipeline 20 % (10 to 30 % by rank)"
+    )
 
 
 def test_engine_nxd_says_what_to_use_instead() -> None:
     with pytest.raises(ConfigError, match=r"train\.profile: .*neuron-profile"):
         load_config(
-            {"model": {"path": "hf://a/b"}, "data": {"path": "s3://b/t"}, "train": {"engine": "nxd", "profile": {}},
-             "compute": {"instance_type": "ml.trn1.32xlarge"}}
-        )  # fmt: skip
+            {
+                "model": {"path": "hf://a/b"},
+                "data": {"path": "s3://b/t"},
+                "train": {"engine": "nxd", "profile": {}},
+                "compute": {"instance_type": "ml.trn1.32xlarge"},
+            }
+        )
 
 
 def test_the_default_is_none() -> None:

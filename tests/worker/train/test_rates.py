@@ -1,4 +1,6 @@
-"""The rates of steps whose numbers the host reads late: two of them at once before a save or a validation."""
+"""The rates of steps whose numbers the host reads late: two of them at once before a save or a
+validation.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ COPY, JUDGED = 0.5, 3.0  # seconds of a save's copy, and of a validation
 
 @dataclass
 class Device:
-    """A clock, and an engine whose steps take the host and the device so long; the loader of its batches."""
+    """A clock, and an engine whose steps take the host and the device so long; the loader of its
+    batches.
+    """
 
     launches: Sequence[float]
     works: Sequence[float]
@@ -91,11 +95,21 @@ class Device:
         return {}
 
 
-def records(device: Device, root: Path, *, steps: int, save: int, interval: int = 1, validates: bool = False) -> Any:
+def records(
+    device: Device, root: Path, *, steps: int, save: int, interval: int = 1, validates: bool = False
+) -> Any:
     """Train by the real loop with the real log; returns the lines of metrics.jsonl."""
     folder = Path(tempfile.mkdtemp(dir=root))
-    clock = SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now, time=lambda: device.now)
-    options = {"steps": steps, "global_batch_size": 8, "seq_len": 16, "save_interval": save, "log_interval": interval}
+    clock = SimpleNamespace(
+        perf_counter=lambda: device.now, monotonic=lambda: device.now, time=lambda: device.now
+    )
+    options = {
+        "steps": steps,
+        "global_batch_size": 8,
+        "seq_len": 16,
+        "save_interval": save,
+        "log_interval": interval,
+    }
     config = JobConfig.model_validate({"model": {"path": "s3://unused"}, "train": options})
     stop: Any = SimpleNamespace(agreed=lambda engine: False)
     each: Any = device
@@ -103,12 +117,27 @@ def records(device: Device, root: Path, *, steps: int, save: int, interval: int 
         for module in (loop, metrics, pending):
             patched.setattr(module, "time", clock)
         log = metrics.MetricsLog(
-            folder, total_steps=steps, first_step=1, samples=0, seq_len=16, ramp=False, flops_per_token=1.0, peak=1.0
+            folder,
+            total_steps=steps,
+            first_step=1,
+            samples=0,
+            seq_len=16,
+            ramp=False,
+            flops_per_token=1.0,
+            peak=1.0,
         )
         loop.Trainer(
-            config, each, each, Lineage.of(folder, ""), each, stop, StallWatch(0, lambda _: None), LossWatch(),
-            log=log, validator=each if validates else None,
-        ).run()  # fmt: skip
+            config,
+            each,
+            each,
+            Lineage.of(folder, ""),
+            each,
+            stop,
+            StallWatch(0, lambda _: None),
+            LossWatch(),
+            log=log,
+            validator=each if validates else None,
+        ).run()
         log.close()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -123,7 +152,13 @@ SECONDS = st.lists(st.floats(0.05, 2.0), min_size=1, max_size=4)
 
 @given(SECONDS, SECONDS, st.integers(1, 6), st.integers(1, 3), st.booleans(), st.booleans())
 def test_the_times_of_all_records_are_the_time_of_the_run(
-    folder: Path, launches: list[float], works: list[float], save: int, interval: int, validates: bool, says: bool
+    folder: Path,
+    launches: list[float],
+    works: list[float],
+    save: int,
+    interval: int,
+    validates: bool,
+    says: bool,
 ) -> None:
     device = Device(launches, works, says)
     took, last, validated = 0.0, 0, 0.0
@@ -132,7 +167,9 @@ def test_the_times_of_all_records_are_the_time_of_the_run(
             seconds = TOKENS * (line["step"] - last) / line["tokens_per_s"]
             assert seconds > 0
             if says:
-                assert seconds == pytest.approx(device.done[line["step"]] - device.done[last] - validated)
+                assert seconds == pytest.approx(
+                    device.done[line["step"]] - device.done[last] - validated
+                )
             took, last, validated = took + seconds + validated, line["step"], 0.0
         validated += JUDGED * ("val_loss" in line)
     assert last == 9
@@ -141,8 +178,12 @@ def test_the_times_of_all_records_are_the_time_of_the_run(
 
 @pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize(("launch", "work"), [(0.84, 0.8), (0.1, 0.85)])
-def test_steps_around_a_save_take_as_long_as_any_other(launch: float, work: float, says: bool, folder: Path) -> None:
-    """Before a save two steps are read at once, microseconds apart if the host is slower than the device."""
+def test_steps_around_a_save_take_as_long_as_any_other(
+    launch: float, work: float, says: bool, folder: Path
+) -> None:
+    """Before a save two steps are read at once, microseconds apart if the host is slower than the
+    device.
+    """
     lines = records(Device([launch], [work], says), folder, steps=12, save=4)
     seconds = [TOKENS / line["tokens_per_s"] for line in lines]
     after_a_save = seconds[4::4]
@@ -155,12 +196,16 @@ def test_steps_around_a_save_take_as_long_as_any_other(launch: float, work: floa
     [(0.5, 3.0, 3.0), (0.5, 2.0005, 1.0), (1.5, 2.0005, 2.0)],
     ids=["waited", "host", "device"],
 )
-def test_an_engine_that_does_not_say_when_numbers_were_ready(before: float, read: float, wanted: float) -> None:
+def test_an_engine_that_does_not_say_when_numbers_were_ready(
+    before: float, read: float, wanted: float
+) -> None:
     assert ready_time(before, 1.0, 2.0, read) == wanted
 
 
 class Happened:
-    """An event of a device, at a time of its clock; it has happened already, or does once it is waited for."""
+    """An event of a device, at a time of its clock; it has happened already, or does once it is
+    waited for.
+    """
 
     def __init__(self, at: float, already: bool) -> None:
         self.at, self.already = at, already
@@ -179,9 +224,16 @@ def test_numbers_that_were_there_before_they_were_read_are_as_old_as_the_devices
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter([10.0, 30.0])
-    monkeypatch.setattr("smtrain.worker.engine.native.comm.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(
+        "smtrain.worker.engine.native.comm.time", SimpleNamespace(perf_counter=lambda: next(now))
+    )
     before, readies = None, []
-    for event in (Happened(1.0, False), Happened(3.5, True), Happened(5.0, True), Happened(9.0, False)):
+    for event in (
+        Happened(1.0, False),
+        Happened(3.5, True),
+        Happened(5.0, True),
+        Happened(9.0, False),
+    ):
         numbers = Numbers([torch.ones(1)], before)
         numbers._made = event  # type: ignore[assignment]
         assert numbers.read() == [1.0]

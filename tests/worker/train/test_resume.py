@@ -1,4 +1,6 @@
-"""A run never trains on damaged files or on those of another run; one process, with files changed between attempts."""
+"""A run never trains on damaged files or on those of another run; one process, with files changed
+between attempts.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ from smtrain.worker.train.start import start
 
 MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
 TRAIN = {
-    "steps": 6, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 2,
+    "steps": 6,
+    "global_batch_size": 4,
+    "seq_len": 32,
+    "precision": "fp32",
+    "lr": 1e-3,
+    "save_interval": 2,
     "stall_minutes": 0,
-}  # fmt: skip
+}
 
 
 class Run:
@@ -78,7 +85,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, 
     """A run of 6 steps with checkpoints of 2, 4 and 6."""
     root = tmp_path_factory.mktemp("trained") / "ml"
     prepare(
-        trained_inputs["text"], root / "input/data/data", trained_inputs["model"], PrepareOptions(seq_len=32, workers=1)
+        trained_inputs["text"],
+        root / "input/data/data",
+        trained_inputs["model"],
+        PrepareOptions(seq_len=32, workers=1),
     )
     shutil.copytree(trained_inputs["model"], root / "input/data/model")
     return root
@@ -134,37 +144,58 @@ def without_crc32(run: Run) -> None:
     ("damage", "said"),
     [
         pytest.param(
-            lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}",
+            lambda run: flip(run.step(6) / MODEL),
+            rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}",
             id="model",
         ),
-        pytest.param(lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32", id="optimizer"),
         pytest.param(
-            lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has crc32", id="header", marks=pytest.mark.full
+            lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32", id="optimizer"
         ),
         pytest.param(
-            lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has crc32", id="zeroed", marks=pytest.mark.full
+            lambda run: flip(run.step(6) / OPTIMIZER, 0),
+            rf"{OPTIMIZER} has crc32",
+            id="header",
+            marks=pytest.mark.full,
         ),
         pytest.param(
-            lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32",
-            id="another's optimizer", marks=pytest.mark.full,
+            lambda run: zero(run.step(6) / MODEL),
+            rf"{MODEL} has crc32",
+            id="zeroed",
+            marks=pytest.mark.full,
         ),
         pytest.param(
-            without_crc32, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}", id="sha256"
+            lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER),
+            rf"{OPTIMIZER} has crc32",
+            id="another's optimizer",
+            marks=pytest.mark.full,
         ),
-        pytest.param(edit, r"manifest.json is not what was written \(its digest differs\)", id="edited"),
         pytest.param(
-            lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6",
+            without_crc32,
+            rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}",
+            id="sha256",
+        ),
+        pytest.param(
+            edit, r"manifest.json is not what was written \(its digest differs\)", id="edited"
+        ),
+        pytest.param(
+            lie,
+            r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6",
             id="wrong samples",
         ),
     ],
-)  # fmt: skip
-def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
+)
+def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(
+    run: Run, damage: Any, said: str
+) -> None:
     known = run.losses()
     damage(run)
     output = run.attempt()
     assert re.search(rf"passing over checkpoint step_00000006.*{said}", output), output
     if "which is damaged" in output:
-        assert "resuming from step_00000004, 2 steps are trained again (`--from-step N`, checkpoint.step" in output
+        assert (
+            "resuming from step_00000004, 2 steps are trained again (`--from-step N`,"
+            " checkpoint.step" in output
+        )
     assert "from checkpoint step_00000004" in output
     assert run.losses() == known, "steps 5 and 6 are done again, bit for bit"
     assert "from checkpoint step_00000006" in run.attempt(), "the damaged one was written again"
@@ -174,7 +205,9 @@ def test_a_renamed_folder_is_passed_over(run: Run) -> None:
     shutil.rmtree(run.step(6))
     run.step(2).rename(run.step(6))
     output = run.attempt()
-    assert re.search(r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", output)
+    assert re.search(
+        r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", output
+    )
     assert "from checkpoint step_00000004" in output
 
 
@@ -183,13 +216,17 @@ def test_with_nothing_good_left_it_ends_rather_than_start_over(run: Run) -> None
         flip(run.step(step) / MODEL)
     with pytest.raises(
         SmtrainError,
-        match=r"no checkpoint of this run can be trained on: step_00000006: .*MODEL".replace("MODEL", MODEL),
+        match=r"no checkpoint of this run can be trained on: step_00000006: .*MODEL".replace(
+            "MODEL", MODEL
+        ),
     ):
         run.attempt()
     for step in (2, 4):
         shutil.rmtree(run.step(step))
     run.step(6).rename(run.step(8))
-    with pytest.raises(SmtrainError, match=r"no checkpoint of this run.*written as step 6: the folder was renamed"):
+    with pytest.raises(
+        SmtrainError, match=r"no checkpoint of this run.*written as step 6: the folder was renamed"
+    ):
         run.attempt()
 
 
@@ -220,8 +257,15 @@ def test_files_that_no_bf16_run_reads_are_verified_during_the_first_steps(run: R
     flip(run.step(4) / MODEL)
     output = run.attempt(bf16 | {"steps": 6, "save_interval": 9}, checkpoint=keep)
     assert "from checkpoint step_00000004" in output, "its master weights are good"
-    assert re.search(rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read", output)
-    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["3", "4", "6"], "it does not count"
+    assert re.search(
+        rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read",
+        output,
+    )
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == [
+        "3",
+        "4",
+        "6",
+    ], "it does not count"
     output = run.attempt(bf16 | {"steps": 8, "save_interval": 9}, checkpoint=keep)
     assert "damaged" not in output
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["6", "8"]
@@ -243,10 +287,13 @@ def test_a_chosen_older_checkpoint_and_its_line_from_then_on(run: Run) -> None:
     assert "from checkpoint step_00000002" in said
     said = run.attempt({"steps": 5, "save_interval": 1}, checkpoint={"step": 2})
     assert "from checkpoint step_00000003" in said, "the same command resumes"
-    assert {s: n for s, n in run.losses().items() if s <= 2} == {s: n for s, n in known.items() if s <= 2}
+    assert {s: n for s, n in run.losses().items() if s <= 2} == {
+        s: n for s, n in known.items() if s <= 2
+    }
     assert "from checkpoint step_00000005" in run.attempt(), "what was abandoned is not returned to"
     with pytest.raises(
-        SmtrainError, match=r"checkpoint.step: 1 is not a whole checkpoint of this run \(those are: 4, 5, 6\)"
+        SmtrainError,
+        match=r"checkpoint.step: 1 is not a whole checkpoint of this run \(those are: 4, 5, 6\)",
     ):
         run.attempt(checkpoint={"step": 1})
 
@@ -263,23 +310,62 @@ def test_another_base_model_under_the_same_name_is_refused(run: Run) -> None:
     tensors = {name: tensor * 1.5 for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
     with pytest.raises(
-        SmtrainError, match=r"model.path: step_00000006 of this run was trained from another model \(the base"
+        SmtrainError,
+        match=r"model.path: step_00000006 of this run was trained from another model \(the base",
     ):
         run.attempt()
     config = run.root / "input/data/model/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 1e-3}))
-    with pytest.raises(SmtrainError, match=r"config.json differs: rms_norm_eps \S+ there and 0.001 here\); name that"):
+    with pytest.raises(
+        SmtrainError,
+        match=r"config.json differs: rms_norm_eps \S+ there and 0.001 here\); name that",
+    ):
         run.attempt()
 
 
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        (None, None, "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"),
-        (True, True, "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit for bit"),
-        (None, False, "train.deterministic is false: losses differ from those of an unbroken run in the last digits"),
-        (True, False, "was written with train.deterministic: true, and this job has false: losses differ from those"),
-        (False, True, "was written with train.deterministic: false, and this job has true: losses differ from those"),
+        (
+            None,
+            None,
+            (
+                "kernels are deterministic: on the same mesh, losses are those of an unbroken run,"
+                " bit for bit"
+            ),
+        ),
+        (
+            True,
+            True,
+            (
+                "kernels are deterministic: on the same mesh, losses are those of an unbroken run,"
+                " bit for bit"
+            ),
+        ),
+        (
+            None,
+            False,
+            (
+                "train.deterministic is false: losses differ from those of an unbroken run in the"
+                " last digits"
+            ),
+        ),
+        (
+            True,
+            False,
+            (
+                "was written with train.deterministic: true, and this job has false: losses differ"
+                " from those"
+            ),
+        ),
+        (
+            False,
+            True,
+            (
+                "was written with train.deterministic: false, and this job has true: losses differ"
+                " from those"
+            ),
+        ),
     ],
 )
 def test_a_resume_says_if_the_bits_are_those_of_an_unbroken_run(
@@ -287,16 +373,24 @@ def test_a_resume_says_if_the_bits_are_those_of_an_unbroken_run(
 ) -> None:
     state = {"decay": DECAY} | ({} if before is None else {"deterministic": before})
     train = {"steps": 3, "deterministic": now}
-    config = JobConfig.model_validate({"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train})
+    config = JobConfig.model_validate(
+        {"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train}
+    )
     assert words in promise(state, config)
 
 
 def test_a_resume_of_a_run_with_the_earlier_decay_says_that_its_rates_change() -> None:
-    def said(state: dict[str, Any], steps: int = 6, schedule: str = "cosine") -> tuple[list[str], str]:
+    def said(
+        state: dict[str, Any], steps: int = 6, schedule: str = "cosine"
+    ) -> tuple[list[str], str]:
         train = {"steps": steps, "lr": 1e-3, "schedule": schedule}
-        config = JobConfig.model_validate({"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train})
+        config = JobConfig.model_validate(
+            {"name": "t", "model": {"path": "m"}, "data": {"path": "d"}, "train": train}
+        )
         saved = settings(config) | {"steps": 6}
-        return changes({"settings": saved, **state}, 6 if steps > 6 else 3, config), promise(state, config)
+        return changes({"settings": saved, **state}, 6 if steps > 6 else 3, config), promise(
+            state, config
+        )
 
     lines, word = said({"samples": 3})
     assert "each remaining step has the rate of the step before it" in lines[0]
@@ -314,11 +408,14 @@ def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
 
 def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
     said = run.attempt({"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8})
-    output = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
+    output = (
+        "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9,"
+        " 0.99)\n"
+    )
     assert f"continuing with changed {output}" in said
     assert (
-        "the learning rate had decayed to 6.7e-5 at step 6, the end of the former train.steps; it continues at 5e-5"
-        in said
+        "the learning rate had decayed to 6.7e-5 at step 6, the end of the former train.steps; it"
+        " continues at 5e-5" in said
     )
     assert "losses are those of an unbroken run, bit for bit\n" in said
     assert "continuing with changed" not in run.attempt(
@@ -330,9 +427,15 @@ def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
 def test_a_resume_in_the_middle_of_a_batch_ramp_is_exact(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(trained, tmp_path / "whole", ignore=shutil.ignore_patterns("checkpoints", "output"))
+    shutil.copytree(
+        trained, tmp_path / "whole", ignore=shutil.ignore_patterns("checkpoints", "output")
+    )
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    train = {"global_batch_size": 16, "batch_ramp": {"start": 4, "increment": 4, "samples": 24}, "param_norm": "layers"}
+    train = {
+        "global_batch_size": 16,
+        "batch_ramp": {"start": 4, "increment": 4, "samples": 24},
+        "param_norm": "layers",
+    }
     whole, parts = Run(tmp_path / "whole", capsys), Run(tmp_path / "parts", capsys)
     whole.attempt(train)
     kept = [(2, 4), (1, 8), (1, 12), (2, 16)]
@@ -342,7 +445,12 @@ def test_a_resume_in_the_middle_of_a_batch_ramp_is_exact(
         shutil.rmtree(parts.step(step))
     assert "from checkpoint step_00000002" in parts.attempt(train)
     records = [
-        {r["step"]: r for r in map(json.loads, (one.root / "output/data/metrics.jsonl").read_text().splitlines())}
+        {
+            r["step"]: r
+            for r in map(
+                json.loads, (one.root / "output/data/metrics.jsonl").read_text().splitlines()
+            )
+        }
         for one in (whole, parts)
     ]
     exact = ("loss", "grad_norm", "param_norm", "batch", "lr")
@@ -358,7 +466,9 @@ def test_a_resume_in_the_middle_of_a_batch_ramp_is_exact(
 
 
 @pytest.mark.parametrize("how", [Nxd(tp=1), Nxd(tp=2, form="xser"), Native(tp=1)])
-def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: Target) -> None:
+def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(
+    run: Run, how: Target
+) -> None:
     shutil.rmtree(run.checkpoints)
     shards = run.root / "input/data/shards"
     convert(run.root / "input/data/model", shards, to=how)
@@ -367,7 +477,10 @@ def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run:
     largest = max((p for p in shards.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     flip(largest, largest.stat().st_size // 2)
     with pytest.raises(
-        SmtrainError, match=rf"the weights that the run begins from are damaged: .*{largest.name}.*(crc32|sha256)"
+        SmtrainError,
+        match=(
+            rf"the weights that the run begins from are damaged: .*{largest.name}.*(crc32|sha256)"
+        ),
     ):
         run.attempt({"steps": 1})
     run.attempt({"steps": 0}, checkpoint={"verify": "size"})
@@ -379,14 +492,19 @@ def lose_checkpoints(run: Run) -> None:
         shutil.rmtree(path)
 
 
-def test_one_flipped_bit_in_a_model_without_checksums_is_found_by_the_next_attempt(run: Run) -> None:
+def test_one_flipped_bit_in_a_model_without_checksums_is_found_by_the_next_attempt(
+    run: Run,
+) -> None:
     lose_checkpoints(run)
     shard = run.root / "input/data/model/model.safetensors"
     assert "step=1 " in run.attempt({"steps": 1})
     lose_checkpoints(run)
     flip(shard, shard.stat().st_size // 2)
     for _ in range(2):  # the first does not make it the truth
-        with pytest.raises(SmtrainError, match=r"model\.safetensors.* is not what this run first read.*another name"):
+        with pytest.raises(
+            SmtrainError,
+            match=r"model\.safetensors.* is not what this run first read.*another name",
+        ):
             run.attempt({"steps": 1})
     assert not list(run.checkpoints.glob("step_*"))
     assert "step=1 " in run.attempt({"steps": 1}, checkpoint={"verify": "size"})
@@ -450,11 +568,15 @@ def test_told_to_stop_it_saves_first_and_proves_the_save_only_if_there_is_time(
     watcher.start()
     said = run.attempt({"steps": 10**6, "save_interval": 10**6})
     watcher.join()
-    stopped = re.search(r"asked to stop: saved step (\d+), the same command resumes from here(.*)", said)
+    stopped = re.search(
+        r"asked to stop: saved step (\d+), the same command resumes from here(.*)", said
+    )
     assert stopped, said
     assert bool(stopped[2]) == (seconds == 0)
     assert Manifest.read(run.step(int(stopped[1]))).state["proven"] == (seconds > 0)
-    assert f"from checkpoint {run.step(int(stopped[1])).name}" in run.attempt({"steps": int(stopped[1]) + 1})
+    assert f"from checkpoint {run.step(int(stopped[1])).name}" in run.attempt(
+        {"steps": int(stopped[1]) + 1}
+    )
 
 
 def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(
@@ -465,7 +587,9 @@ def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_
         flip(Path(os.readlink(f"/proc/self/fd/{file}")))
 
     monkeypatch.setattr(stream, "_flush", lossy)
-    with pytest.raises(SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"):
+    with pytest.raises(
+        SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"
+    ):
         run.attempt({"steps": 8}, checkpoint={"keep": 1})
     monkeypatch.undo()
     assert "from checkpoint step_00000006" in run.attempt({"steps": 7})

@@ -1,4 +1,6 @@
-"""A run with model.rope: trained, resumed, exported and merged with the positions that it asks for."""
+"""A run with model.rope: trained, resumed, exported and merged with the positions that it asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
     """The inputs of a run on rows of four times the model's positions."""
     root = tmp_path_factory.mktemp("rope") / "ml"
     shutil.copytree(trained_inputs["model"], root / "input/data/model")
-    described = json.loads((root / "input/data/model/config.json").read_text()) | {"max_position_embeddings": 16}
+    described = json.loads((root / "input/data/model/config.json").read_text()) | {
+        "max_position_embeddings": 16
+    }
     (root / "input/data/model/config.json").write_text(json.dumps(described))
     options = PrepareOptions(seq_len=LENGTH, workers=1)
     prepare(trained_inputs["text"], root / "input/data/data", trained_inputs["model"], options)
@@ -57,11 +61,15 @@ def exported(run: Run, **options: Any) -> Path:
 
 @torch.no_grad()
 def losses_of(folder: Path, weights: Path, data: Path) -> list[float]:
-    """The loss of each row for plain transformers, built from a folder's config.json, with the weights of another."""
+    """The loss of each row for plain transformers, built from a folder's config.json, with the
+    weights of another.
+    """
     config = AutoConfig.from_pretrained(folder)
     plain: Any = AutoModelForCausalLM.from_pretrained(weights, config=config, dtype=torch.float32)
     tokens = np.fromfile(data / "tokens.bin", np.uint16).astype(np.int64)
-    rows = torch.tensor(np.stack([tokens[at : at + LENGTH + 1] for at in range(0, len(tokens) - LENGTH, LENGTH)]))
+    rows = torch.tensor(
+        np.stack([tokens[at : at + LENGTH + 1] for at in range(0, len(tokens) - LENGTH, LENGTH)])
+    )
     logits = plain(input_ids=rows[:, :-1]).logits.transpose(1, 2)
     return torch.nn.functional.cross_entropy(logits, rows[:, 1:], reduction="none").mean(1).tolist()
 
@@ -71,21 +79,29 @@ def test_the_export_computes_in_transformers_what_was_trained_and_resumes_only_s
     folder, base = exported(run), run.root / "input/data/model"
     described = json.loads((folder / "config.json").read_text())
     assert described["max_position_embeddings"] == 64
-    assert described["rope_parameters"]["rope_type"] == described["rope_scaling"]["rope_type"] == "yarn"
+    assert (
+        described["rope_parameters"]["rope_type"]
+        == described["rope_scaling"]["rope_type"]
+        == "yarn"
+    )
     losses = losses_of(folder, base, run.root / "input/data/data")
     assert min(abs(loss - run.losses()[1][0]) for loss in losses) < 1e-5
     plain = losses_of(base, base, run.root / "input/data/data")
     assert min(abs(loss - run.losses()[1][0]) for loss in plain) > 1e-5
     more = {**ONE, "steps": 2}
     for other in (model(type="yarn", factor=8), {}):
-        with pytest.raises(SmtrainError, match=r"model\.rope: step_00000001 of this run was .* yarn"):
+        with pytest.raises(
+            SmtrainError, match=r"model\.rope: step_00000001 of this run was .* yarn"
+        ):
             run.attempt(more, **BATCH, **other)
     run.attempt(more, **BATCH, **model(**YARN, original_max_position_embeddings=16))
     assert sorted(run.losses()) == [1, 2]
 
 
 @pytest.mark.full
-def test_a_merged_adapter_has_the_positions_and_an_adapter_alone_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_merged_adapter_has_the_positions_and_an_adapter_alone_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
     adapted = {**ONE, "adapter": {"rank": 2}, "lr": 0.1, "schedule": "constant"}
     run.attempt(adapted, **BATCH, **model(**YARN), export={"merge": True})
     base = run.root / "input/data/model"

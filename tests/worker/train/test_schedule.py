@@ -1,4 +1,6 @@
-"""Learning rates: warm-up from 0, then the decay of transformers, whose end no step of the run reaches."""
+"""Learning rates: warm-up from 0, then the decay of transformers, whose end no step of the run
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_warm_up_is_linear_and_reaches_the_peak(shape: str) -> None:
 
 def test_the_ends_and_the_middle() -> None:
     def at(shape: str, step: int) -> float:
-        return learning_rate(Train(steps=110, warmup_steps=10, lr=1e-3, min_lr=1e-4, schedule=shape), step)  # type: ignore[arg-type]
+        return learning_rate(
+            Train(steps=110, warmup_steps=10, lr=1e-3, min_lr=1e-4, schedule=shape), step
+        )  # type: ignore[arg-type]
 
     assert at("cosine", 10) == at("cosine", 11) == at("linear", 11) == 1e-3
     assert at("cosine", 61) == at("linear", 61) == pytest.approx(5.5e-4)
@@ -32,7 +36,12 @@ def test_the_ends_and_the_middle() -> None:
 
 
 @pytest.mark.full  # four seconds of imports; the gate has the ends and the middle above
-@given(st.integers(1, 60), st.integers(0, 60), st.sampled_from(["cosine", "linear"]), st.sampled_from([0, 1e-4]))
+@given(
+    st.integers(1, 60),
+    st.integers(0, 60),
+    st.sampled_from(["cosine", "linear"]),
+    st.sampled_from([0, 1e-4]),
+)
 def test_each_step_after_the_warm_up_has_the_rate_of_transformers_and_trains(
     steps: int, warmup: int, shape: str, least: float
 ) -> None:
@@ -44,7 +53,9 @@ def test_each_step_after_the_warm_up_has_the_rate_of_transformers_and_trains(
         return  # transformers has no linear schedule with min_lr
     sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], peak)
     if least:
-        theirs = optimization.get_cosine_with_min_lr_schedule_with_warmup(sgd, warmup, steps, min_lr=least)
+        theirs = optimization.get_cosine_with_min_lr_schedule_with_warmup(
+            sgd, warmup, steps, min_lr=least
+        )
     else:
         theirs = getattr(optimization, f"get_{shape}_schedule_with_warmup")(sgd, warmup, steps)
     train = Train(steps=steps, warmup_steps=warmup, lr=peak, min_lr=least, schedule=shape)  # type: ignore[arg-type]
@@ -60,7 +71,9 @@ def test_the_only_step_of_a_run_trains() -> None:
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.sampled_from(["cosine", "linear", "constant"]))
-def test_it_rises_then_never_rises_again_and_stays_in_bounds(steps: int, warmup: int, shape: str) -> None:
+def test_it_rises_then_never_rises_again_and_stays_in_bounds(
+    steps: int, warmup: int, shape: str
+) -> None:
     warmup = min(warmup, steps)
     train = Train(steps=steps, warmup_steps=warmup, lr=1e-3, min_lr=1e-4, schedule=shape)  # type: ignore[arg-type]
     rates = [learning_rate(train, step) for step in range(1, steps + 1)]
@@ -76,7 +89,13 @@ def megatron(start: int, increment: int, ramp_samples: int, whole: int, consumed
     return min(whole, start + consumed * ((whole - start) // increment) // ramp_samples * increment)
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 6), st.integers(1, 400), st.integers(0, 200))
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.integers(1, 400),
+    st.integers(0, 200),
+)
 def test_a_batch_ramp_is_megatrons_and_counts_its_steps(
     start: int, increment: int, increments: int, samples: int, steps: int
 ) -> None:
@@ -94,7 +113,9 @@ def test_a_batch_ramp_is_megatrons_and_counts_its_steps(
     assert train.steps_for(seen) == steps
     assert train.steps_for(seen + 1) == steps + 1
     middle = sum(sizes[: steps // 2])
-    after = [size for count, size in train.batches(steps - steps // 2, middle) for _ in range(count)]
+    after = [
+        size for count, size in train.batches(steps - steps // 2, middle) for _ in range(count)
+    ]
     assert after == sizes[steps // 2 :]
 
 

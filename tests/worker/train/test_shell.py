@@ -1,4 +1,6 @@
-"""The entry scripts in a shell, without a control plane: they need only a folder laid out as /opt/ml."""
+"""The entry scripts in a shell, without a control plane: they need only a folder laid out as
+/opt/ml.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ REPO = Path(__file__).resolve().parents[3]
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "s3://unused"},
-    "train": {"steps": 3, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 2},
+    "train": {
+        "steps": 3,
+        "global_batch_size": 4,
+        "seq_len": 32,
+        "precision": "fp32",
+        "lr": 1e-3,
+        "save_interval": 2,
+    },
     "parallel": {"micro_batch_size": 2},
     "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
     "generate": {"prompts": ["the red", "a"], "max_new_tokens": 4},
@@ -41,15 +50,23 @@ class Shell:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source, target)
 
-    def run(self, stage: Stage, changes: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, stage: Stage, changes: dict[str, Any] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         changes = changes or {}
-        raw = {key: {**CONFIG.get(key, {}), **changes.get(key, {})} for key in {**CONFIG, **changes}}
+        raw = {
+            key: {**CONFIG.get(key, {}), **changes.get(key, {})} for key in {**CONFIG, **changes}
+        }
         folder = self.root / "input/data/config"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(raw), stage)))
+        (folder / "config.json").write_text(
+            json.dumps(keys_of(JobConfig.model_validate(raw), stage))
+        )
         (self.root / "output").mkdir(exist_ok=True)
         (self.root / "output/failure").unlink(missing_ok=True)
-        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+        }
         environment |= {"SMTRAIN_ML_ROOT": str(self.root), "OMP_NUM_THREADS": "1"}
         return warm.run([REPO / "entrypoints" / f"{stage}.py"], environment)
 
@@ -96,7 +113,9 @@ def bits(folder: Path) -> dict[str, Any]:
     return load_file(folder / "model.safetensors")
 
 
-def test_after_no_steps_the_export_is_the_input_bit_for_bit(shell: Shell, trained_inputs: dict[str, Path]) -> None:
+def test_after_no_steps_the_export_is_the_input_bit_for_bit(
+    shell: Shell, trained_inputs: dict[str, Path]
+) -> None:
     import torch
 
     trained = shell.run("train", {"train": {"steps": 0}})
@@ -121,7 +140,10 @@ def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None
     records = (shell.root / "output/data/metrics.jsonl").read_text().splitlines()
     assert [json.loads(record)["step"] for record in records] == [1, 2, 3, 4, 5]
     assert list((shell.root / "output/data/tensorboard").glob("events*"))
-    used = [json.loads(text) for text in (shell.root / "output/data/machine-algo-1.jsonl").read_text().splitlines()]
+    used = [
+        json.loads(text)
+        for text in (shell.root / "output/data/machine-algo-1.jsonl").read_text().splitlines()
+    ]
     assert len(used) >= 2, "each job's last reading"
     assert all(0 <= reading[name] <= 1 for reading in used for name in ("cpu", "memory", "disk"))
     assert re.search(r"^machine: cpu=[0-9.]+ memory=[0-9.]+ ", again.stdout, re.M)
@@ -148,13 +170,24 @@ def begun(prepared: Shell, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     [
         ({"train": {"seq_len": 64}}, "seq_len"),
         ({"train": {"seed": 9, "steps": 9}}, "another value of train.seed (0 there, 9 here)"),
-        ({"checkpoint": {"resume": False}}, "checkpoint.resume: is false, but the run has checkpoints"),
+        (
+            {"checkpoint": {"resume": False}},
+            "checkpoint.resume: is false, but the run has checkpoints",
+        ),
         ({"train": {"lr": 1e18, "steps": 9, "save_interval": 100}}, "grad norm nan at step"),
-        ({"train": {"lr": 1e18, "steps": 9, "save_interval": 1}}, "grad norm nan at step"),  # of weights to be saved
-        ({"train": {"lr": 1e18, "steps": 4, "schedule": "constant"}}, "grad norm nan at step 4"),  # after the last one
+        (
+            {"train": {"lr": 1e18, "steps": 9, "save_interval": 1}},
+            "grad norm nan at step",
+        ),  # of weights to be saved
+        (
+            {"train": {"lr": 1e18, "steps": 4, "schedule": "constant"}},
+            "grad norm nan at step 4",
+        ),  # after the last one
     ],
 )
-def test_a_run_that_cannot_continue_fails_in_one_sentence(begun: Shell, changes: dict[str, Any], sentence: str) -> None:
+def test_a_run_that_cannot_continue_fails_in_one_sentence(
+    begun: Shell, changes: dict[str, Any], sentence: str
+) -> None:
     before = sorted(path.name for path in (begun.root / "checkpoints").iterdir())
     done = begun.run("train", changes)
     assert done.returncode == 1
@@ -174,7 +207,10 @@ def test_documents_are_kept_apart_on_request(prepared: Shell, tmp_path: Path) ->
     losses = []
     for mask in (False, True):
         own = like(prepared, tmp_path / str(mask))
-        done = own.run("train", {"model": {"init": "scratch"}, "data": {"document_mask": mask}, "train": {"steps": 1}})
+        done = own.run(
+            "train",
+            {"model": {"init": "scratch"}, "data": {"document_mask": mask}, "train": {"steps": 1}},
+        )
         assert done.returncode == 0, done.stderr
         losses.append(done.stdout.split("step=1 loss=")[1].split()[0])
     assert losses[0] != losses[1]

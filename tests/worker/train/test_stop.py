@@ -19,15 +19,20 @@ def shell(tmp_path: Path, trained_inputs: dict[str, Path]) -> Shell:
     return launched.lay_out(tmp_path / "ml", trained_inputs)
 
 
-@pytest.mark.full  # the gate has tests/client/launch/test_kill_loop.py, and test_local_run.py for a stop
+# the gate has tests/client/launch/test_kill_loop.py, and test_local_run.py for a stop
+@pytest.mark.full
 def test_stopped_or_killed_it_resumes_bit_for_bit(shell: Shell) -> None:
     launched.stopped_and_killed_like_left_alone(shell, "native", {})
 
 
 @pytest.mark.full
 def test_a_rank_that_never_comes_ends_the_job_with_every_ranks_stack(shell: Shell) -> None:
-    stuck = os.pathsep.join([str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH", "")])
-    status, said = launched.finish(launched.start(shell, {"stall_minutes": 0.1}, {"PYTHONPATH": stuck}))
+    stuck = os.pathsep.join(
+        [str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH", "")]
+    )
+    status, said = launched.finish(
+        launched.start(shell, {"stall_minutes": 0.1}, {"PYTHONPATH": stuck})
+    )
     assert status != 0
     for rank in (0, 1):
         assert f"[rank{rank}]: no step after" in said

@@ -32,19 +32,28 @@ Records = dict[int, dict[str, float]]
 
 
 def config(
-    validation: dict[str, Any] | None = VALIDATION, mesh: dict[str, int] | None = None, keep: int = 2, **train: Any
+    validation: dict[str, Any] | None = VALIDATION,
+    mesh: dict[str, int] | None = None,
+    keep: int = 2,
+    **train: Any,
 ) -> Any:
     return {
         "model": {"path": "s3://unused"},
         "train": {
-            "steps": 6, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 2,
+            "steps": 6,
+            "global_batch_size": 4,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "save_interval": 2,
             "schedule": "constant",
-            "validation": validation, **train,
+            "validation": validation,
+            **train,
         },
         "parallel": mesh or {"tp": 2},
         "checkpoint": {"keep": keep},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +97,13 @@ def records(shell: Shell) -> Records:
     out: Records = {}
     for line in (shell.root / "output/data/metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
-        kept = {k: v for k, v in record.items() if k in ("loss", "grad_norm") or k.startswith("val_")}
-        out[record["step"]] = {**(out.get(record["step"], {}) if "loss" not in kept else {}), **kept}
+        kept = {
+            k: v for k, v in record.items() if k in ("loss", "grad_norm") or k.startswith("val_")
+        }
+        out[record["step"]] = {
+            **(out.get(record["step"], {}) if "loss" not in kept else {}),
+            **kept,
+        }
     return out
 
 
@@ -99,7 +113,9 @@ def trained(two: World, shell: Shell, **more: Any) -> Records:
 
 
 def checkpoints(shell: Shell) -> set[int]:
-    return {int(path.name.removeprefix("step_")) for path in (shell.root / "checkpoints").glob("step_*")}
+    return {
+        int(path.name.removeprefix("step_")) for path in (shell.root / "checkpoints").glob("step_*")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +127,12 @@ def known(two: World, prepared: Shell) -> Records:
 def test_the_loss_is_the_models_on_all_that_is_held_out(prepared: Shell, known: Records) -> None:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(prepared.root / "input/data/model", dtype=torch.float32)
-    held_out = HeldOut(prepared.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        prepared.root / "input/data/model", dtype=torch.float32
+    )
+    held_out = HeldOut(
+        prepared.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1
+    )
     total, count = 0.0, 0
     with torch.no_grad():
         for number in range(held_out.batches):
@@ -127,7 +147,9 @@ def test_the_loss_is_the_models_on_all_that_is_held_out(prepared: Shell, known: 
     assert known[6]["val_loss"] < known[0]["val_loss"]
 
 
-def test_the_steps_are_those_of_a_run_that_does_not_validate(two: World, shell: Shell, known: Records) -> None:
+def test_the_steps_are_those_of_a_run_that_does_not_validate(
+    two: World, shell: Shell, known: Records
+) -> None:
     plain = trained(two, shell, validation=None)
     steps = {s: (r["loss"], r["grad_norm"]) for s, r in known.items() if "loss" in r}
     assert steps == {s: (r["loss"], r["grad_norm"]) for s, r in plain.items()}
@@ -135,13 +157,17 @@ def test_the_steps_are_those_of_a_run_that_does_not_validate(two: World, shell: 
 
 def batches(shell: Shell) -> int:
     """The number of batches of a validation."""
-    held_out = HeldOut(shell.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
+    held_out = HeldOut(
+        shell.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1
+    )
     held_out.close()
     return held_out.batches
 
 
 @pytest.mark.full  # the gate resumes in test_resume.py and validates in the other tests here
-@pytest.mark.parametrize(("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)])
+@pytest.mark.parametrize(
+    ("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)]
+)
 def test_killed_it_resumes_with_the_same_numbers(
     two: World, shell: Shell, known: Records, method: str, validations: int
 ) -> None:
@@ -152,7 +178,9 @@ def test_killed_it_resumes_with_the_same_numbers(
 
 
 def moments() -> list[tuple[str, int]]:
-    """The steps, or batches of a validation, before which to kill; SMTRAIN_ADAPTER_KILLS=1: before each."""
+    """The steps, or batches of a validation, before which to kill; SMTRAIN_ADAPTER_KILLS=1: before
+    each.
+    """
     if not os.environ.get("SMTRAIN_ADAPTER_KILLS"):
         return [("begin_step", 5)]
     return [*(("begin_step", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 3, 5, 7, 9))]
@@ -187,7 +215,9 @@ def test_a_killed_adapter_resumes_with_the_same_numbers_on_its_mesh_and_another(
 
 
 @pytest.mark.full  # the gate kills it here, and stops a training in test_stop.py
-def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shell, known: Records) -> None:
+def test_told_to_stop_it_leaves_the_validation_for_later(
+    two: World, shell: Shell, known: Records
+) -> None:
     inside = 2 * batches(shell) + 1  # the first batch of the third validation, after step 4
     two.run(running.run, shell.root, config(), ("evaluate", inside, signal.SIGTERM))
     assert max(records(shell)) == 5
@@ -197,7 +227,9 @@ def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shel
 
 
 @pytest.mark.full
-def test_another_mesh_resumes_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
+def test_another_mesh_resumes_with_the_same_held_out_text(
+    two: World, shell: Shell, known: Records
+) -> None:
     trained(two, shell, steps=2)
     results = trained(two, shell, mesh={"dp": 2})
     assert results.keys() == known.keys()
@@ -225,7 +257,9 @@ def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) ->
 def exported_step(shell: Shell, best: bool = False) -> int:
     """The step of the checkpoint whose weights an export has."""
     target = shell.root.parent / f"exported-{best}"
-    export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=best)
+    export(
+        shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=best
+    )
     made = weights_of(open_weights(target))
 
     def is_of(step: int) -> bool:
@@ -240,9 +274,15 @@ def exported_step(shell: Shell, best: bool = False) -> int:
 def test_without_a_best_checkpoint_none_is_exported(prepared: Shell, tmp_path: Path) -> None:
     target = tmp_path / "exported"
     with pytest.raises(
-        CheckpointError, match=r"names no best checkpoint; train with train\.validation\.keep_best: true"
+        CheckpointError,
+        match=r"names no best checkpoint; train with train\.validation\.keep_best: true",
     ):
-        export(prepared.root / "checkpoints", BaseModel(prepared.root / "input/data/model"), target, best=True)
+        export(
+            prepared.root / "checkpoints",
+            BaseModel(prepared.root / "input/data/model"),
+            target,
+            best=True,
+        )
     assert not target.exists()
 
 
@@ -253,7 +293,9 @@ def test_a_run_that_began_without_validation_resumes_with_it(two: World, shell: 
     assert sorted(step for step, record in results.items() if "val_loss" in record) == [2, 4, 6]
 
 
-def test_a_few_batches_are_the_same_ones_each_time(two: World, shell: Shell, known: Records) -> None:
+def test_a_few_batches_are_the_same_ones_each_time(
+    two: World, shell: Shell, known: Records
+) -> None:
     results = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2)
     assert results[0]["val_loss"] != known[0]["val_loss"]
     shutil.rmtree(shell.root / "checkpoints")
@@ -280,7 +322,10 @@ def test_answers_are_scored_and_shown(
     model = tmp_path / "model"
     shutil.copytree(trained_inputs["model"], model)
     (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    rows = [{"instruction": f"what is red number {i}?", "output": f"the red fox {i}."} for i in range(80)]
+    rows = [
+        {"instruction": f"what is red number {i}?", "output": f"the red fox {i}."}
+        for i in range(80)
+    ]
     text = tmp_path / "text"
     text.mkdir()
     (text / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

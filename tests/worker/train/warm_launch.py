@@ -1,4 +1,6 @@
-"""entrypoints/launch.py with its torchrun in a copy of a warm Python, as in a sandbox: `warm_launch.py NAME STAGE`."""
+"""entrypoints/launch.py with its torchrun in a copy of a warm Python, as in a sandbox:
+`warm_launch.py NAME STAGE`.
+"""
 
 from __future__ import annotations
 

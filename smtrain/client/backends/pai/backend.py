@@ -67,7 +67,9 @@ class PaiBackend:
     def __post_init__(self) -> None:
         for key, example in (("region", "cn-beijing"), ("storage", "oss://my-bucket/smtrain")):
             if getattr(self.section, key) is None:
-                raise ConfigError(f"pai.{key}: is missing; name one, such as {example}", code="config.missing_key")
+                raise ConfigError(
+                    f"pai.{key}: is missing; name one, such as {example}", code="config.missing_key"
+                )
 
     record = TARGETS["pai-dlc"]
 
@@ -75,7 +77,9 @@ class PaiBackend:
     def grace(self) -> int:
         return self.section.grace
 
-    pace = Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10)
+    pace = Pace(
+        5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600, (60, 900), 10
+    )
 
     @cached_property
     def cloud(self) -> Cloud:
@@ -93,17 +97,22 @@ class PaiBackend:
         return self.section.base
 
     def in_place(self, path: Path | str) -> str | None:
-        """An oss:// URI, or a path below a mount (file://, see config/load.py); None if it must be copied."""
+        """An oss:// URI, or a path below a mount (file://, see config/load.py); None if it must be
+        copied.
+        """
         return str(path) if str(path).startswith((OSS, "file://")) else None
 
     # ---- submit
     def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
         self.cloud.put(uri, files, say)
 
-    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
+    def submit(
+        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+    ) -> str | None:
         """Create a job; returns its ID, or None if it exists already.
 
-        PAI-DLC takes two jobs of one name, so an object in the job's folder makes sure that one launch creates it.
+        PAI-DLC takes two jobs of one name, so an object in the job's folder makes sure that one
+        launch creates it.
         """
         name, claimed = request["TrainingJobName"], f"{job_folder(request)}/created"
         made = create_job(request, self.section)
@@ -117,7 +126,9 @@ class PaiBackend:
             id_ = self.cloud.create(made)
         except CloudLostError as error:
             if not (found := self._appears(name)):
-                raise JobError(f"{name} could not be created: {error}; the same command tries again") from None
+                raise JobError(
+                    f"{name} could not be created: {error}; the same command tries again"
+                ) from None
             say(f"{name} exists, though PAI-DLC did not say so when it was created")
             id_ = found
         except CloudError as error:
@@ -145,8 +156,12 @@ class PaiBackend:
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
         job = outlasting(lambda: self.cloud.job(self._id(name)), patience, CloudLostError)
         description = self._described(job)
-        if description["TrainingJobStatus"] == "Completed" and (defined := definitions(description)):
-            description["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
+        if description["TrainingJobStatus"] == "Completed" and (
+            defined := definitions(description)
+        ):
+            description["FinalMetricDataList"] = final_metrics(
+                defined, self.last_events(name, _LAST_LINES, patience)
+            )
         if description["TrainingJobStatus"] == "Failed" and (why := self._why(description)):
             description["FailureReason"] = why
         return description
@@ -154,7 +169,9 @@ class PaiBackend:
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         for jobs in self.cloud.jobs(contains, min(page, _PAGE)):
             for job in jobs:
-                self._ids.setdefault(str(job["DisplayName"]), str(job["JobId"]))  # the newest comes first
+                self._ids.setdefault(
+                    str(job["DisplayName"]), str(job["JobId"])
+                )  # the newest comes first
             ours = [self._described(job) for job in jobs if _is_ours(job)]
             yield [summary(one) for one in ours if (contains or "") in one["TrainingJobName"]]
 
@@ -171,7 +188,13 @@ class PaiBackend:
 
     # ---- lines
     def log_page(
-        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
+        self,
+        name: str,
+        host: str | None,
+        start: int,
+        pattern: str | None,
+        token: str | None,
+        patience: Any,
     ) -> dict[str, Any]:
         """One page with all events from a time (ms) on."""
         events = outlasting(lambda: self._log(name).since(start), patience, CloudLostError)
@@ -224,23 +247,37 @@ class PaiBackend:
             sent = parse_object(text) if text else {}
         except ValueError:  # changed in PAI's console
             sent = {}
-        run = (stage_of(name) or (name,))[0]  # without its variables a job has no more than its name
-        sent = {"OutputDataConfig": {"S3OutputPath": f"{self.section.base}/{run}/jobs"}, "ResourceConfig": {}, **sent}
+        run = (stage_of(name) or (name,))[
+            0
+        ]  # without its variables a job has no more than its name
+        sent = {
+            "OutputDataConfig": {"S3OutputPath": f"{self.section.base}/{run}/jobs"},
+            "ResourceConfig": {},
+            **sent,
+        }
         created, started = _moment(job.get("GmtCreateTime")), _moment(job.get("GmtRunningTime"))
         ended = [job.get(f"Gmt{word}Time") for word in ("Finish", "Successed", "Failed", "Stopped")]
         times = [moment for moment in (created, started, *map(_moment, ended)) if moment]
         now = datetime.now(timezone.utc)
         return describe(
-            {**sent, "TrainingJobName": name}, "pai-dlc", str(job.get("JobId")), _state(job),
-            JobTimes(created or now, times[-1] if times else now, started), _transitions(job),
-        )  # fmt: skip
+            {**sent, "TrainingJobName": name},
+            "pai-dlc",
+            str(job.get("JobId")),
+            _state(job),
+            JobTimes(created or now, times[-1] if times else now, started),
+            _transitions(job),
+        )
 
     def _why(self, description: Mapping[str, Any]) -> str:
         """The cause that the first failing pod has left, else PAI-DLC's."""
         with suppress(CloudError):
-            left = sorted(item["Key"] for item in self.cloud.listing(f"{job_folder(description)}/failures/"))
+            left = sorted(
+                item["Key"] for item in self.cloud.listing(f"{job_folder(description)}/failures/")
+            )
             if left:
-                return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(errors="replace")
+                return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(
+                    errors="replace"
+                )
         return str(description.get("FailureReason", ""))
 
 
@@ -263,7 +300,12 @@ def _state(job: Mapping[str, Any]) -> JobState:
 def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """SecondaryStatusTransitions; without a history the present status alone."""
     history = job.get("StatusHistory") or [
-        {**job, "StartTime": job.get("GmtRunningTime") or job.get("GmtSubmittedTime") or job.get("GmtCreateTime")}
+        {
+            **job,
+            "StartTime": (
+                job.get("GmtRunningTime") or job.get("GmtSubmittedTime") or job.get("GmtCreateTime")
+            ),
+        }
     ]
     changes: list[dict[str, Any]] = []
     for one in history:
@@ -279,6 +321,10 @@ def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _moment(text: Any) -> datetime | None:
     """A time of PAI-DLC, such as 2026-11-26T10:00:00Z."""
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).astimezone(timezone.utc) if text else None
+        return (
+            datetime.fromisoformat(str(text).replace("Z", "+00:00")).astimezone(timezone.utc)
+            if text
+            else None
+        )
     except ValueError:
         return None

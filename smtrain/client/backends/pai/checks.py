@@ -1,4 +1,6 @@
-"""Check PAI-DLC before anything is created: the API, the storage, the types of public resources, the inputs on OSS."""
+"""Check PAI-DLC before anything is created: the API, the storage, the types of public resources,
+the inputs on OSS.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def run_checks(
     *,
     probe: bool = False,
 ) -> Iterator[Finding]:
-    """Make all checks; after a fault of the API or the credentials only that one. What they write is deleted.
+    """Make all checks; after a fault of the API or the credentials only that one.
 
-    `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked without a job.
+    What they write is deleted.
+
+    `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked
+    without a job.
     """
     try:
         next(backend.cloud.jobs(None, 1), None)
@@ -55,20 +60,30 @@ def _storage(backend: PaiBackend) -> Iterator[Finding]:
 
 
 def _types(backend: PaiBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """The types of the stages' pods, if public resources are used; a quota cannot be asked with this API."""
+    """The types of the stages' pods, if public resources are used; a quota cannot be asked with
+    this API.
+    """
     section = backend.section
     if section.quota is not None:
-        yield Finding("resources", "warning", f"whether quota {section.quota} has room is not checked",
-                      "nothing needs to be done; the job waits for it")  # fmt: skip
+        yield Finding(
+            "resources",
+            "warning",
+            f"whether quota {section.quota} has room is not checked",
+            "nothing needs to be done; the job waits for it",
+        )
         return
     wanted: dict[str, str] = {}
     for stage in stages:
         on_cpus = not stage_named(stage).accelerated and section.cpu_ecs_spec
-        wanted[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = "cpu_ecs_spec" if on_cpus else "ecs_spec"
+        wanted[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = (
+            "cpu_ecs_spec" if on_cpus else "ecs_spec"
+        )
     try:
         known = backend.cloud.types()
     except CloudError as error:
-        yield Finding("resources", "warning", f"the types of public resources were not checked ({error})")
+        yield Finding(
+            "resources", "warning", f"the types of public resources were not checked ({error})"
+        )
         return
     for name, key in wanted.items():
         if name not in known:
@@ -93,24 +108,35 @@ def _inputs(config: JobConfig, copied: Collection[str], backend: PaiBackend) -> 
             yield Finding("inputs", "fault", f"{key}: {error}")
             continue
         if not there:
-            yield Finding("inputs", "fault", f"{key}: there is nothing at {uri}", "correct the path in the config")
+            yield Finding(
+                "inputs",
+                "fault",
+                f"{key}: there is nothing at {uri}",
+                "correct the path in the config",
+            )
             continue
         yield Finding("inputs", "ok", f"{uri}: read in place")
         if key == "model.path":
-            yield from _model(config, backend, uri.rstrip("/"), {str(item["Key"]) for item in there})
+            yield from _model(
+                config, backend, uri.rstrip("/"), {str(item["Key"]) for item in there}
+            )
 
 
 def _model(config: JobConfig, backend: PaiBackend, uri: str, there: set[str]) -> Iterator[Finding]:
     """The shape of a model on OSS."""
     file = f"{uri}/config.json"
     if split_uri(file)[1] not in there:
-        yield Finding("model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder")
+        yield Finding(
+            "model", "fault", f"{uri} holds no config.json", "name a Hugging Face model folder"
+        )
         return
     try:
         described = parse_object(backend.read(file))
         faults = [text for _, text in shape_faults(config, described)]
     except (CloudError, ValueError) as error:
-        yield Finding("model", "fault", f"{file} cannot be read ({error})", "copy the model there again")
+        yield Finding(
+            "model", "fault", f"{file} cannot be read ({error})", "copy the model there again"
+        )
         return
     yield from (Finding("model", "fault", text) for text in faults)
     if not faults:

@@ -54,7 +54,8 @@ class Cloud:
         made = models.CreateJobRequest().from_map(dict(request))
         if lost := sorted(_keys(request) - _keys(made.to_map())):
             raise CloudError(
-                f"the installed alibabacloud-pai-dlc20201203 does not know {', '.join(lost)} of CreateJob; update it"
+                f"the installed alibabacloud-pai-dlc20201203 does not know {', '.join(lost)} of"
+                " CreateJob; update it"
             )
         return str(self._ask("create_job", made)["JobId"])
 
@@ -68,9 +69,13 @@ class Cloud:
         number, seen = 1, 0
         while True:
             asked = self._models.ListJobsRequest(
-                workspace_id=self.section.workspace, display_name=contains, sort_by="GmtCreateTime", order="desc",
-                page_number=number, page_size=size,
-            )  # fmt: skip
+                workspace_id=self.section.workspace,
+                display_name=contains,
+                sort_by="GmtCreateTime",
+                order="desc",
+                page_number=number,
+                page_size=size,
+            )
             answer = self._ask("list_jobs", asked)
             page = list(answer.get("Jobs") or ())
             yield page
@@ -82,9 +87,13 @@ class Cloud:
         """Ask a job to end."""
         self._ask("stop_job", id_)
 
-    def lines(self, id_: str, pod: str, uid: str | None, start: str, end: str, most: int) -> list[str]:
+    def lines(
+        self, id_: str, pod: str, uid: str | None, start: str, end: str, most: int
+    ) -> list[str]:
         """At most so many lines of a pod between two times (ISO 8601, UTC, whole seconds)."""
-        asked = self._models.GetPodLogsRequest(max_lines=most, start_time=start, end_time=end, pod_uid=uid)
+        asked = self._models.GetPodLogsRequest(
+            max_lines=most, start_time=start, end_time=end, pod_uid=uid
+        )
         answer = self._ask("get_pod_logs", id_, pod, asked)
         return [str(line) for line in answer.get("Logs") or ()]
 
@@ -115,20 +124,32 @@ class Cloud:
         from alibabacloud_tea_openapi.utils_models import Config
 
         region = self.section.region or ""
-        scheme, _, host = (self.section.endpoint or f"pai-dlc.{region}.aliyuncs.com").rpartition("://")
+        scheme, _, host = (self.section.endpoint or f"pai-dlc.{region}.aliyuncs.com").rpartition(
+            "://"
+        )
         return Client(
-            Config(credential=self._credentials, region_id=region, endpoint=host, protocol=(scheme or "https").upper())
+            Config(
+                credential=self._credentials,
+                region_id=region,
+                endpoint=host,
+                protocol=(scheme or "https").upper(),
+            )
         )
 
     @cached_property
     def _credentials(self) -> Any:
-        """The first of: ALIBABA_CLOUD_ACCESS_KEY_ID and _SECRET, OIDC, the profile of `aliyun`, the role of an ECS."""
+        """The first of: ALIBABA_CLOUD_ACCESS_KEY_ID and _SECRET, OIDC, the profile of `aliyun`, the
+        role of an ECS.
+        """
         try:
             from alibabacloud_credentials.client import Client
             from alibabacloud_credentials.exceptions import CredentialException
         except ImportError:
             raise CloudError(missing("alibabacloud_pai_dlc20201203")) from None
-        client, log = Client(), logging.getLogger("credentials")  # the SDK's, which prints a traceback for each try
+        client, log = (
+            Client(),
+            logging.getLogger("credentials"),
+        )  # the SDK's, which prints a traceback for each try
         level = log.level
         log.setLevel(logging.CRITICAL)
         try:
@@ -157,7 +178,9 @@ class Cloud:
         except UnretryableException as error:
             raise self._lost(call, error) from None
         except (DaraException, TeaException) as error:
-            status = int(getattr(error, "status_code", None) or getattr(error, "statusCode", None) or 0)
+            status = int(
+                getattr(error, "status_code", None) or getattr(error, "statusCode", None) or 0
+            )
             said = f"{error.code}: {error.message}".strip(": ")
             if status in _BUSY or "Throttling" in str(error.code) or not status:
                 raise self._lost(call, said) from None
@@ -168,8 +191,8 @@ class Cloud:
 
     def _lost(self, call: str, why: object) -> CloudLostError:
         return CloudLostError(
-            f"{call}: Alibaba Cloud does not answer in {self.section.region} ({str(why).splitlines()[0][:200]}); check "
-            "the network, the proxy and pai.region"
+            f"{call}: Alibaba Cloud does not answer in {self.section.region}"
+            f" ({str(why).splitlines()[0][:200]}); check the network, the proxy and pai.region"
         )
 
     # ---- OSS
@@ -183,7 +206,9 @@ class Cloud:
             f"list {uri}",
             lambda: [
                 {"Key": item.key, "Size": item.size, "ETag": f'"{item.etag.lower()}"'}
-                for item in oss2.ObjectIteratorV2(self._bucket(bucket), prefix=prefix, max_keys=1000)
+                for item in oss2.ObjectIteratorV2(
+                    self._bucket(bucket), prefix=prefix, max_keys=1000
+                )
                 if not item.key.endswith("/")
             ],
         )
@@ -191,7 +216,9 @@ class Cloud:
     def read(self, uri: str) -> bytes:
         """One object. Raises `CloudError` if it does not exist or may not be read."""
         bucket, key = split_uri(uri)
-        content: bytes = self._store(f"read {uri}", lambda: self._bucket(bucket).get_object(key).read())
+        content: bytes = self._store(
+            f"read {uri}", lambda: self._bucket(bucket).get_object(key).read()
+        )
         return content
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
@@ -201,7 +228,9 @@ class Cloud:
 
         self._store(
             f"read {bucket}/{key}",
-            lambda: oss2.resumable_download(self._bucket(bucket), key, str(path), multiget_threshold=_PARTS_FROM),
+            lambda: oss2.resumable_download(
+                self._bucket(bucket), key, str(path), multiget_threshold=_PARTS_FROM
+            ),
             PERSIST_S,
         )
 
@@ -209,7 +238,9 @@ class Cloud:
         """Write an object that must be new. Raises `ObjectTakenError` if it exists."""
         bucket, key = split_uri(uri)
         new = {"x-oss-forbid-overwrite": "true"}
-        self._store(f"write {uri}", lambda: self._bucket(bucket).put_object(key, content, headers=new))
+        self._store(
+            f"write {uri}", lambda: self._bucket(bucket).put_object(key, content, headers=new)
+        )
 
     def remove(self, uri: str) -> None:
         """Delete an object; it need not exist."""
@@ -226,7 +257,8 @@ class Cloud:
         lacking = [
             (name, body)
             for name, body in files
-            if (item := there.get(prefix + name)) is None or not self._has_content(bucket, item, body)
+            if (item := there.get(prefix + name)) is None
+            or not self._has_content(bucket, item, body)
         ]
         if (size := sum(size_of(body) for _, body in lacking)) > 1 << 20:
             say(f"uploading {spell_bytes(size)} to {uri}")
@@ -235,11 +267,18 @@ class Cloud:
             if isinstance(body, bytes):
                 send = partial(store.put_object, prefix + name, body)
             else:
-                send = partial(oss2.resumable_upload, store, prefix + name, str(body), multipart_threshold=_PARTS_FROM)
+                send = partial(
+                    oss2.resumable_upload,
+                    store,
+                    prefix + name,
+                    str(body),
+                    multipart_threshold=_PARTS_FROM,
+                )
             self._store(f"write {uri}{name}", send, PERSIST_S)
 
     def _has_content(self, bucket: str, item: Mapping[str, Any], body: Body) -> bool:
-        """Whether an object of a listing has the content of a file or bytes: by its MD5, else by its CRC-64.
+        """Whether an object of a listing has the content of a file or bytes: by its MD5, else by
+        its CRC-64.
 
         The ETag of an object that was sent in parts, or is encrypted by KMS, is no MD5.
         Source: https://www.alibabacloud.com/help/en/oss/developer-reference/putobject (2026-02).
@@ -251,7 +290,9 @@ class Cloud:
         if item["ETag"].strip('"') == etag_of(body, None):
             return True
         try:
-            about = self._store(f"read {item['Key']}", lambda: self._bucket(bucket).head_object(item["Key"]))
+            about = self._store(
+                f"read {item['Key']}", lambda: self._bucket(bucket).head_object(item["Key"])
+            )
         except CloudError:  # it may not be read here, so it is sent again
             return False
         crc = oss2.utils.Crc64()
@@ -267,11 +308,19 @@ class Cloud:
         endpoint = self.section.oss_endpoint or f"oss-{region}.aliyuncs.com"
         endpoint = endpoint if "://" in endpoint else f"https://{endpoint}"
         seconds = (_CONNECT_MS / 1000, _READ_MS / 1000)
-        return oss2.Bucket(oss2.ProviderAuthV4(_OssKeys(self._credentials)), endpoint, name, region=region,
-                           connect_timeout=seconds)  # fmt: skip
+        return oss2.Bucket(
+            oss2.ProviderAuthV4(_OssKeys(self._credentials)),
+            endpoint,
+            name,
+            region=region,
+            connect_timeout=seconds,
+        )
 
     def _store(self, doing: str, call: Callable[[], _Some], seconds: float = _ANSWER_S) -> _Some:
-        """A call of OSS, repeated for so long if OSS is busy or away. Raises `CloudError` with what was being done."""
+        """A call of OSS, repeated for so long if OSS is busy or away.
+
+        Raises `CloudError` with what was being done.
+        """
         return outlasting(lambda: self._call(doing, call), Patience(seconds), CloudLostError)
 
     def _call(self, doing: str, call: Callable[[], _Some]) -> _Some:
@@ -303,7 +352,9 @@ class _OssKeys:
         import oss2.credentials
 
         now = self._client.get_credential()
-        return oss2.credentials.Credentials(now.access_key_id, now.access_key_secret, now.security_token or "")
+        return oss2.credentials.Credentials(
+            now.access_key_id, now.access_key_secret, now.security_token or ""
+        )
 
 
 def import_oss() -> None:
@@ -319,4 +370,6 @@ def _keys(value: Any, above: str = "") -> set[str]:
     if isinstance(value, Mapping):
         own = {f"{above}{key}": item for key, item in value.items()}
         return set(own).union(*(_keys(item, f"{key}.") for key, item in own.items()))
-    return set().union(*(_keys(item, above) for item in value)) if isinstance(value, list) else set()
+    return (
+        set().union(*(_keys(item, above) for item in value)) if isinstance(value, list) else set()
+    )

@@ -1,6 +1,8 @@
-"""Read the lines of a job's pods: GetPodLogs has no follow and no next page, so it is asked by time.
+"""Read the lines of a job's pods: GetPodLogs has no follow and no next page, so it is asked by
+time.
 
-Each line of ours begins with its time (entrypoints/cluster_host.py). PAI-DLC's own lines have one too, to the second.
+Each line of ours begins with its time (entrypoints/cluster_host.py). PAI-DLC's own lines have one
+too, to the second.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def pods_of(job: Mapping[str, Any]) -> list[Pod]:
         worker = str(pod.get("Type", "")).lower() != "master"
         host = f"algo-{number + 1 + (leads and worker)}"
         for one in (*(pod.get("HistoryPods") or ()), pod):
-            began = milliseconds(str(one.get("GmtStartTime") or one.get("GmtCreateTime") or "")) or created
+            began = (
+                milliseconds(str(one.get("GmtStartTime") or one.get("GmtCreateTime") or ""))
+                or created
+            )
             pods.append(Pod(str(one.get("PodId") or pod["PodId"]), one.get("PodUid"), host, began))
     return pods
 
@@ -64,7 +69,11 @@ class PodLogs:
     def since(self, start: int) -> list[dict[str, Any]]:
         """Every event from a time (ms) on, pod by pod, as FilterLogEvents gives them."""
         until = self._end + _LATE_S
-        return [event for pod in self._pods for event in self._events(pod, max(start, pod.began) // 1000, until)]
+        return [
+            event
+            for pod in self._pods
+            for event in self._events(pod, max(start, pod.began) // 1000, until)
+        ]
 
     def last(self, count: int) -> list[dict[str, Any]]:
         """The last so many events of every host."""
@@ -86,21 +95,32 @@ class PodLogs:
     def _events(self, pod: Pod, start: int, end: int) -> Iterator[dict[str, Any]]:
         stream = f"{self._name}/{pod.host}-{(pod.uid or '0')[:8]}"
         for stamp, text in self._lines(pod, start, end):
-            yield {"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text}
+            yield {
+                "logStreamName": stream,
+                "timestamp": stamp,
+                "ingestionTime": stamp,
+                "message": text,
+            }
 
     def _lines(self, pod: Pod, start: int, end: int) -> Iterator[tuple[int, str]]:
-        """Time (ms) and text of the lines between two times in seconds. A full answer may lack some: each half of the
-        time is asked then, down to one second."""
+        """Time (ms) and text of the lines between two times in seconds. A full answer may lack
+        some: each half of the time is asked then, down to one second.
+        """
         lines = self._ask(pod, start, end, _MOST)
         if len(lines) < _MOST or end - start < 2:
             yield from self._lines_of_second(pod, start, end, lines)
             return
         middle = (start + end) // 2
-        yield from ((at, text) for at, text in self._lines(pod, start, middle) if at < middle * 1000)
+        yield from (
+            (at, text) for at, text in self._lines(pod, start, middle) if at < middle * 1000
+        )
         yield from ((at, text) for at, text in self._lines(pod, middle, end) if at >= middle * 1000)
 
-    def _lines_of_second(self, pod: Pod, start: int, end: int, lines: list[str]) -> Iterator[tuple[int, str]]:
-        """The lines between two times that cannot be divided: a full answer is asked for again with a higher limit.
+    def _lines_of_second(
+        self, pod: Pod, start: int, end: int, lines: list[str]
+    ) -> Iterator[tuple[int, str]]:
+        """The lines between two times that cannot be divided: a full answer is asked for again with
+        a higher limit.
 
         If PAI-DLC keeps to a limit of its own, a last line says that some may be missing.
         """
@@ -108,7 +128,10 @@ class PodLogs:
         while len(lines) >= most and not limited:
             most *= 10
             more = self._ask(pod, start, end, most)
-            limited, lines = len(more) <= len(lines) and len(more) < most and len(more) % _MOST == 0, more
+            limited, lines = (
+                len(more) <= len(lines) and len(more) < most and len(more) % _MOST == 0,
+                more,
+            )
         yield from _timed(lines, pod.began)
         if limited:
             text = f"(PAI-DLC returned {len(lines)} lines of this second, perhaps not all of them)"
@@ -119,7 +142,9 @@ class PodLogs:
 
 
 def _timed(lines: Sequence[str], began: int) -> Iterator[tuple[int, str]]:
-    """Lines with their times: one without a time has that of the line before it, the first ones `began`."""
+    """Lines with their times: one without a time has that of the line before it, the first ones
+    `began`.
+    """
     stamp = began
     for line in lines:
         match = _STAMP.match(line)

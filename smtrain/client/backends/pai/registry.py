@@ -13,7 +13,11 @@ def _pai(text: str) -> Pai:
 
 
 REGISTRY = JobRegistry(
-    "pai-dlc", Pai, "SMTRAIN_PAI", _pai, "cn-beijing=oss://my-bucket/smtrain, or cn-beijing/WORKSPACE=oss://...",
+    "pai-dlc",
+    Pai,
+    "SMTRAIN_PAI",
+    _pai,
+    "cn-beijing=oss://my-bucket/smtrain, or cn-beijing/WORKSPACE=oss://...",
     "no place on PAI-DLC is known here; start a run with --target pai-dlc, or set "
     "SMTRAIN_PAI=cn-beijing=oss://my-bucket/smtrain",
-)  # fmt: skip
+)

@@ -1,7 +1,9 @@
-"""Make a stage's CreateJob request, a pure function of its request in SageMaker's form and of the section `pai`.
+"""Make a stage's CreateJob request, a pure function of its request in SageMaker's form and of the
+section `pai`.
 
-Its keys are those of the wire (CreateJob of 2020-12-03; https://www.alibabacloud.com/help/en/doc-detail/459672.html,
-2026-02), so that a dry run needs no SDK; the models of the SDK take it with `from_map`.
+Its keys are those of the wire (CreateJob of 2020-12-03;
+https://www.alibabacloud.com/help/en/doc-detail/459672.html, 2026-02), so that a dry run needs no
+SDK; the models of the SDK take it with `from_map`.
 
 The files of a job on the storage:
 
@@ -10,7 +12,8 @@ The files of a job on the storage:
                                failures/      the cause of a failure, a file a pod
     <storage>/<run>/checkpoints/              the run's checkpoints
 
-It is the layout that SageMaker uses in S3, so that one function makes all URIs (client/launch/request.py).
+It is the layout that SageMaker uses in S3, so that one function makes all URIs
+(client/launch/request.py).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from smtrain.core.text import shell_word
 from smtrain.stages import stage_named
 
 REQUEST, FOLDERS, JOB_FOLDER = "SMTRAIN_REQUEST", "SMTRAIN_FOLDERS", "SMTRAIN_JOB_FOLDER"
-"""Variables of a pod: the request in SageMaker's form, the paths of inputs and checkpoints, and the job's folder."""
+"""Variables of a pod: the request in SageMaker's form, the paths of inputs and checkpoints, and the
+job's folder.
+"""
 _LEFT_OUT = ("RoleArn", "Environment", "ProfilerConfig")
 """Parts of SageMaker's request that nothing reads afterwards."""
 _UNPACK = """\
@@ -56,16 +61,24 @@ def create_job(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
         "Settings": _settings(request, pai),
     }
     if pai.code and stage == "train":
-        code = {"CodeSourceId": pai.code.source, "Branch": pai.code.branch, "Commit": pai.code.commit}
+        code = {
+            "CodeSourceId": pai.code.source,
+            "Branch": pai.code.branch,
+            "Commit": pai.code.commit,
+        }
         made["CodeSource"] = _given({**code, "MountPath": pai.code.path})
     if pai.vpc:
-        vpc = {"VpcId": pai.vpc.id, "SwitchId": pai.vpc.switch, "SecurityGroupId": pai.vpc.security_group}
+        vpc = {
+            "VpcId": pai.vpc.id,
+            "SwitchId": pai.vpc.switch,
+            "SecurityGroupId": pai.vpc.security_group,
+        }
         made["UserVpc"] = _given({**vpc, "ExtendedCIDRs": list(pai.vpc.cidrs) or None})
     made = _given(made)
     if (size := len(json.dumps(made, ensure_ascii=False).encode())) > REQUEST_BYTES:
         raise ConfigError(
-            f"pai.command: the request of {name} has {size:,} bytes, and PAI-DLC takes {REQUEST_BYTES:,}; shorten "
-            "compute.environment, tags and pai.command",
+            f"pai.command: the request of {name} has {size:,} bytes, and PAI-DLC takes"
+            f" {REQUEST_BYTES:,}; shorten compute.environment, tags and pai.command",
             code="config.combination",
         )
     return made
@@ -83,7 +96,10 @@ def job_folder(request: Mapping[str, Any]) -> str:
 
 def channels(request: Mapping[str, Any]) -> dict[str, str]:
     """The URI of each input channel."""
-    return {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
+    return {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in request["InputDataConfig"]
+    }
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,15 +107,24 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _specs(request: Mapping[str, Any], pai: Pai) -> list[dict[str, Any]]:
-    """One master, and a worker for each further pod. The pods' type or resources are those of the stage."""
+    """One master, and a worker for each further pod.
+
+    The pods' type or resources are those of the stage.
+    """
     pods, on_cpus = request["ResourceConfig"]["InstanceCount"], not _accelerated(request)
     each: dict[str, Any] = {"Image": request["AlgorithmSpecification"]["TrainingImage"]}
     if pai.quota is None:
         each["EcsSpec"] = (pai.cpu_ecs_spec if on_cpus else None) or pai.ecs_spec
     else:
         assert pai.resources  # checked with the config
-        own = pai.cpu_resources or pai.resources.model_copy(update={"gpu": 0}) if on_cpus else pai.resources
-        each["ResourceConfig"] = _resources(own, int(request["HyperParameters"].get("processes_per_instance", 0)))
+        own = (
+            pai.cpu_resources or pai.resources.model_copy(update={"gpu": 0})
+            if on_cpus
+            else pai.resources
+        )
+        each["ResourceConfig"] = _resources(
+            own, int(request["HyperParameters"].get("processes_per_instance", 0))
+        )
     specs = [{"Type": "Master", "PodCount": 1, **each}]
     return specs if pods == 1 else [*specs, {"Type": "Worker", "PodCount": pods - 1, **each}]
 
@@ -117,7 +142,9 @@ def _accelerated(request: Mapping[str, Any]) -> bool:
 
 
 def _command(request: Mapping[str, Any], pai: Pai) -> str:
-    """Text for every pod: it starts the bundle's runner, and that the stage or the user's command."""
+    """Text for every pod: it starts the bundle's runner, and that the stage or the user's
+    command.
+    """
     stage = request["HyperParameters"]["stage"]
     bundle = shell_word(f"{pai.path_of(channels(request)['code'])}bundle.tar.gz")
     own = f" bash -c {shell_word(pai.command)}" if pai.command and stage == "train" else ""
@@ -125,7 +152,9 @@ def _command(request: Mapping[str, Any], pai: Pai) -> str:
 
 
 def _variables(request: Mapping[str, Any], pai: Pai) -> dict[str, str]:
-    folders: dict[str, Any] = {"inputs": {name: pai.path_of(uri) for name, uri in channels(request).items()}}
+    folders: dict[str, Any] = {
+        "inputs": {name: pai.path_of(uri) for name, uri in channels(request).items()}
+    }
     if checkpoints := request.get("CheckpointConfig"):
         folders["checkpoints"] = pai.path_of(checkpoints["S3Uri"])
     kept = {key: value for key, value in request.items() if key not in _LEFT_OUT}
@@ -141,14 +170,20 @@ def _variables(request: Mapping[str, Any], pai: Pai) -> dict[str, str]:
 def _storage(pai: Pai) -> dict[str, Any]:
     prefix = pai.base.removeprefix(f"{OSS}{pai.bucket}").strip("/")
     host = _within(pai.bucket, pai)
-    return {"Uri": f"{host}{prefix}/" if prefix else host, "MountPath": pai.mount, "MountAccess": "RW"}
+    return {
+        "Uri": f"{host}{prefix}/" if prefix else host,
+        "MountPath": pai.mount,
+        "MountAccess": "RW",
+    }
 
 
 def _other_buckets(request: Mapping[str, Any], pai: Pai) -> list[dict[str, Any]]:
     """The buckets of inputs that nothing else mounts, whole: a mount has no single objects."""
     paths = [pai.path_of(uri) for uri in channels(request).values()]
     buckets = dict.fromkeys(path.split("/")[3] for path in paths if path.startswith(f"{INPUTS}/"))
-    return [{"Uri": _within(b, pai), "MountPath": f"{INPUTS}/{b}", "MountAccess": "RO"} for b in buckets]
+    return [
+        {"Uri": _within(b, pai), "MountPath": f"{INPUTS}/{b}", "MountAccess": "RO"} for b in buckets
+    ]
 
 
 def _within(bucket: str, pai: Pai) -> str:
@@ -158,7 +193,12 @@ def _within(bucket: str, pai: Pai) -> str:
 
 def _mount(mount: PaiMount) -> dict[str, Any]:
     access = "RW" if mount.write else "RO"
-    named = {"DataSourceId": mount.dataset, "Uri": mount.uri, "MountPath": mount.path, "MountAccess": access}
+    named = {
+        "DataSourceId": mount.dataset,
+        "Uri": mount.uri,
+        "MountPath": mount.path,
+        "MountAccess": access,
+    }
     return _given({**named, "EnableCache": mount.cache or None, "Options": mount.options})
 
 

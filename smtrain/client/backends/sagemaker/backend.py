@@ -52,13 +52,16 @@ class SageMakerBackend(Clients):
         from botocore.exceptions import ClientError
 
         try:
-            description: dict[str, Any] = patience.call(self.sagemaker.describe_training_job, TrainingJobName=name)
+            description: dict[str, Any] = patience.call(
+                self.sagemaker.describe_training_job, TrainingJobName=name
+            )
         except ClientError as error:
             if "not found" not in str(error).lower():
                 raise
             near = near_run(name) if self.name == "local" else ""
             raise JobError(
-                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones",
+                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the"
+                " existing ones",
                 code="job.not_found",
             ) from None
         return description
@@ -78,7 +81,10 @@ class SageMakerBackend(Clients):
         try:
             self.sagemaker.stop_training_job(TrainingJobName=name)
         except ClientError:
-            if self.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] not in ENDED:
+            if (
+                self.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]
+                not in ENDED
+            ):
                 raise
 
     def tags(self, description: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -86,18 +92,30 @@ class SageMakerBackend(Clients):
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            tags: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=description["TrainingJobArn"])["Tags"]
+            tags: list[dict[str, str]] = self.sagemaker.list_tags(
+                ResourceArn=description["TrainingJobArn"]
+            )["Tags"]
         except (ClientError, BotoCoreError):
             return []
         return tags
 
     def log_page(
-        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Patience
+        self,
+        name: str,
+        host: str | None,
+        start: int,
+        pattern: str | None,
+        token: str | None,
+        patience: Patience,
     ) -> dict[str, Any]:
         from botocore.exceptions import ClientError
 
         prefix = f"{name}/" + (f"{host}-" if host else "")
-        request: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": prefix, "startTime": start}
+        request: dict[str, Any] = {
+            "logGroupName": LOG_GROUP,
+            "logStreamNamePrefix": prefix,
+            "startTime": start,
+        }
         if pattern:
             request["filterPattern"] = pattern
         try:
@@ -114,7 +132,9 @@ class SageMakerBackend(Clients):
         return page
 
     def last_events(self, name: str, count: int, patience: Patience) -> list[dict[str, Any]]:
-        """The last `count` events of every host, with two or three calls a host for a log of any length."""
+        """The last `count` events of every host, with two or three calls a host for a log of any
+        length.
+        """
         from botocore.exceptions import ClientError
 
         events: list[dict[str, Any]] = []
@@ -139,9 +159,13 @@ class SageMakerBackend(Clients):
         token: dict[str, str] = {}
         while len(events) < count:
             page = patience.call(
-                self.logs.get_log_events, logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=False,
-                limit=min(count - len(events), 10_000), **token,
-            )  # fmt: skip
+                self.logs.get_log_events,
+                logGroupName=LOG_GROUP,
+                logStreamName=stream,
+                startFromHead=False,
+                limit=min(count - len(events), 10_000),
+                **token,
+            )
             events = page["events"] + events
             if token.get("nextToken") == page["nextBackwardToken"]:
                 break
@@ -158,33 +182,48 @@ class SageMakerBackend(Clients):
             return self._body(*split_uri(uri))
         except ClientError as error:
             raise JobError(
-                f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it",
+                f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject"
+                " on it",
                 code="aws.refused",
             ) from None
 
     def _body(self, bucket: str, key: str) -> bytes:
-        """The content of an object; botocore repeats a call that fails, but not one whose content is cut off."""
+        """The content of an object; botocore repeats a call that fails, but not one whose content
+        is cut off.
+        """
         from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
         for _ in range(_TRIES):
             with suppress(IncompleteReadError, ResponseStreamingError):
                 body: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
                 return body
-        raise JobError(f"s3://{bucket}/{key} was cut off {_TRIES} times; check the network and the proxy")
+        raise JobError(
+            f"s3://{bucket}/{key} was cut off {_TRIES} times; check the network and the proxy"
+        )
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
         """Copy an object here, retrying for some minutes if the network is away."""
         Patience(PERSIST_S).call(
-            self.transfers.download_file, Bucket=bucket, Key=key, Filename=str(path), ExtraArgs=owner(self, bucket)
+            self.transfers.download_file,
+            Bucket=bucket,
+            Key=key,
+            Filename=str(path),
+            ExtraArgs=owner(self, bucket),
         )
 
 
-def unknown_run(sentence: str, name: str, place: Backend, near: str = "", code: Code = "job.not_found") -> JobError:
-    """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
+def unknown_run(
+    sentence: str, name: str, place: Backend, near: str = "", code: Code = "job.not_found"
+) -> JobError:
+    """The error for a name that no run or job has; `near` is a better idea than a similar name of a
+    run.
+    """
     side = {"local": "here", "aws": "on AWS"}.get(place.name, f"on target {place.name}")
     near = near or (near_run(name) if place.name == "local" else "")
     listing = f"smtrain list --target {place.name}" if place.record.queues else "smtrain list"
-    return JobError(f"{sentence} of this name {side}; {near}`{listing}` lists the existing ones", code=code)
+    return JobError(
+        f"{sentence} of this name {side}; {near}`{listing}` lists the existing ones", code=code
+    )
 
 
 def near_run(name: str) -> str:
@@ -193,5 +232,7 @@ def near_run(name: str) -> str:
 
     jobs = state_folder(home_folder()) / "jobs"
     kept = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
-    near = nearest(name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7)
+    near = nearest(
+        name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7
+    )
     return f"did you mean {near}? " if near else ""

@@ -1,8 +1,9 @@
 """Circuit breaker for AWS hosts that do not answer.
 
-A command makes several calls in a row. If each waited for its own timeout, the user would look at an empty screen for
-minutes. So the result of one call holds for the next ones: a host that was just given up is not called again at once,
-and if two hosts were given up and no host has answered since, no other host is called.
+A command makes several calls in a row. If each waited for its own timeout, the user would look at
+an empty screen for minutes. So the result of one call holds for the next ones: a host that was just
+given up is not called again at once, and if two hosts were given up and no host has answered since,
+no other host is called.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from urllib.parse import urlsplit
 UNANSWERED_S = 6.0
 """A call without an answer for so long is not sent again."""
 REMEMBERED_S = 20.0
-"""A host that was given up is not called again for so long: the calls of one command follow each other faster, and a
-user who checks the network first comes back later."""
+"""A host that was given up is not called again for so long: the calls of one command follow each
+other faster, and a user who checks the network first comes back later.
+"""
 LONGEST_PAUSE_S = 1.0
 """Between two attempts of a call without an answer. botocore's own pauses double, up to 20 s."""
 _BEGAN = "smtrain_began"
 
 
 class Silence:
-    """Hosts that do not answer, learned from the events of sessions; shared by clients in many threads."""
+    """Hosts that do not answer, learned from the events of sessions; shared by clients in many
+    threads.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,7 +39,9 @@ class Silence:
     def watch(self, session: Any) -> None:
         """Watch the calls of every client made from a botocore session after this call."""
         session.register("before-call", self._before)
-        session.register("needs-retry.*.*", self._after)  # more specific than botocore's own handler, so called first
+        session.register(
+            "needs-retry.*.*", self._after
+        )  # more specific than botocore's own handler, so called first
 
     def _before(self, params: dict[str, Any], **_: Any) -> None:
         """Raise the error of the last call to a host that was given up."""
@@ -50,9 +56,16 @@ class Silence:
         raise recent[host if host in recent else next(iter(recent))][1]
 
     def _after(
-        self, request_dict: dict[str, Any], attempts: int, caught_exception: Exception | None = None, **_: Any
+        self,
+        request_dict: dict[str, Any],
+        attempts: int,
+        caught_exception: Exception | None = None,
+        **_: Any,
     ) -> float | None:
-        """Seconds until an unanswered call is sent again; None leaves that to botocore. Raises once it is given up."""
+        """Seconds until an unanswered call is sent again; None leaves that to botocore.
+
+        Raises once it is given up.
+        """
         now, host = self._clock(), urlsplit(request_dict["url"]).netloc
         began: float | None = request_dict["context"].get(_BEGAN)
         if caught_exception is None:
@@ -71,7 +84,9 @@ class Silence:
 
 
 def unanswered(error: Exception) -> bool:
-    """True if there was no answer; an untrusted certificate is an answer, and retrying does not change it."""
+    """True if there was no answer; an untrusted certificate is an answer, and retrying does not
+    change it.
+    """
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError, SSLError
 

@@ -7,14 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from smtrain.client.backends.sagemaker.calls import NO_REGION, aws_session, checked, retrying, transferring
+from smtrain.client.backends.sagemaker.calls import (
+    NO_REGION,
+    aws_session,
+    checked,
+    retrying,
+    transferring,
+)
 from smtrain.core.aws_errors import spell, why_refused
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
 from smtrain.core.files import parse_json
 from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
-# The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
+# The file in which Studio, its spaces and notebook instances describe themselves (SageMaker
+# Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 if TYPE_CHECKING:
@@ -25,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clients:
-    """boto3 clients of AWS in a region, or of the local control plane; only `session` and `client` connect."""
+    """boto3 clients of AWS in a region, or of the local control plane; only `session` and `client`
+    connect.
+    """
 
     name: TargetName
     region: str | None = None
@@ -33,7 +42,8 @@ class Clients:
     def __post_init__(self) -> None:
         if self.name not in get_args(TargetName) or not self.record.sagemaker:
             raise ConfigError(
-                f"target: got {self.name!r}; it is local, aws, slurm or pai-dlc", code="config.wrong_value"
+                f"target: got {self.name!r}; it is local, aws, slurm or pai-dlc",
+                code="config.wrong_value",
             )
 
     @property
@@ -98,14 +108,16 @@ class Clients:
         return str(_plane().ROLE) if self.name == "local" else None
 
     def role(self, role: str | None) -> str:
-        """The ARN of a role given by ARN or name; by default Studio's role, or the local control plane's.
+        """The ARN of a role given by ARN or name; by default Studio's role, or the local control
+        plane's.
 
         Raises `ConfigError` if there is no role, or if IAM does not return it.
         """
         role = role or self.default_role() or _studio_role()
         if not role:
             raise ConfigError(
-                "compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution role",
+                "compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution"
+                " role",
                 code="config.missing_key",
             )
         if role.startswith("arn:"):
@@ -120,24 +132,30 @@ class Clients:
             code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
             if code == "NoSuchEntity":
                 raise ConfigError(
-                    f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's "
-                    "ARN",
+                    f"compute.role: IAM did not find the role {role!r} ({code}); correct the name,"
+                    " or give the role's ARN",
                     code="config.wrong_value",
                 ) from None
             why = why_refused(error, "allow yourself iam:GetRole")
             raise ConfigError(
-                f"compute.role: IAM did not return the ARN of the role {role!r}: {why}, or give the role's ARN",
+                f"compute.role: IAM did not return the ARN of the role {role!r}: {why}, or give the"
+                " role's ARN",
                 code=why.code,
             ) from None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
-        """The AWS account, from STS. Raises `JobError` if that fails; `otherwise` is the alternative that it names."""
+        """The AWS account, from STS.
+
+        Raises `JobError` if that fails; `otherwise` is the alternative that it names.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             return str(self.client("sts").get_caller_identity()["Account"])
         except (BotoCoreError, ClientError) as error:
-            raise JobError(f"AWS did not say which account this is: {spell(error)}; or {otherwise}") from None
+            raise JobError(
+                f"AWS did not say which account this is: {spell(error)}; or {otherwise}"
+            ) from None
 
 
 def reviving(endpoint: Endpoint) -> boto3.Session:

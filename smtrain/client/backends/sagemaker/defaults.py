@@ -1,7 +1,8 @@
 """SageMaker's defaults file ("intelligent defaults"), read once for every way to send a request.
 
-Each SDK applies a part of it by rules of its own, and boto3 applies none. So smtrain reads it: values that the config
-leaves open are filled in before the request is built, a dry run shows them, and the SDKs have nothing to add.
+Each SDK applies a part of it by rules of its own, and boto3 applies none. So smtrain reads it:
+values that the config leaves open are filled in before the request is built, a dry run shows them,
+and the SDKs have nothing to add.
 """
 
 from __future__ import annotations
@@ -21,23 +22,36 @@ from smtrain.core.yaml_text import YamlError, parse
 
 # The keys that are read; each mapping comes before its own keys.
 _KINDS: dict[str, type] = {
-    "TrainingJob": dict, "TrainingJob.RoleArn": str, "TrainingJob.Environment": dict, "TrainingJob.Tags": list,
-    "TrainingJob.EnableNetworkIsolation": bool, "TrainingJob.EnableInterContainerTrafficEncryption": bool,
-    "TrainingJob.VpcConfig": dict, "TrainingJob.VpcConfig.Subnets": list,
-    "TrainingJob.VpcConfig.SecurityGroupIds": list, "TrainingJob.OutputDataConfig": dict,
-    "TrainingJob.OutputDataConfig.S3OutputPath": str, "TrainingJob.OutputDataConfig.KmsKeyId": str,
-    "TrainingJob.ResourceConfig": dict, "TrainingJob.ResourceConfig.VolumeKmsKeyId": str, "PythonSDK": dict,
-    "PythonSDK.Modules": dict, "PythonSDK.Modules.Session": dict,
-    "PythonSDK.Modules.Session.DefaultS3Bucket": str, "PythonSDK.Modules.Session.DefaultS3ObjectKeyPrefix": str,
-}  # fmt: skip
+    "TrainingJob": dict,
+    "TrainingJob.RoleArn": str,
+    "TrainingJob.Environment": dict,
+    "TrainingJob.Tags": list,
+    "TrainingJob.EnableNetworkIsolation": bool,
+    "TrainingJob.EnableInterContainerTrafficEncryption": bool,
+    "TrainingJob.VpcConfig": dict,
+    "TrainingJob.VpcConfig.Subnets": list,
+    "TrainingJob.VpcConfig.SecurityGroupIds": list,
+    "TrainingJob.OutputDataConfig": dict,
+    "TrainingJob.OutputDataConfig.S3OutputPath": str,
+    "TrainingJob.OutputDataConfig.KmsKeyId": str,
+    "TrainingJob.ResourceConfig": dict,
+    "TrainingJob.ResourceConfig.VolumeKmsKeyId": str,
+    "PythonSDK": dict,
+    "PythonSDK.Modules": dict,
+    "PythonSDK.Modules.Session": dict,
+    "PythonSDK.Modules.Session.DefaultS3Bucket": str,
+    "PythonSDK.Modules.Session.DefaultS3ObjectKeyPrefix": str,
+}
 
 
 def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
-    """The section SageMaker of the administrator's file, with the user's merged over it; empty without files.
+    """The section SageMaker of the administrator's file, with the user's merged over it; empty
+    without files.
 
-    Files are looked up as the SDKs do: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
-    folder or an s3:// URI), else sagemaker/config.yaml in the configuration folders of the site and of the user.
-    Raises `ConfigError` for a file that cannot be read.
+    Files are looked up as the SDKs do: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and
+    SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a folder or an s3:// URI), else sagemaker/config.yaml in
+    the configuration folders of the site and of the user. Raises `ConfigError` for a file that
+    cannot be read.
     """
     import platformdirs
 
@@ -56,22 +70,34 @@ def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
         except (YamlError, AttributeError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
             raise ConfigError(
-                [hide(f"{path}: is not a SageMaker defaults file{reason}; correct it or unset {variable}")],
+                [
+                    hide(
+                        f"{path}: is not a SageMaker defaults file{reason}; correct it or unset"
+                        f" {variable}"
+                    )
+                ],
                 code="config.unreadable",
             ) from None
     return merged
 
 
 def _checked(section: dict[str, Any]) -> dict[str, Any]:
-    """The section SageMaker. Raises `TypeError` if a key that is read has a value of the wrong type."""
+    """The section SageMaker.
+
+    Raises `TypeError` if a key that is read has a value of the wrong type.
+    """
     for way, kind in _KINDS.items():
         value: Any = section
         for key in way.split("."):
             value = value.get(key) if value is not None else None
         if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{way} is {with_article(type(value).__name__)}, not {with_article(kind.__name__)}")
+            raise TypeError(
+                f"{way} is {with_article(type(value).__name__)}, not {with_article(kind.__name__)}"
+            )
     job = section.get("TrainingJob") or {}
-    if not all(isinstance(tag, dict) and isinstance(tag.get("Key"), str) for tag in job.get("Tags") or []):
+    if not all(
+        isinstance(tag, dict) and isinstance(tag.get("Key"), str) for tag in job.get("Tags") or []
+    ):
         raise TypeError("TrainingJob.Tags is not a list of Key and Value")
     return section
 
@@ -119,7 +145,9 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
         }
     )
     if faults := [text for _, text in secret_faults(merged)]:
-        raise ConfigError([hide(f"SageMaker's defaults file, {text}") for text in faults], code="config.secret")
+        raise ConfigError(
+            [hide(f"SageMaker's defaults file, {text}") for text in faults], code="config.secret"
+        )
     return merged
 
 
@@ -129,7 +157,11 @@ def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
     try:
         if path.startswith("s3://"):
             bucket, key = split_uri(path)
-            key = key if key.endswith((".yaml", ".yml")) else f"{key.rstrip('/')}/config.yaml".lstrip("/")
+            key = (
+                key
+                if key.endswith((".yaml", ".yml"))
+                else f"{key.rstrip('/')}/config.yaml".lstrip("/")
+            )
             body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
             return body.decode()
         file = Path(path).expanduser()
@@ -137,7 +169,8 @@ def _read(target: SageMakerBackend, path: str, *, required: bool) -> str | None:
         return file.read_text("utf-8") if required or file.is_file() else None
     except (OSError, UnicodeDecodeError, BotoCoreError, ClientError) as error:
         raise ConfigError(
-            f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path", code="config.unreadable"
+            f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path",
+            code="config.unreadable",
         ) from None
 
 

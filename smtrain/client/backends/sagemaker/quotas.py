@@ -1,4 +1,6 @@
-"""Explain ResourceLimitExceeded: which quota, how much of it is used, and the command that requests more."""
+"""Explain ResourceLimitExceeded: which quota, how much of it is used, and the command that requests
+more.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Refusal:
         """The quota and its usage."""
         if self.name is None:
             return self.message
-        return f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.requested:g} asked for"
+        return (
+            f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.requested:g}"
+            " asked for"
+        )
 
     def sentence(self) -> str:
         """The quota, and the remedies."""

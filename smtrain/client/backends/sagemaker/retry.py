@@ -19,7 +19,9 @@ _Some = TypeVar("_Some")
 
 @dataclass
 class Backoff:
-    """Pauses between attempts; the clock starts when the object is made, which is the first attempt."""
+    """Pauses between attempts; the clock starts when the object is made, which is the first
+    attempt.
+    """
 
     seconds: float
     """Total time to keep retrying, in seconds."""
@@ -39,7 +41,8 @@ class Backoff:
         return self.began + self.seconds - self.clock()
 
     def pause(self) -> float | None:
-        """Seconds until the next attempt: doubling, times a random factor of 0.5 to 1; None once the time is over.
+        """Seconds until the next attempt: doubling, times a random factor of 0.5 to 1; None once
+        the time is over.
 
         The last pause ends with the time, so that there is a last attempt.
         """
@@ -52,12 +55,24 @@ class Backoff:
 
 _BUSY = frozenset(
     {
-        "InternalError", "InternalFailure", "InternalServerError", "InternalServerException",
-        "PriorRequestNotComplete", "RequestLimitExceeded", "RequestTimeout", "RequestTimeoutException",
-        "ServiceException", "ServiceUnavailable", "ServiceUnavailableException", "SlowDown", "ThrottledException",
-        "Throttling", "ThrottlingException", "TooManyRequestsException",
+        "InternalError",
+        "InternalFailure",
+        "InternalServerError",
+        "InternalServerException",
+        "PriorRequestNotComplete",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceException",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
     }
-)  # fmt: skip
+)
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
 
 
@@ -72,8 +87,12 @@ def transient(error: Exception) -> bool:
         if error.response.get("Error", {}).get("Code") == FULL:
             return False  # waiting does not help: the user has to free some space
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
-    cut_off = IncompleteReadError | RetriesExceededError  # the body of an object, or its download in several tries
+        return (
+            error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
+        )
+    cut_off = (
+        IncompleteReadError | RetriesExceededError
+    )  # the body of an object, or its download in several tries
     away = HTTPClientError | NoConnection | ResponseParserError | cut_off
     return isinstance(error, away) and not isinstance(error, SSLError)
 
@@ -82,7 +101,9 @@ class Patience:
     """Repeats a call with growing, random pauses until it succeeds, and counts the attempts."""
 
     def __init__(self, limit_s: float, sleep: Callable[[float], None] = pause) -> None:
-        """Raise `JobError` after `limit_s` seconds without an answer; with 0, calls are not repeated here."""
+        """Raise `JobError` after `limit_s` seconds without an answer; with 0, calls are not
+        repeated here.
+        """
         self.limit_s, self._sleep = limit_s, sleep
         self.calls: Counter[str] = Counter()
         """HTTP requests by operation, including botocore's own retries."""
@@ -105,8 +126,8 @@ class Patience:
                 wait = backoff.pause()
                 if wait is None:
                     raise JobError(
-                        f"no answer for {self.limit_s:.0f} s, the last error was: {str(error).rstrip('.')}; check "
-                        "the network, the proxy and the region",
+                        f"no answer for {self.limit_s:.0f} s, the last error was:"
+                        f" {str(error).rstrip('.')}; check the network, the proxy and the region",
                         code="aws.unreachable",
                     ) from None
                 self.trouble = _short(error)
@@ -123,13 +144,16 @@ class Patience:
 
 
 def impatient(target: TargetName) -> Patience:
-    """Patience of a command that answers at once: on AWS only the retries of each call (`circuit_breaker`), so that all
-    calls together end within half a minute if nothing answers."""
+    """Patience of a command that answers at once: on AWS only the retries of each call
+    (`circuit_breaker`), so that all calls together end within half a minute if nothing answers.
+    """
     return Patience(120.0 if target == "local" else 0.0)
 
 
 def outlasting(look: Callable[[], _Some], patience: Any, lost: type[Exception]) -> _Some:
-    """Call `look` again after an error of this type, for as long as `patience` (None: not at all) allows."""
+    """Call `look` again after an error of this type, for as long as `patience` (None: not at all)
+    allows.
+    """
     backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)
     while True:
         try:

@@ -1,8 +1,10 @@
-"""List S3 prefixes, and upload files: large ones in parts that a later call resumes, each checked by its SHA-256.
+"""List S3 prefixes, and upload files: large ones in parts that a later call resumes, each checked
+by its SHA-256.
 
-A file's name in S3 contains the hash of its content, so parts of an earlier call for the same name belong to the same
-file; they are compared with the file all the same. The file is hashed again while it is sent: a file that was edited
-since its name was made is refused, and nothing of it stays.
+A file's name in S3 contains the hash of its content, so parts of an earlier call for the same name
+belong to the same file; they are compared with the file all the same. The file is hashed again
+while it is sent: a file that was edited since its name was made is refused, and nothing of it
+stays.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from smtrain.core.errors import JobError
 from smtrain.core.protocol.uris import objects_at, split_uri
 
 PART = 32 << 20
-"""Bytes of a part; smaller files are sent in one call. S3 requires at least 5 MiB, and at most 10,000 parts."""
+"""Bytes of a part; smaller files are sent in one call.
+
+S3 requires at least 5 MiB, and at most 10,000 parts.
+"""
 SENDERS = 4
 """Parts sent at a time; as many are in memory, and one more."""
 _MOST_PARTS = 10_000
@@ -36,8 +41,9 @@ _MIB = 1 << 20
 
 
 def owner(target: Clients, bucket: str) -> dict[str, str]:
-    """`ExpectedBucketOwner` if the account is known: on this machine, and for SageMaker's default bucket, whose name
-    contains it and which another account could have created before."""
+    """`ExpectedBucketOwner` if the account is known: on this machine, and for SageMaker's default
+    bucket, whose name contains it and which another account could have created before.
+    """
     if target.name == "local":
         from smtrain.plane.client import ACCOUNT
 
@@ -68,9 +74,11 @@ def _part_of(size: int) -> int | None:
 
 
 def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Body) -> bool:
-    """Whether an object of a listing has the content of a file or bytes: by its ETag, else by its SHA-256.
+    """Whether an object of a listing has the content of a file or bytes: by its ETag, else by its
+    SHA-256.
 
-    With SSE-KMS an ETag says nothing about the content, so S3 is asked for the checksum that came with the upload.
+    With SSE-KMS an ETag says nothing about the content, so S3 is asked for the checksum that came
+    with the upload.
     """
     from botocore.exceptions import ClientError
 
@@ -89,7 +97,9 @@ def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Bod
 
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **arguments: Any) -> Any:
-    """Make a call that outlasts a network that is away for some minutes, unless it is `stopped` meanwhile."""
+    """Make a call that outlasts a network that is away for some minutes, unless it is `stopped`
+    meanwhile.
+    """
 
     def pause(seconds: float) -> None:
         assert stopped
@@ -105,7 +115,9 @@ def _coded(content: bytes) -> str:
 
 
 def _edited(body: Body) -> JobError:
-    return JobError(f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it")
+    return JobError(
+        f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it"
+    )
 
 
 @dataclass
@@ -121,7 +133,9 @@ class _Parts:
         part = _part_of(self.size) or PART
         upload, there = self._begun(part)
         if upload is None:
-            made = _persist(self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256")
+            made = _persist(
+                self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256"
+            )
             upload = str(made["UploadId"])
         whole, kept, done = hashlib.sha256(), 0, {}
         # An error or Ctrl-C leaves the parts that have arrived: the next call resumes with them.
@@ -158,13 +172,19 @@ class _Parts:
     def _send_part(self, upload: str, number: int, content: bytes) -> dict[str, Any]:
         checksum = _coded(content)
         sent = _persist(
-            self.target.transfers.upload_part, self._stopped, **self.place, UploadId=upload, PartNumber=number,
-            Body=content, ChecksumSHA256=checksum,
-        )  # fmt: skip
+            self.target.transfers.upload_part,
+            self._stopped,
+            **self.place,
+            UploadId=upload,
+            PartNumber=number,
+            Body=content,
+            ChecksumSHA256=checksum,
+        )
         return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
 
     def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
-        """The newest unfinished upload of this key with parts of this size, and its parts; others are aborted.
+        """The newest unfinished upload of this key with parts of this size, and its parts; others
+        are aborted.
 
         None if there is no such upload, or if the bucket's uploads may not be listed.
         """
@@ -174,10 +194,18 @@ class _Parts:
         try:
             request = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
             pages = s3.get_paginator("list_multipart_uploads").paginate(**request)
-            uploads = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
+            uploads = [
+                upload
+                for page in pages
+                for upload in page.get("Uploads", [])
+                if upload["Key"] == key
+            ]
             for upload in sorted(uploads, key=lambda upload: upload["Initiated"], reverse=True):
                 parts = self._parts_of(str(upload["UploadId"]))
-                if all(arrived["Size"] == min(part, self.size - (n - 1) * part) for n, arrived in parts.items()):
+                if all(
+                    arrived["Size"] == min(part, self.size - (n - 1) * part)
+                    for n, arrived in parts.items()
+                ):
                     return str(upload["UploadId"]), parts
                 self._abort(str(upload["UploadId"]))
         except ClientError as error:
@@ -194,11 +222,17 @@ class _Parts:
 
         s3 = self.target.transfers
         try:
-            _persist(s3.complete_multipart_upload, **self.place, UploadId=upload, MultipartUpload={"Parts": parts})
+            _persist(
+                s3.complete_multipart_upload,
+                **self.place,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+            )
         except ClientError as error:
             if error.response["Error"].get("Code") != "NoSuchUpload":
                 raise
-            # A first call, whose answer was lost, has completed it, or another launch of the same inputs.
+            # A first call, whose answer was lost, has completed it, or another launch of the same
+            # inputs.
             about = s3.head_object(**self.place)
             item = {"Key": self.place["Key"], "Size": about["ContentLength"], "ETag": about["ETag"]}
             if not has_content(self.target, self.place["Bucket"], item, self.file):
@@ -217,7 +251,9 @@ def _take(sending: Future[dict[str, Any]], done: dict[int, dict[str, Any]]) -> N
 
 
 def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
-    """The entry of a part that has arrived, if its content is the same: by SHA-256, or by MD5 if S3 has only that."""
+    """The entry of a part that has arrived, if its content is the same: by SHA-256, or by MD5 if S3
+    has only that.
+    """
     if there is None or there["Size"] != len(content):
         return None
     checksum = _coded(content)
@@ -225,7 +261,11 @@ def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None
         same = known == checksum
     else:
         same = there["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
-    return {"PartNumber": there["PartNumber"], "ETag": there["ETag"], "ChecksumSHA256": checksum} if same else None
+    return (
+        {"PartNumber": there["PartNumber"], "ETag": there["ETag"], "ChecksumSHA256": checksum}
+        if same
+        else None
+    )
 
 
 def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
@@ -235,10 +275,15 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
     try:
         return listed(target, uri)
     except ClientError as error:
-        raise JobError(f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the "
-                       "permissions s3:ListBucket and s3:GetObject", code="aws.refused") from None  # fmt: skip
+        raise JobError(
+            f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the"
+            " permissions s3:ListBucket and s3:GetObject",
+            code="aws.refused",
+        ) from None
 
 
 def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix. Raises botocore's `ClientError` if it may not be listed."""
-    return list(objects_at(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri))
+    return list(
+        objects_at(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri)
+    )

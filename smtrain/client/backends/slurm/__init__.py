@@ -1,1 +1,3 @@
-"""The Slurm backend: a stage as one sbatch script, and jobs described from the files that they write."""
+"""The Slurm backend: a stage as one sbatch script, and jobs described from the files that they
+write.
+"""

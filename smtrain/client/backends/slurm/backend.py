@@ -1,4 +1,6 @@
-"""A Slurm cluster as a backend: submit, describe, list and stop jobs, read their lines and files."""
+"""A Slurm cluster as a backend: submit, describe, list and stop jobs, read their lines and
+files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ from smtrain.core.targets import GRACE, TARGETS
 from smtrain.core.text import Say, say
 
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among them
-# Finds the line of Slurm's output that explains an attempt's end; skips reports that tasks ended or were signalled.
+# Finds the line of Slurm's output that explains an attempt's end; skips reports that tasks ended or
+# were signalled.
 _CAUSE = r"""
 /[Ee]xited with exit code|Terminating StepId|Job step aborted|Force Terminated/ { next }
 /tasks? [0-9,-]+: (Terminated|Killed)/ { next }
@@ -107,7 +110,8 @@ class SlurmBackend:
     def __post_init__(self) -> None:
         if self.section.shared is None:
             raise ConfigError(
-                "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)",
+                "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain"
+                " (target slurm)",
                 code="config.missing_key",
             )
 
@@ -148,13 +152,20 @@ class SlurmBackend:
         """Copy files below a URI unless they are there with the same content."""
         copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
 
-    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
-        """Queue a request after jobs with these Slurm IDs; returns its own ID, or None if the job exists already.
+    def submit(
+        self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say
+    ) -> str | None:
+        """Queue a request after jobs with these Slurm IDs; returns its own ID, or None if the job
+        exists already.
 
         Raises `JobError` with Slurm's message if it is refused; nothing of it stays then.
         """
         name = request["TrainingJobName"]
-        options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+        options = (
+            [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
+            if after
+            else []
+        )
         job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
         script = sbatch_script(request, self.section).encode()
         arguments = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
@@ -162,10 +173,14 @@ class SlurmBackend:
 
         def attempt() -> None:
             nonlocal output
-            output = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *arguments, feed=script)
+            output = self.head.run(
+                "sh", "-c", bare(self.section) + _SUBMIT, "sh", *arguments, feed=script
+            )
 
         try:
-            copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job
+            copying.outlasting(
+                attempt, say
+            )  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
         REGISTRY.remember(self.section, name)
@@ -181,16 +196,21 @@ class SlurmBackend:
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
         for job in self._look(name, patience, one=name):
             if job["TrainingJobStatus"] == "Completed" and (defined := definitions(job)):
-                job["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
+                job["FinalMetricDataList"] = final_metrics(
+                    defined, self.last_events(name, _LAST_LINES, patience)
+                )
             return job
         raise JobError(
-            f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
+            f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target"
+            " slurm`",
             code="job.not_found",
         )
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         jobs = self._look(f"*{contains or ''}*", None)
-        yield [summary(job) for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)]
+        yield [
+            summary(job) for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)
+        ]
 
     def stop(self, name: str) -> None:
         """Ask a job to save and end; a waiting job is removed from the queue."""
@@ -204,20 +224,35 @@ class SlurmBackend:
 
     # ---- lines
     def log_page(
-        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
+        self,
+        name: str,
+        host: str | None,
+        start: int,
+        pattern: str | None,
+        token: str | None,
+        patience: Any,
     ) -> dict[str, Any]:
         """One page with all events from a time (ms) on."""
-        return {"events": outlasting(lambda: self._log(name).since(start, host, pattern), patience, HeadLostError)}
+        return {
+            "events": outlasting(
+                lambda: self._log(name).since(start, host, pattern), patience, HeadLostError
+            )
+        }
 
     def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
         return self._log(name).last(count)
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Files below a URI, in the form of S3's listing; the time of the last change stands for the ETag."""
+        """Files below a URI, in the form of S3's listing; the time of the last change stands for
+        the ETag.
+        """
         folder = path_of(uri).rstrip("/")
         stamps = sorted(self.head.stamps(folder).items())
-        return [{"Key": f"{folder}/{path}", "Size": size, "ETag": changed} for path, (size, changed) in stamps]
+        return [
+            {"Key": f"{folder}/{path}", "Size": size, "ETag": changed}
+            for path, (size, changed) in stamps
+        ]
 
     def read(self, uri: str) -> bytes:
         content = self.head.read(path_of(uri))
@@ -245,36 +280,50 @@ class SlurmBackend:
     def _folder(self, name: str) -> str:
         if name not in self._folders:
             folder = self.head.sh(
-                'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :', self.shared, name
+                'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :',
+                self.shared,
+                name,
             )
             if not folder:
                 raise JobError(
-                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
+                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list"
+                    " --target slurm`",
                     code="job.not_found",
                 )
             self._folders[name] = folder.decode()
         return self._folders[name]
 
     def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
-        output = outlasting(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience, HeadLostError)
+        output = outlasting(
+            lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience, HeadLostError
+        )
         queue, *parts = output.decode(errors="replace").split("\0")
         rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
         for at in range(0, len(parts) - 4, 5):
             folder, stop, history, request, failure = parts[at : at + 5]
             name = folder.rstrip("/").rpartition("/")[2]
             events, row = events_of(history), rows.get(name)
-            # Without events and not in the queue: a folder that a launch is making, or has abandoned. A script that was
-            # submitted by hand is in the queue before its first event, which it writes when it starts.
+            # Without events and not in the queue: a folder that a launch is making, or has
+            # abandoned. A script that was submitted by hand is in the queue before its first event,
+            # which it writes when it starts.
             if not events and not row:
                 continue
             state = state_of(
-                events, row, stopping=bool(stop), failure=failure.strip(), reachable=queue != "unreachable"
+                events,
+                row,
+                stopping=bool(stop),
+                failure=failure.strip(),
+                reachable=queue != "unreachable",
             )
             base = uri_of(folder.rstrip("/").rpartition("/")[0])
             sent = (
                 json.loads(request)
                 if request.strip()
-                else {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
+                else {
+                    "TrainingJobName": name,
+                    "OutputDataConfig": {"S3OutputPath": base},
+                    "ResourceConfig": {},
+                }
             )
             yield description(sent, events, state, row)
 

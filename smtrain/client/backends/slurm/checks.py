@@ -1,4 +1,6 @@
-"""Check a Slurm cluster before anything is submitted: the head node, and with a job of some seconds the nodes."""
+"""Check a Slurm cluster before anything is submitted: the head node, and with a job of some seconds
+the nodes.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,17 @@ def run_checks(
     inputs = inputs_in_place(config, copied)
     findings = [*_shared(backend), *_inputs(inputs, backend), *findings]
     yield from findings
-    if probe and not any(finding.level == "fault" for finding in findings):  # after a fault no node would start
+    if probe and not any(
+        finding.level == "fault" for finding in findings
+    ):  # after a fault no node would start
         yield from ask_nodes(config, backend, inputs)
 
 
 def _shared(backend: SlurmBackend) -> Iterator[Finding]:
     try:
         output = backend.head.sh(
-            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
-            '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
+            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; [ -d "$d" ] || { echo "$d";'
+            ' exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
             backend.shared,
         )
     except HeadError as error:
@@ -59,32 +63,48 @@ def _shared(backend: SlurmBackend) -> Iterator[Finding]:
         return
     writable, _, row = output.decode().strip().partition("\n")
     if not row:
-        yield Finding("shared", "fault", f"{writable} is not a folder on {backend.head.name}", "correct cluster.shared")
+        yield Finding(
+            "shared",
+            "fault",
+            f"{writable} is not a folder on {backend.head.name}",
+            "correct cluster.shared",
+        )
         return
     free = int(row.split()[3]) * 1024
     if writable != "yes":
         yield Finding(
-            "shared", "fault", f"you may not write to {backend.shared} on {backend.head.name}",
+            "shared",
+            "fault",
+            f"you may not write to {backend.shared} on {backend.head.name}",
             "name another folder in cluster.shared, or ask for the right to write there",
-        )  # fmt: skip
+        )
     elif free < _LEAST_FREE:
         yield Finding(
-            "shared", "fault", f"{backend.shared} has {free / 1e6:.0f} MB free",
+            "shared",
+            "fault",
+            f"{backend.shared} has {free / 1e6:.0f} MB free",
             "delete what is not needed, or name another folder",
-        )  # fmt: skip
+        )
     else:
-        yield Finding("shared", "ok", f"{backend.shared} may be written, {free / 1e9:.0f} GB are free")
+        yield Finding(
+            "shared", "ok", f"{backend.shared} may be written, {free / 1e9:.0f} GB are free"
+        )
 
 
 def _inputs(paths: Sequence[str], backend: SlurmBackend) -> Iterator[Finding]:
     """Check that inputs on the cluster exist."""
     if not paths:
         return
-    output = backend.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
+    output = backend.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(
+        errors="replace"
+    )
     here = "" if backend.section.host is None else ", nor on this machine"
     for path in output.splitlines():
         yield Finding(
-            "inputs", "fault", f"{path} is not on {backend.head.name}{here}", "correct the path in the config"
+            "inputs",
+            "fault",
+            f"{path} is not on {backend.head.name}{here}",
+            "correct the path in the config",
         )
     if not output:
         yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
@@ -93,63 +113,114 @@ def _inputs(paths: Sequence[str], backend: SlurmBackend) -> Iterator[Finding]:
 def inputs_in_place(config: JobConfig, copied: Collection[str] = ()) -> list[str]:
     """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
     return list(
-        dict.fromkeys(path_of(uri) for _, uri in inputs_of(config) if uri.startswith(SCHEME) and uri not in copied)
+        dict.fromkeys(
+            path_of(uri)
+            for _, uri in inputs_of(config)
+            if uri.startswith(SCHEME) and uri not in copied
+        )
     )
 
 
-def _partitions(config: JobConfig, backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
-    rows = [line.split("|") for line in backend.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
+def _partitions(
+    config: JobConfig, backend: SlurmBackend, stages: Sequence[Stage]
+) -> Iterator[Finding]:
+    rows = [
+        line.split("|")
+        for line in backend.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()
+    ]
     names = {row[0] for row in rows}
-    default = backend.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
+    default = (
+        backend.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
+    )
     section = backend.section
     wanted: dict[str, int] = {}
     keys: dict[str, str] = {}
     for stage in stages:
         own = section.cpu_partition if on_cpus(stage) else None
         name = (own or section.partition) or default
-        wanted[name] = max(wanted.get(name, 0), 1 if on_cpus(stage) else config.compute.instance_count)
+        wanted[name] = max(
+            wanted.get(name, 0), 1 if on_cpus(stage) else config.compute.instance_count
+        )
         keys[name] = "cluster.cpu_partition" if own else "cluster.partition"
     for name, nodes in wanted.items():
         if name not in names:
             what = f"there is no partition {name!r}" if name else "there is no default partition"
-            yield Finding("partition", "fault", what, f"set {keys[name]} to one of {', '.join(sorted(names))}")
+            yield Finding(
+                "partition", "fault", what, f"set {keys[name]} to one of {', '.join(sorted(names))}"
+            )
             continue
         mine = [row for row in rows if row[0] == name]
         yield from _one(config, name, nodes, mine)
 
 
-def _one(config: JobConfig, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> Iterator[Finding]:
+def _one(
+    config: JobConfig, name: str, nodes: int, rows: Sequence[Sequence[str]]
+) -> Iterator[Finding]:
     """One partition, from sinfo's rows: one for each state that its nodes are in."""
     wanted = -(-int(config.cluster.time or config.compute.max_run) // 60)
     limit = minutes_of(rows[0][2])
     there = sum(int(row[3]) for row in rows)
-    usable = sum(int(row[3]) for row in rows if not row[4].rstrip("*").startswith(("down", "drain", "fail", "maint")))
+    usable = sum(
+        int(row[3])
+        for row in rows
+        if not row[4].rstrip("*").startswith(("down", "drain", "fail", "maint"))
+    )
     if rows[0][1] != "up":
-        yield Finding("partition", "fault", f"{name} is {rows[0][1]}", "take another, or ask the administrators")
+        yield Finding(
+            "partition",
+            "fault",
+            f"{name} is {rows[0][1]}",
+            "take another, or ask the administrators",
+        )
     elif nodes > there:
-        yield Finding("partition", "fault", f"{name} has {there} nodes, and the run takes {nodes}",
-                      "set compute.instance_count to at most that")  # fmt: skip
+        yield Finding(
+            "partition",
+            "fault",
+            f"{name} has {there} nodes, and the run takes {nodes}",
+            "set compute.instance_count to at most that",
+        )
     elif limit is not None and wanted > limit:
         text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
-        remedy = f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
+        remedy = (
+            f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
+        )
         if limit * 60 < least_time(config):
-            remedy = "take a partition with a longer limit, which leaves time to train after cluster.save_before"
+            remedy = (
+                "take a partition with a longer limit, which leaves time to train after"
+                " cluster.save_before"
+            )
         yield Finding("partition", "fault", text, remedy)
     elif nodes > usable:
-        yield Finding("partition", "warning", f"{name} has {usable} of {there} nodes that are not down or drained, and "
-                      f"the run takes {nodes}: it waits until there are more")  # fmt: skip
+        yield Finding(
+            "partition",
+            "warning",
+            f"{name} has {usable} of {there} nodes that are not down or drained, and "
+            f"the run takes {nodes}: it waits until there are more",
+        )
     else:
         yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
 
 
 def _account(backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
+    """Test the options of the stages with sbatch, as their scripts have them; nothing is
+    submitted.
+    """
     section = backend.section
     kinds = dict.fromkeys(tuple(node_options(stage, section)) for stage in stages)
     for options in kinds:
-        lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
+        lines = [
+            "#!/bin/sh",
+            *map(directive, ["--time=1", "--output=/dev/null", *options]),
+            "true",
+            "",
+        ]
         try:
-            backend.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
+            backend.head.run(
+                "sh",
+                "-c",
+                f"{bare(section)}bare sbatch --test-only",
+                feed="\n".join(lines).encode(),
+            )
         except HeadError as error:
             yield Finding("sbatch", "fault", str(error), "correct the section cluster")
             return
@@ -157,7 +228,9 @@ def _account(backend: SlurmBackend, stages: Sequence[Stage]) -> Iterator[Finding
 
 
 def minutes_of(limit: str) -> int | None:
-    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and anything that is not a time."""
+    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and anything that
+    is not a time.
+    """
     days, _, rest = limit.rpartition("-")
     try:
         parts = [int(part) for part in rest.split(":")]

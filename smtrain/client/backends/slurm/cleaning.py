@@ -1,4 +1,6 @@
-"""Clean the shared folder: remove files that smtrain made there for finished runs, and no others."""
+"""Clean the shared folder: remove files that smtrain made there for finished runs, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -88,27 +90,42 @@ def look(backend: SlurmBackend) -> Shared:
     owners = {unit.path: unit.owners for unit in shared.units}
     states = {row["TrainingJobName"]: row for page in backend.rows(None, 100) for row in page}
     shared.records = [
-        _record(path.rpartition("/")[0], request, states, owners, me) for path, request in requests.items()
+        _record(path.rpartition("/")[0], request, states, owners, me)
+        for path, request in requests.items()
     ]
     return shared
 
 
 def plan(
-    shared: Shared, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
+    shared: Shared,
+    *,
+    jobs: bool = False,
+    older_than: float | None = None,
+    everything: bool = False,
     run: str | None = None,
-) -> tuple[Going, list[Unit]]:  # fmt: skip
-    """Choose what to remove, as for the home of this machine (plane/server/clean.py). `everything`: also inputs and
-    caches that no other job needs. Raises `JobError` for a run that is unknown or must stay."""
+) -> tuple[Going, list[Unit]]:
+    """Choose what to remove, as for the home of this machine (plane/server/clean.py). `everything`:
+    also inputs and caches that no other job needs. Raises `JobError` for a run that is unknown or
+    must stay.
+    """
     chosen = going(shared.records, jobs=jobs, older_than=older_than, everything=everything, run=run)
     needed, theirs = chosen.needed(shared.records), chosen.theirs()
     in_s3 = any(uri.startswith("s3://") for uri in needed)
     units = []
     for unit in shared.units:
         uri = shared.uri(unit)
-        loose = everything and unit.kind in ("inputs", "caches") and time.time() - unit.newest > _YOUNG_S
+        loose = (
+            everything
+            and unit.kind in ("inputs", "caches")
+            and time.time() - unit.newest > _YOUNG_S
+        )
         if unit.kind == "caches" and (in_s3 or chosen.kept):
             continue
-        if unit.owners <= {shared.me} and not _touches(uri, needed) and (loose or _below(uri, theirs)):
+        if (
+            unit.owners <= {shared.me}
+            and not _touches(uri, needed)
+            and (loose or _below(uri, theirs))
+        ):
             units.append(unit)
     return chosen, units
 
@@ -125,7 +142,9 @@ def remove(backend: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
 
 
 def _unit(path: str, runs: set[str]) -> tuple[str, str] | None:
-    """The folder that a file belongs to, and its kind; None for a file that smtrain did not make."""
+    """The folder that a file belongs to, and its kind; None for a file that smtrain did not
+    make.
+    """
     parts = path.split("/")
     first, second = parts[0], parts[1] if len(parts) > 2 else ""
     if first in runs and second in ("jobs", "prepare") and len(parts) > 3:
@@ -147,7 +166,11 @@ def _hashed(name: str) -> bool:
 
 def _requests(backend: SlurmBackend) -> Iterator[tuple[str, Any]]:
     """The request of every job by its path; None for an unreadable one."""
-    parts = backend.head.sh(_REQUESTS, backend.shared, seconds=None).decode(errors="replace").split("\0")
+    parts = (
+        backend.head.sh(_REQUESTS, backend.shared, seconds=None)
+        .decode(errors="replace")
+        .split("\0")
+    )
     for path, text in zip(parts[::2], parts[1::2], strict=False):
         try:
             yield path, parse_json(text)
@@ -155,7 +178,9 @@ def _requests(backend: SlurmBackend) -> Iterator[tuple[str, Any]]:
             yield path, None
 
 
-def _record(folder: str, request: Any, states: dict[str, Any], owners: dict[str, set[str]], me: str) -> Record:
+def _record(
+    folder: str, request: Any, states: dict[str, Any], owners: dict[str, set[str]], me: str
+) -> Record:
     name = folder.rpartition("/")[2]
     kept, state = None, states.get(name)
     if others := owners.get(folder, set()) - {me}:
@@ -164,19 +189,33 @@ def _record(folder: str, request: Any, states: dict[str, Any], owners: dict[str,
         kept = f"the request of {name} cannot be read"
     elif state is None:
         kept = f"{name} is being submitted, or was not"
-    ended = state.get("TrainingEndTime", state["LastModifiedTime"]).timestamp() if state else time.time()
+    ended = (
+        state.get("TrainingEndTime", state["LastModifiedTime"]).timestamp()
+        if state
+        else time.time()
+    )
     created = state["CreationTime"].timestamp() if state else time.time()
-    sources = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in (request or {}).get("InputDataConfig", [])]
+    sources = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in (request or {}).get("InputDataConfig", [])
+    ]
     writes = {f"{uri.rstrip('/')}/" for uri in _written(request, folder)}
     return Record(
-        name, state["TrainingJobStatus"] if state else "Failed", created, ended, frozenset(sources), frozenset(writes),
+        name,
+        state["TrainingJobStatus"] if state else "Failed",
+        created,
+        ended,
+        frozenset(sources),
+        frozenset(writes),
         kept=kept,
-    )  # fmt: skip
+    )
 
 
 def _written(request: Any, folder: str) -> Iterator[str]:
     if request:
-        yield f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.rpartition('/')[2]}"
+        yield (
+            f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.rpartition('/')[2]}"
+        )
         if checkpoints := request.get("CheckpointConfig"):
             yield checkpoints["S3Uri"]
 
@@ -187,6 +226,6 @@ def _below(uri: str, prefixes: Iterable[str]) -> bool:
 
 def _touches(uri: str, prefixes: Iterable[str]) -> bool:
     """True if one of the prefixes is above or below the URI."""
-    return any(f"{path_of(prefix).rstrip('/')}/".startswith(path_of(uri)) for prefix in prefixes) or _below(
-        uri, prefixes
-    )
+    return any(
+        f"{path_of(prefix).rstrip('/')}/".startswith(path_of(uri)) for prefix in prefixes
+    ) or _below(uri, prefixes)

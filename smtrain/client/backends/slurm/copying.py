@@ -37,7 +37,8 @@ Files = Sequence[tuple[str, Body]]
 
 
 def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
-    """Copy files into a folder, each atomically, unless they are there with the same size and SHA-256.
+    """Copy files into a folder, each atomically, unless they are there with the same size and
+    SHA-256.
 
     rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`.
     """
@@ -50,7 +51,11 @@ def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
         if (total := sum(size_of(body) for _, body in there)) > _COMPARE_LONG and not announced:
             say(f"comparing {total / 1e9:.1f} GB in {folder} with the files here")
         found = head.sha256(folder, [name for name, _ in there])
-        missing = [(name, body) for name, body in files if name not in found or found[name] != digests(body)]
+        missing = [
+            (name, body)
+            for name, body in files
+            if name not in found or found[name] != digests(body)
+        ]
         total = sum(size_of(body) for _, body in missing)
         if total > 1 << 20 and not announced:
             announced.append(folder)
@@ -59,8 +64,8 @@ def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
         if head.host is not None and large:
             if why := _without_rsync(head):
                 say(
-                    f"{why}, so a file whose copy breaks off is copied again from its beginning; with rsync on both "
-                    "machines it would resume"
+                    f"{why}, so a file whose copy breaks off is copied again from its beginning;"
+                    " with rsync on both machines it would resume"
                 )
             else:
                 _rsync(head, shared, folder, large)
@@ -111,11 +116,22 @@ def _rsync(head: Head, shared: str, folder: str, files: Sequence[tuple[str, Path
     for root, group in groupby(sorted(files, key=_root), key=_root):
         names = "\0".join(name for name, _ in group)
         argv = [
-            "rsync", "--copy-links", "--ignore-times", "--from0", "--files-from=-", f"--partial-dir={parts}",
-            "--chmod=D755,F644", "-e", shlex.join(["ssh", *ssh_options()]), f"{root}/", f"{head.host}:{folder}/",
-        ]  # fmt: skip
+            "rsync",
+            "--copy-links",
+            "--ignore-times",
+            "--from0",
+            "--files-from=-",
+            f"--partial-dir={parts}",
+            "--chmod=D755,F644",
+            "-e",
+            shlex.join(["ssh", *ssh_options()]),
+            f"{root}/",
+            f"{head.host}:{folder}/",
+        ]
         with tempfile.TemporaryFile() as complaint:
-            done = subprocess.run(argv, input=names.encode(), stdout=subprocess.DEVNULL, stderr=complaint)
+            done = subprocess.run(
+                argv, input=names.encode(), stdout=subprocess.DEVNULL, stderr=complaint
+            )
             complaint.seek(0)
             said = complaint.read().decode(errors="replace")
         if done.returncode in _BROKEN:

@@ -1,7 +1,9 @@
-"""Read a job's log files: one a node, each line after its time, resuming at the end of the last reading.
+"""Read a job's log files: one a node, each line after its time, resuming at the end of the last
+reading.
 
-Slurm's own output has no times. Output of earlier attempts is in a file of the same form. That of the last attempt is
-read whole; a line gets the time at which the file was written when the line was first seen.
+Slurm's own output has no times. Output of earlier attempts is in a file of the same form. That of
+the last attempt is read whole; a line gets the time at which the file was written when the line was
+first seen.
 """
 
 from __future__ import annotations
@@ -67,8 +69,12 @@ class LogFiles:
     _times: dict[str, list[int]] = field(default_factory=dict)
     """The times that each line of Slurm's output was given, in all attempts."""
 
-    def since(self, start: int, host: str | None = None, pattern: str | None = None) -> list[dict[str, Any]]:
-        """Every event from a time (ms) on, as FilterLogEvents gives them; `pattern` is a quoted word."""
+    def since(
+        self, start: int, host: str | None = None, pattern: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Every event from a time (ms) on, as FilterLogEvents gives them; `pattern` is a quoted
+        word.
+        """
         known = [f"{file}={self._offset(file, start) + 1}" for file in self._marks]
         events: list[dict[str, Any]] = []
         for file, content in _blocks(self.head.sh(_NEW, self.folder, *known, seconds=None)):
@@ -88,7 +94,9 @@ class LogFiles:
     def last(self, count: int) -> list[dict[str, Any]]:
         """The last so many events of every node."""
         blocks = _blocks(self.head.sh(_LAST, self.folder, str(count), seconds=None))
-        return [event for file, content in blocks for event in self._events(file, content)[0][-count:]]
+        return [
+            event for file, content in blocks for event in self._events(file, content)[0][-count:]
+        ]
 
     def _offset(self, file: str, start: int) -> int:
         """The first byte of a file that may hold events of this time."""
@@ -106,9 +114,18 @@ class LogFiles:
                 stamp = at
             else:  # a line without a time belongs to the one before it
                 text = line
-            if file == WORDS_LOG and (times := self._times.get(text)):  # the file has the attempt's last time for all
+            if file == WORDS_LOG and (
+                times := self._times.get(text)
+            ):  # the file has the attempt's last time for all
                 stamp = max((one for one in times if one <= stamp), default=stamp)
-            events.append({"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text})
+            events.append(
+                {
+                    "logStreamName": stream,
+                    "timestamp": stamp,
+                    "ingestionTime": stamp,
+                    "message": text,
+                }
+            )
         return events, whole
 
     def _of_slurm(self, written: int, content: bytes) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
-"""Ask the nodes of a cluster with a job of some seconds: devices, packages, clocks, and the shared folder.
+"""Ask the nodes of a cluster with a job of some seconds: devices, packages, clocks, and the shared
+folder.
 
-The job starts at once or not at all, so that a full cluster does not delay the check. Nothing is changed.
+The job starts at once or not at all, so that a full cluster does not delay the check. Nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -62,10 +64,16 @@ class NodeAnswer:
 
     @property
     def type(self) -> str:
-        """Its type as compute.instance_type names it; Trainium3, whose names were not public, by its devices."""
+        """Its type as compute.instance_type names it; Trainium3, whose names were not public, by
+        its devices.
+        """
         if self.kind.startswith("trn3"):
             kinds = table("instances")["instances"].items()
-            own = [kind for kind, row in kinds if kind.startswith("trn3") and row["chips"] == self.neuron]
+            own = [
+                kind
+                for kind, row in kinds
+                if kind.startswith("trn3") and row["chips"] == self.neuron
+            ]
             return own[0] if own else f"ml.{self.kind}"
         return f"ml.{self.kind}"
 
@@ -77,42 +85,85 @@ def answers(text: str) -> list[NodeAnswer]:
         row = line.split("|")
         if len(row) == 9 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:8]):
             neuron, gpus, efa = (int(part) for part in row[5:8])
-            rows.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]))
+            rows.append(
+                NodeAnswer(
+                    row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]
+                )
+            )
     return rows
 
 
-def ask_nodes(config: JobConfig, backend: SlurmBackend, inputs: Sequence[str] = ()) -> Iterator[Finding]:
-    """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
+def ask_nodes(
+    config: JobConfig, backend: SlurmBackend, inputs: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Ask the nodes of the train stage; a warning if none is free now.
+
+    `inputs`: paths that they must see.
+    """
     section = backend.section
     if section.container:
-        yield Finding("nodes", "warning", "nodes were not checked: their stages run in cluster.container")
+        yield Finding(
+            "nodes", "warning", "nodes were not checked: their stages run in cluster.container"
+        )
         return
     count = config.compute.instance_count
-    named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
+    named = {
+        name: getattr(section, name)
+        for name in ("partition", "account", "qos", "reservation", "constraint")
+    }
     options = [f"--{name}={value}" for name, value in named.items() if value]
     try:
         shared, token = _written(backend)
     except HeadError as error:
-        yield Finding("nodes", "warning", f"nodes were not checked, as the shared folder may not be written ({error})")
+        yield Finding(
+            "nodes",
+            "warning",
+            f"nodes were not checked, as the shared folder may not be written ({error})",
+        )
         return
-    extra = [module for need in package_needs(config.model_dump()) for module in MODULES[EXTRAS[need]]]
-    known = {"shared": shared, "token": token, "inputs": " ".join(inputs), "venv": section.venv or ""}
+    extra = [
+        module for need in package_needs(config.model_dump()) for module in MODULES[EXTRAS[need]]
+    ]
+    known = {
+        "shared": shared,
+        "token": token,
+        "inputs": " ".join(inputs),
+        "venv": section.venv or "",
+    }
     script = "\n".join(
-        [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
+        [
+            *(f"{name}={shlex.quote(value)}" for name, value in known.items()),
+            *environment_lines(section),
+            _PROBE,
+        ]
     )
     try:
         output = backend.head.sh(
             f'{bare(section)}bare "$@"',
-            "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
-            "--job-name=smtrain-check", *options, *options_of(section.srun),
-            "bash", "-c", script, "bash", *_NEEDS, *extra,
+            "srun",
+            f"--nodes={count}",
+            "--ntasks-per-node=1",
+            "--time=2",
+            f"--immediate={START_S}",
+            "--quiet",
+            "--job-name=smtrain-check",
+            *options,
+            *options_of(section.srun),
+            "bash",
+            "-c",
+            script,
+            "bash",
+            *_NEEDS,
+            *extra,
             seconds=START_S + 100,
-        ).decode(errors="replace")  # fmt: skip
+        ).decode(errors="replace")
     except HeadError as error:
         yield Finding(
-            "nodes", "warning", f"nodes were not checked, as {count} did not start within {START_S} s ({error})",
+            "nodes",
+            "warning",
+            f"nodes were not checked, as {count} did not start within {START_S} s ({error})",
             "nothing needs to be done; the run waits for them",
-        )  # fmt: skip
+        )
         return
     finally:
         with suppress(HeadError):
@@ -127,25 +178,48 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     neuron = own.kind == "neuron" if own else is_neuron(kind)
     gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
     faults: list[tuple[str, list[str], str]] = [
-        ("do not see cluster.shared or an input as the head node does, or may not write there",
-         [n.name for n in nodes if not n.sees_shared],
-         "mount it on every node under the same path, or name another folder"),
-        (f"have no {config.cluster.venv}/bin/activate",
-         [n.name for n in nodes if n.lacks == "venv"],
-         f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
-        ("have no python3", [n.name for n in nodes if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
-        ("have no Neuron device", [n.name for n in nodes if neuron and not n.neuron],
-         f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
-        (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in nodes if n.gpus < gpus],
-         "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),
-    ]  # fmt: skip
+        (
+            "do not see cluster.shared or an input as the head node does, or may not write there",
+            [n.name for n in nodes if not n.sees_shared],
+            "mount it on every node under the same path, or name another folder",
+        ),
+        (
+            f"have no {config.cluster.venv}/bin/activate",
+            [n.name for n in nodes if n.lacks == "venv"],
+            f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv",
+        ),
+        (
+            "have no python3",
+            [n.name for n in nodes if n.lacks == "python3"],
+            "set cluster.venv or cluster.modules",
+        ),
+        (
+            "have no Neuron device",
+            [n.name for n in nodes if neuron and not n.neuron],
+            (
+                f"{kind} has some: see that the Neuron driver is installed, or correct"
+                " compute.instance_type"
+            ),
+        ),
+        (
+            f"have fewer than {gpus} GPUs, one for each training process",
+            [n.name for n in nodes if n.gpus < gpus],
+            (
+                "correct compute.instance_type or compute.processes_per_instance, or ask for nodes"
+                " that have them"
+            ),
+        ),
+    ]
     extras = ",".join(["train", *(EXTRAS[need] for need in package_needs(config.model_dump()))])
     others = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
     lacking = sorted({name for n in others for name in n.lacks.split(",")})
     faults.append(
-        (f"lack {', '.join(lacking)}", [n.name for n in others],
-         f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv")
-    )  # fmt: skip
+        (
+            f"lack {', '.join(lacking)}",
+            [n.name for n in others],
+            f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv",
+        )
+    )
     good = True
     for text, names, remedy in faults:
         if names:
@@ -154,35 +228,60 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     if other := [n for n in nodes if n.kind and n.type != kind]:
         good = False
         kinds = sorted({n.type for n in other})
-        given = "" if "instance_type" in config.compute.model_fields_set else ", as the config names no other"
+        given = (
+            ""
+            if "instance_type" in config.compute.model_fields_set
+            else ", as the config names no other"
+        )
         yield Finding(
-            "nodes", "warning",
-            f"{_listed([n.name for n in other])}: {' and '.join(kinds)}; the plan is made for {kind}{given}",
-            f"set compute.instance_type to {kinds[0]}" if len(kinds) == 1 and instance(kinds[0])
-            else "set compute.instance_type to the type that is most like the nodes",
-        )  # fmt: skip
+            "nodes",
+            "warning",
+            f"{_listed([n.name for n in other])}: {' and '.join(kinds)}; the plan is made for"
+            f" {kind}{given}",
+            (
+                f"set compute.instance_type to {kinds[0]}"
+                if len(kinds) == 1 and instance(kinds[0])
+                else "set compute.instance_type to the type that is most like the nodes"
+            ),
+        )
     if row and row.get("efa") and count > 1 and (without := [n.name for n in nodes if not n.efa]):
         good = False
-        yield Finding("nodes", "warning", f"{_listed(without)} have no EFA device", "turn EFA on, else it is slow")
+        yield Finding(
+            "nodes",
+            "warning",
+            f"{_listed(without)} have no EFA device",
+            "turn EFA on, else it is slow",
+        )
     clocks = [n.clock for n in nodes]
     if clocks and max(clocks) - min(clocks) > CLOCKS_S:
         good = False
         yield Finding(
-            "nodes", "warning", f"the clocks of the nodes differ by {max(clocks) - min(clocks)} s",
+            "nodes",
+            "warning",
+            f"the clocks of the nodes differ by {max(clocks) - min(clocks)} s",
             "run chronyd or ntpd on them, else lines of several nodes come in the wrong order",
-        )  # fmt: skip
+        )
     if good and nodes:
         versions = ", ".join(sorted({n.python for n in nodes}))
-        yield Finding("nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all that is needed")
+        yield Finding(
+            "nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all that is needed"
+        )
     elif not nodes:
-        yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
+        yield Finding(
+            "nodes",
+            "warning",
+            "nodes were asked and did not answer",
+            "look at `srun hostname` by hand",
+        )
 
 
 def _written(backend: SlurmBackend) -> tuple[str, str]:
-    """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
-    node that does not share the folder may have one of the same path."""
+    """The existing part of the shared folder's path, as the first run may make the rest, and an
+    empty file in it: a node that does not share the folder may have one of the same path.
+    """
     output = backend.head.sh(
-        'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
+        'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp'
+        ' "$d/.smtrain-check-XXXXXX"',
         backend.shared,
     )
     shared, _, token = output.decode().strip().partition("\n")

@@ -1,4 +1,6 @@
-"""Paths on a cluster, and which of them a stage sees: cluster.shared, and in a container also each input outside it."""
+"""Paths on a cluster, and which of them a stage sees: cluster.shared, and in a container also each
+input outside it.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ def uri_of(path: str) -> str:
 
 
 def is_visible(path: Path | str, cluster: Cluster) -> bool:
-    """Whether every stage reads this file or folder as this machine does, with the targets of links in it.
+    """Whether every stage reads this file or folder as this machine does, with the targets of links
+    in it.
 
-    The nodes are assumed to have the file system of `cluster.shared`. A container sees only what is mounted in it.
+    The nodes are assumed to have the file system of `cluster.shared`. A container sees only what is
+    mounted in it.
     """
     try:
         shared, place = Path(str(cluster.shared)).resolve(), Path(path).resolve()
@@ -36,7 +40,9 @@ def is_visible(path: Path | str, cluster: Cluster) -> bool:
             return False
         for target in _targets(place):
             mounted = target.is_relative_to(place) or target.is_relative_to(shared)
-            if target.exists() and (os.stat(target).st_dev != device or (cluster.container and not mounted)):
+            if target.exists() and (
+                os.stat(target).st_dev != device or (cluster.container and not mounted)
+            ):
                 return False
     except OSError:
         return False
@@ -44,26 +50,40 @@ def is_visible(path: Path | str, cluster: Cluster) -> bool:
 
 
 def container_options(request: Mapping[str, Any], cluster: Cluster) -> tuple[list[str], list[str]]:
-    """Options of srun, and the command in front of the stage's own, that start `cluster.container`; shell words.
+    """Options of srun, and the command in front of the stage's own, that start `cluster.container`;
+    shell words.
 
-    Inputs outside `cluster.shared` are mounted for reading, each under the path that it has on the node. Raises
-    `ConfigError` for a path that cannot be mounted.
+    Inputs outside `cluster.shared` are mounted for reading, each under the path that it has on the
+    node. Raises `ConfigError` for a path that cannot be mounted.
     """
     if not cluster.container:
         return [], []
-    image, shared, apptainer = shell_word(cluster.container), cluster.shared or "/", cluster.container.endswith(".sif")
+    image, shared, apptainer = (
+        shell_word(cluster.container),
+        cluster.shared or "/",
+        cluster.container.endswith(".sif"),
+    )
     own = shell_word(shared) if apptainer else f"{shell_word(shared)}:{shell_word(shared)}"
     # Sorted, so that a folder comes before those below it: mounted later, it would hide them.
     paths = sorted([shared, *_inputs_outside(request, shared)])
-    mounts = [own if path == shared else f"{shell_word(path)}:{shell_word(path)}:ro" for path in paths]
+    mounts = [
+        own if path == shared else f"{shell_word(path)}:{shell_word(path)}:ro" for path in paths
+    ]
     if apptainer:
-        return [], ["apptainer", "exec", *(word for mount in mounts for word in ("--bind", mount)), image]
+        return [], [
+            "apptainer",
+            "exec",
+            *(word for mount in mounts for word in ("--bind", mount)),
+            image,
+        ]
     return [f"--container-image={image}", f"--container-mounts={','.join(mounts)}"], []
 
 
 def _inputs_outside(request: Mapping[str, Any], shared: str) -> list[str]:
     """Paths of the request's inputs that are not below `shared` nor below one another, sorted."""
-    uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
+    ]
     paths = sorted({path_of(uri).rstrip("/") for uri in uris if uri.startswith(SCHEME)})
     outside: list[str] = []
     for path in paths:
@@ -71,8 +91,8 @@ def _inputs_outside(request: Mapping[str, Any], shared: str) -> list[str]:
             continue
         if set(path) & set(",:"):
             raise ConfigError(
-                f"cluster.container: {path} cannot be mounted in it, because its name has a colon or a comma; rename "
-                "it, or move it below cluster.shared",
+                f"cluster.container: {path} cannot be mounted in it, because its name has a colon"
+                " or a comma; rename it, or move it below cluster.shared",
                 code="config.combination",
             )
         outside.append(path)

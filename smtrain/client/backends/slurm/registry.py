@@ -12,6 +12,11 @@ def _cluster(text: str) -> Cluster:
 
 
 REGISTRY = JobRegistry(
-    "slurm", Cluster, "SMTRAIN_CLUSTER", _cluster, "me@head:/fsx/smtrain, or /fsx/smtrain on the head node",
-    "no Slurm cluster is known here; start a run with --target slurm, or set SMTRAIN_CLUSTER=me@head:/fsx/smtrain",
-)  # fmt: skip
+    "slurm",
+    Cluster,
+    "SMTRAIN_CLUSTER",
+    _cluster,
+    "me@head:/fsx/smtrain, or /fsx/smtrain on the head node",
+    "no Slurm cluster is known here; start a run with --target slurm, or set"
+    " SMTRAIN_CLUSTER=me@head:/fsx/smtrain",
+)

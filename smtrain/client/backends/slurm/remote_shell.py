@@ -1,4 +1,5 @@
-"""Run commands on the head node, locally or through the user's own ssh, and copy files of the shared folder.
+"""Run commands on the head node, locally or through the user's own ssh, and copy files of the
+shared folder.
 
 Only `sh` and POSIX tools are used; nothing is installed there.
 """
@@ -22,23 +23,43 @@ SSH_LOST = 255
 _LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
 # ssh's message, its meaning and the remedy; waiting does not help against these.
 _LASTING = (
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key differs from the one that your ssh knows",
-     "if the head node is a new one, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
-    ("Host key verification failed", "your ssh does not know its host key yet",
-     "connect once by hand and confirm it: `ssh {host}`"),
-    ("Permission denied", "it refused your key",
-     "make `ssh {host} true` work by hand: ssh-add your key, or name it in ~/.ssh/config"),
-    ("Too many authentication failures", "it refused your keys",
-     "name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"),
-    ("Name or service not known", "there is no host of this name",
-     "correct cluster.host, or add it to ~/.ssh/config"),
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key differs from the one that your ssh knows",
+        (
+            "if the head node is a new one, forget the old key with `ssh-keygen -R` and connect"
+            " once by hand: `ssh {host}`"
+        ),
+    ),
+    (
+        "Host key verification failed",
+        "your ssh does not know its host key yet",
+        "connect once by hand and confirm it: `ssh {host}`",
+    ),
+    (
+        "Permission denied",
+        "it refused your key",
+        "make `ssh {host} true` work by hand: ssh-add your key, or name it in ~/.ssh/config",
+    ),
+    (
+        "Too many authentication failures",
+        "it refused your keys",
+        "name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)",
+    ),
+    (
+        "Name or service not known",
+        "there is no host of this name",
+        "correct cluster.host, or add it to ~/.ssh/config",
+    ),
     ("Bad configuration option", "your ssh cannot read its config", "correct ~/.ssh/config"),
     ("Bad owner or permissions", "your ssh refuses its config", "run `chmod 600 ~/.ssh/config`"),
-)  # fmt: skip
+)
 
 
 def ssh_options() -> list[str]:
-    """ssh's options: one connection for all calls, kept for a minute, and closed when it is dead."""
+    """ssh's options: one connection for all calls, kept for a minute, and closed when it is
+    dead.
+    """
     folder = home() / "ssh"
     if len(str(folder)) > _LONGEST_SOCKET - 42:  # %C has 40 characters
         folder = Path(tempfile.gettempdir()) / f"smtrain-ssh-{os.getuid()}"
@@ -86,8 +107,13 @@ class Head:
 
     host: str | None = None
 
-    def run(self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS) -> bytes:
-        """Run a command; returns its output. Raises `HeadError` with its error output if it fails."""
+    def run(
+        self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS
+    ) -> bytes:
+        """Run a command; returns its output.
+
+        Raises `HeadError` with its error output if it fails.
+        """
         with tempfile.TemporaryFile() as stdin:
             stdin.write(feed or b"")
             stdin.seek(0)
@@ -112,7 +138,9 @@ class Head:
             self._call(("sh", "-c", _WRITE, "sh", path, size), content, subprocess.PIPE, None)
 
     def fetch(self, path: str, destination: Path) -> None:
-        """Copy a file of the shared folder to this machine, appending to the bytes that the destination has."""
+        """Copy a file of the shared folder to this machine, appending to the bytes that the
+        destination has.
+        """
         with destination.open("ab") as out:
             self._call(("tail", "-c", f"+{out.tell() + 1}", path), subprocess.DEVNULL, out, None)
 
@@ -123,15 +151,21 @@ class Head:
         return content[1:] if content else None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of every file below a folder by its relative path; empty if there is no such folder."""
+        """Bytes of every file below a folder by its relative path; empty if there is no such
+        folder.
+        """
         return {name: size for name, (size, _) in self.stamps(folder).items()}
 
     def stamps(self, folder: str) -> dict[str, tuple[int, str]]:
         """Bytes and time of the last change of every file below a folder, as `sizes`."""
         listed = self.sh(
-            'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %T@ %P\\0"; fi', folder, seconds=None
+            'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %T@ %P\\0"; fi',
+            folder,
+            seconds=None,
         )
-        rows = (row.decode(errors="surrogateescape").split(" ", 2) for row in listed.split(b"\0") if row)
+        rows = (
+            row.decode(errors="surrogateescape").split(" ", 2) for row in listed.split(b"\0") if row
+        )
         return {name: (int(size), changed) for size, changed, name in rows}
 
     def sha256(self, folder: str, names: Sequence[str]) -> dict[str, str]:
@@ -140,21 +174,31 @@ class Head:
             return {}
         feed = b"\0".join(name.encode(errors="surrogateescape") for name in names) + b"\0"
         script = 'cd "$1" && exec xargs -0 sha256sum --'
-        lines = self.run("sh", "-c", script, "sh", folder, feed=feed, seconds=None).split(b"\n")[:-1]
+        lines = self.run("sh", "-c", script, "sh", folder, feed=feed, seconds=None).split(b"\n")[
+            :-1
+        ]
         # sha256sum escapes line ends in names, and marks such a line with a backslash.
         digests = [line.lstrip(b"\\")[:64].decode(errors="replace") for line in lines]
         if len(digests) != len(names):
-            raise HeadLostError(f"{self.name}: sha256sum has not answered for every file of {folder}; try again")
+            raise HeadLostError(
+                f"{self.name}: sha256sum has not answered for every file of {folder}; try again"
+            )
         return dict(zip(names, digests, strict=True))
 
     def _call(
-        self, words: tuple[str, ...], stdin: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
+        self,
+        words: tuple[str, ...],
+        stdin: IO[bytes] | int,
+        out: IO[bytes] | int,
+        seconds: float | None,
     ) -> bytes:
         argv = list(words) if self.host is None else _ssh_command(self.host, list(words))
         # Errors go to a file: a connection that is kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
-                done = subprocess.run(argv, stdin=stdin, stdout=out, stderr=complaint, timeout=seconds)
+                done = subprocess.run(
+                    argv, stdin=stdin, stdout=out, stderr=complaint, timeout=seconds
+                )
             except FileNotFoundError:
                 raise HeadError(self._absent(argv[0])) from None
             except subprocess.TimeoutExpired:
@@ -175,8 +219,11 @@ class Head:
 
     def _absent(self, program: str) -> str:
         if self.host is not None and program == "ssh":
-            return "there is no ssh on this machine; install it, or start smtrain on the head node without cluster.host"
+            return (
+                "there is no ssh on this machine; install it, or start smtrain on the head node"
+                " without cluster.host"
+            )
         return (
-            f"{program} is not on this machine, so it is not a head node of Slurm; set cluster.host to one that your "
-            "ssh reaches, or start smtrain there"
+            f"{program} is not on this machine, so it is not a head node of Slurm; set cluster.host"
+            " to one that your ssh reaches, or start smtrain there"
         )

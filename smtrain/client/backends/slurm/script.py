@@ -1,8 +1,9 @@
 """Make a stage's sbatch script, a pure function of its request and of the section `cluster`.
 
-It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and the inputs are on the
-shared folder. The batch shell unpacks the code, starts one runner a node, forwards signals, and records how it ended,
-since accounting may be off. It needs bash 4 and Slurm 22.05 or later.
+It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and
+the inputs are on the shared folder. The batch shell unpacks the code, starts one runner a node,
+forwards signals, and records how it ended, since accounting may be off. It needs bash 4 and Slurm
+22.05 or later.
 
 The files of a job on the shared folder:
 
@@ -13,12 +14,14 @@ The files of a job on the shared folder:
                               stop            exists if the user asked the job to stop
                               code/           the bundle, unpacked
                               slurm.out       output of Slurm and its commands in this attempt
-                              logs/algo-1.log the lines of a node, each after its time (ISO 8601, UTC)
+                              logs/algo-1.log the lines of a node, each after its time (ISO 8601,
+                              UTC)
                               logs/slurm-out.log  slurm.out of earlier attempts, in the same form
                               nodes/algo-1/   the node's /opt/ml, links into the shared folder
                               output/model/   the stage's result; output/data/: its measurements
 
-It is the layout that SageMaker uses in S3, so that one function makes both paths and URIs (client/launch/request.py).
+It is the layout that SageMaker uses in S3, so that one function makes both paths and URIs
+(client/launch/request.py).
 """
 
 from __future__ import annotations
@@ -40,16 +43,36 @@ RESERVE = ".reserve"
 """Disk space reserved for the last event, so that it can be written to a full disk."""
 
 _KEPT = (
-    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ",
-    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_JWT",
+    "MODULEPATH",
+    "MODULESHOME",
+    "LMOD_CMD",
+    "LMOD_DIR",
+    "LMOD_PKG",
     "LMOD_ROOT",
-)  # fmt: skip
-# sbatch's variables override the script, so a variable for a key is kept only if the config has no value for it.
+)
+# sbatch's variables override the script, so a variable for a key is kept only if the config has no
+# value for it.
 _DEFAULTS = ("account", "qos", "reservation", "constraint")
 
 
 def kept(cluster: Cluster) -> tuple[str, ...]:
-    """Names of the variables that a job gets: those that Slurm needs, and those that `--export` in the config names."""
+    """Names of the variables that a job gets: those that Slurm needs, and those that `--export` in
+    the config names.
+    """
     defaults = [name.upper() for name in _DEFAULTS if not getattr(cluster, name)]
     of_slurm = [f"{program}_{name}" for name in defaults for program in ("SBATCH", "SLURM")]
     return tuple(dict.fromkeys([*_KEPT, *of_slurm, *Exported.of(cluster.sbatch).names]))
@@ -73,7 +96,10 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
     """The script for a request whose URIs are paths on the shared folder (file://)."""
     name, stage = request["TrainingJobName"], request["HyperParameters"]["stage"]
     job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
-    channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
+    channels = {
+        c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"]
+        for c in request["InputDataConfig"]
+    }
     values = {
         "job": job,
         "stage": stage,
@@ -88,7 +114,10 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         [
             "#!/bin/bash",
             *map(directive, _options(request, cluster)),
-            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {shell_word(job)} && sbatch THIS_FILE",
+            (
+                f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {shell_word(job)} &&"
+                " sbatch THIS_FILE"
+            ),
             *(f"{key}={shell_word(value)}" for key, value in values.items()),
             *(f"export {key}={shell_word(value)}" for key, value in sorted(exports.items())),
             _BEGIN.format(
@@ -134,8 +163,12 @@ def on_cpus(stage: str) -> bool:
 
 
 def node_options(stage: str, cluster: Cluster) -> list[str]:
-    """sbatch's options that select the nodes of a stage; used by the script and by `smtrain check`."""
-    partition = (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
+    """sbatch's options that select the nodes of a stage; used by the script and by `smtrain
+    check`.
+    """
+    partition = (
+        (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
+    )
     named = {
         "partition": partition,
         "account": cluster.account,
@@ -158,7 +191,9 @@ def node_options(stage: str, cluster: Cluster) -> list[str]:
 
 
 def directive(option: str) -> str:
-    """An option of sbatch as a line of a script: sbatch parses quotes, backslashes and # there in its own way."""
+    """An option of sbatch as a line of a script: sbatch parses quotes, backslashes and # there in
+    its own way.
+    """
     if re.fullmatch(r"[\w@%+=:,./-]+", option, re.ASCII):
         return f"#SBATCH {option}"
     quoted = re.sub(r"([\\\"'#])", r"\\\1", option)
@@ -176,10 +211,17 @@ def environment_lines(cluster: Cluster) -> list[str]:
 
 def _inputs_of_s3(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     """Shell code that copies inputs from S3 to the shared folder, once, on one node."""
-    uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]
+    ]
     if not any(uri.startswith("s3://") for uri in uris):
         return []
-    copy = [*_on_nodes(1, request, cluster, "--ntasks=1"), "python3", '"$job/code/entrypoints/s3_inputs.py"', '"$job"']
+    copy = [
+        *_on_nodes(1, request, cluster, "--ntasks=1"),
+        "python3",
+        '"$job/code/entrypoints/s3_inputs.py"',
+        '"$job"',
+    ]
     line = " ".join([*copy, shell_word(str(cluster.shared))])
     return [f"""{line} || {{ note end ', "status": 1'; exit 1; }}"""]
 
@@ -237,9 +279,10 @@ ulimit -n 65535 2>/dev/null
 ulimit -l unlimited 2>/dev/null
 export SMTRAIN_MASTER_PORT=${{SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}}"""
 
-# USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM if Slurm itself ends or requeues the job.
-# A shell runs a trap only after the foreground command has ended, so srun runs in the background and is waited for.
-# The tasks get the signal: srun itself would kill them on SIGTERM (seen with 22.05).
+# USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM if Slurm itself ends
+# or requeues the job. A shell runs a trap only after the foreground command has ended, so srun runs
+# in the background and is waited for. The tasks get the signal: srun itself would kill them on
+# SIGTERM (seen with 22.05).
 _STEP = """\
 why=
 shell_told=

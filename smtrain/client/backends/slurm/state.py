@@ -1,7 +1,7 @@
 """Derive a job's description, in DescribeTrainingJob's form, from its history and Slurm's queue.
 
-The history decides for a job that has ended, since Slurm forgets a job after MinJobAge and accounting may be off. The
-queue decides for a job that has not ended. No other state is kept.
+The history decides for a job that has ended, since Slurm forgets a job after MinJobAge and
+accounting may be off. The queue decides for a job that has not ended. No other state is kept.
 """
 
 from __future__ import annotations
@@ -18,33 +18,56 @@ QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
 _OVER = frozenset(
     {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-        "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "RECONFIG_FAIL",
+        "REVOKED",
+        "TIMEOUT",
     }
-)  # fmt: skip
-_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
+)
+_WAITS = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"}
+)
 _NEVER = "it never ran: a stage before it did not succeed, or it was cancelled while it waited"
 _CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to resume"
 _PREEMPTED = "Slurm gave its nodes to another job; launch it again to resume"
 # Slurm's reasons for a waiting job, and their meaning for the user.
 _WAITING = {
     "JobHeldUser": "it is held; `scontrol release {id}` on the head node lets it run",
-    "JobHeldAdmin": "an administrator holds it, or it could not start on a node; ask them to release {id}",
-    "launch failed requeued held": "it could not start on a node and is held; ask the administrators to release {id}",
+    "JobHeldAdmin": (
+        "an administrator holds it, or it could not start on a node; ask them to release {id}"
+    ),
+    "launch failed requeued held": (
+        "it could not start on a node and is held; ask the administrators to release {id}"
+    ),
     "Resources": "it waits for nodes",
     "Priority": "it waits for nodes; other jobs come first",
     "Dependency": "it waits for the stage before it",
-    "DependencyNeverSatisfied": "the stage before it did not succeed; `smtrain run` again starts with that one",
+    "DependencyNeverSatisfied": (
+        "the stage before it did not succeed; `smtrain run` again starts with that one"
+    ),
     "BeginTime": "it waits for its time to begin",
     "PartitionDown": "its partition is down",
     "ReqNodeNotAvail": "nodes that it asks for are down or reserved",
-    "PartitionTimeLimit": "its time limit is longer than the partition's; set a shorter cluster.time",
+    "PartitionTimeLimit": (
+        "its time limit is longer than the partition's; set a shorter cluster.time"
+    ),
     "AssocGrpGRES": "its account has used up its share",
 }
 _LIMIT = "its time limit came before a step was saved; raise cluster.time, or cluster.save_before"
 _ENDS = {
     "limit": _LIMIT,
-    "no requeue": "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to resume",
+    "no requeue": (
+        "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to"
+        " resume"
+    ),
 }
 
 
@@ -68,7 +91,9 @@ class QueueRow:
 
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
-    """squeue's rows by job name; of several jobs of a name the newest that is not over, else the newest."""
+    """squeue's rows by job name; of several jobs of a name the newest that is not over, else the
+    newest.
+    """
     rows: dict[str, QueueRow] = {}
     for line in text.splitlines():
         id_, name, state, reason = (line.split("|", 3) + [""] * 3)[:4]
@@ -92,9 +117,17 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def state_of(
-    events: list[dict[str, Any]], row: QueueRow | None, *, stopping: bool, failure: str = "", reachable: bool = True
+    events: list[dict[str, Any]],
+    row: QueueRow | None,
+    *,
+    stopping: bool,
+    failure: str = "",
+    reachable: bool = True,
 ) -> JobState:
-    """`stopping`: the user asked it to stop. `failure`: the job's last message. `reachable`: squeue answered."""
+    """`stopping`: the user asked it to stop.
+
+    `failure`: the job's last message. `reachable`: squeue answered.
+    """
     last = events[-1] if events else {"event": "submitted"}
     started = any(event["event"] == "start" for event in events)
     if last["event"] == "stopped":
@@ -102,7 +135,9 @@ def state_of(
     if last["event"] == "end":
         if last.get("status") == 0:
             return JobState("Completed", "Completed")
-        return JobState("Failed", "Failed", _ENDS.get(str(last.get("why"))) or _status(last, failure))
+        return JobState(
+            "Failed", "Failed", _ENDS.get(str(last.get("why"))) or _status(last, failure)
+        )
     if not reachable or (row and not row.over):
         return _going(row, started=started, stopping=stopping)
     if row and row.state == "COMPLETED":
@@ -112,12 +147,20 @@ def state_of(
         return JobState("Stopped", "Stopped", why if started else _NEVER)
     said = f"; its last message: {failure}" if failure else ""  # this need not be the cause
     if row:
-        reason = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
+        reason = (
+            _LIMIT
+            if row.state == "TIMEOUT"
+            else f"Slurm ended it: {row.state} ({row.reason}){said}"
+        )
         return JobState("Failed", "Failed", reason)
     if not started:
         return JobState("Stopped", "Stopped", _NEVER)
-    return JobState("Failed", "Failed", "Slurm no longer has it, and it did not record its end: a node was lost, or it "
-                    f"was killed; launch it again to resume from its last checkpoint{said}")  # fmt: skip
+    return JobState(
+        "Failed",
+        "Failed",
+        "Slurm no longer has it, and it did not record its end: a node was lost, or it "
+        f"was killed; launch it again to resume from its last checkpoint{said}",
+    )
 
 
 def _going(row: QueueRow | None, *, started: bool, stopping: bool) -> JobState:
@@ -127,7 +170,9 @@ def _going(row: QueueRow | None, *, started: bool, stopping: bool) -> JobState:
         return JobState("InProgress", "Training" if started else "Pending", "Slurm does not answer")
     if row.state in _WAITS:
         return JobState("InProgress", "Restarting" if started else "Pending", _waits(row))
-    return JobState("InProgress", "Interrupted" if row.state == "SUSPENDED" else "Training", row.state)
+    return JobState(
+        "InProgress", "Interrupted" if row.state == "SUSPENDED" else "Training", row.state
+    )
 
 
 def _waits(row: QueueRow) -> str:
@@ -151,11 +196,18 @@ def description(
 ) -> dict[str, Any]:
     """DescribeTrainingJob's answer for such a job."""
     times = [_moment(event["at"]) for event in events] or [datetime.now(timezone.utc)]
-    id_ = next((str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else "")
+    id_ = next(
+        (str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else ""
+    )
     started = next((_moment(event["at"]) for event in events if event["event"] == "start"), None)
     return describe(
-        request, "slurm", id_, state, JobTimes(times[0], times[-1], started), _transitions(events, state)
-    )  # fmt: skip
+        request,
+        "slurm",
+        id_,
+        state,
+        JobTimes(times[0], times[-1], started),
+        _transitions(events, state),
+    )
 
 
 def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict[str, Any]]:
@@ -173,9 +225,11 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
         elif event["event"] == "start":
             change("Training", at, f"on {event.get('nodes', '')}")
         elif event["event"] in ("again", "left"):
-            why = {"limit": "its time limit came", "failed": "it failed", "told": "it was told to end"}.get(
-                str(event.get("why")), "Slurm ended it"
-            )
+            why = {
+                "limit": "its time limit came",
+                "failed": "it failed",
+                "told": "it was told to end",
+            }.get(str(event.get("why")), "Slurm ended it")
             change("Interrupted", at, f"{why}; it resumes from its last checkpoint")
     if state.secondary in ("Pending", "Restarting") and state.message and changes:
         changes[-1]["StatusMessage"] = state.message

@@ -37,11 +37,20 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
 
 
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
-    """Secrets in clear text: anyone who may describe the job could read them. The value is never repeated."""
+    """Secrets in clear text: anyone who may describe the job could read them.
+
+    The value is never repeated.
+    """
     for key, value in texts_in(config.model_dump(mode="json")):
-        if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
+        if is_secret(
+            value,
+            key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else "",
+        ):
             remedy = TARGETS[config.target].secrets
-            fault = f"{key}: looks like a secret, and anyone who may describe the job could read it; {remedy}"
+            fault = (
+                f"{key}: looks like a secret, and anyone who may describe the job could read it;"
+                f" {remedy}"
+            )
             yield {key}, Sentence(fault, "config.secret")
 
 

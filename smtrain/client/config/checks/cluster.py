@@ -14,21 +14,44 @@ from smtrain.core.shell import syntax_error
 _MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
 
 CLUSTER = (
-    Rule("cluster.shared", lambda c: c.cluster.shared is None,
-         "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"),
-    Rule("checkpoint.s3_uri", lambda c: c.checkpoint.s3_uri,
-         "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out"),
-    *(
-        Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
-        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "instance_group")
+    Rule(
+        "cluster.shared",
+        lambda c: c.cluster.shared is None,
+        "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target"
+        " slurm)",
     ),
-    Rule("network", lambda c: c.network.isolation or c.network.subnets,
-         "network: applies to SageMaker only; leave it out"),
-)  # fmt: skip
+    Rule(
+        "checkpoint.s3_uri",
+        lambda c: c.checkpoint.s3_uri,
+        "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out",
+    ),
+    *(
+        Rule(
+            f"compute.{name}",
+            all_set(f"compute.{name}"),
+            f"compute.{name}: applies to SageMaker only; leave it out",
+        )
+        for name in (
+            "spot",
+            "keep_alive",
+            "training_plan",
+            "infra_check",
+            "retries",
+            "instance_group",
+        )
+    ),
+    Rule(
+        "network",
+        lambda c: c.network.isolation or c.network.subnets,
+        "network: applies to SageMaker only; leave it out",
+    ),
+)
 
 
 def least_time(config: JobConfig) -> int:
-    """The shortest time limit of a job on a cluster, in seconds, that leaves time to train before it saves."""
+    """The shortest time limit of a job on a cluster, in seconds, that leaves time to train before
+    it saves.
+    """
     return config.cluster.save_before + _MARGIN
 
 
@@ -46,13 +69,18 @@ def section_faults(config: JobConfig) -> Iterator[Fault]:
         key = "cluster.time" if cluster.time else "compute.max_run"
         yield (
             {key, "cluster.save_before"},
-            f"{key}: {limit} s leaves no time to train: cluster.save_before takes {cluster.save_before} s of it, and "
-            f"Slurm up to a minute more; at least {least} s would do",
+            (
+                f"{key}: {limit} s leaves no time to train: cluster.save_before takes"
+                f" {cluster.save_before} s of it, and Slurm up to a minute more; at least {least} s"
+                " would do"
+            ),
         )
     for key, uri in uris_of(config):
         if uri.startswith(("fsx://", "efs://")):
             yield (
                 {key},
-                f"{key}: {uri} is how SageMaker names a file system; give the path under which the nodes have mounted "
-                "it, such as /fsx/text",
+                (
+                    f"{key}: {uri} is how SageMaker names a file system; give the path under which"
+                    " the nodes have mounted it, such as /fsx/text"
+                ),
             )

@@ -1,4 +1,6 @@
-"""Rules for data: its sources, what the objective can use of them, and the tasks of stage evaluate."""
+"""Rules for data: its sources, what the objective can use of them, and the tasks of stage
+evaluate.
+"""
 
 from __future__ import annotations
 
@@ -31,62 +33,119 @@ def _weighted(config: JobConfig) -> int:
 
 
 SOURCES = (
-    Rule("data.path data.sources", lambda c: c.data.sources and c.data.path,
-         "data.path, data.sources: both are set; name the path among the sources"),
-    Rule("data.sources", lambda c: _weighted(c) not in (0, len(c.data.sources)),
-         lambda c: f"data.sources: {_weighted(c)} of {len(c.data.sources)} sources have a weight; give one to every "
-                   "source, or to none"),
-    Rule("data.machines network.isolation", lambda c: c.network.isolation and c.data.machines > 1,
-         "data.machines: keeps shares of the text in S3, and network.isolation keeps jobs from it; set only one"),
-    Rule("data.path data.sources network.isolation",
-         lambda c: c.network.isolation and any(s.path.startswith("hf://") for s in c.data.all_sources),
-         "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it"),
-    Rule("data.decontaminate.path network.isolation",
-         lambda c: (
-             c.network.isolation and c.data.decontaminate and c.data.decontaminate.path.startswith("hf://")
-         ),
-         "data.decontaminate.path: hf:// needs the network, which network.isolation takes away; give the files, or "
-         "allow it"),
-)  # fmt: skip
+    Rule(
+        "data.path data.sources",
+        lambda c: c.data.sources and c.data.path,
+        "data.path, data.sources: both are set; name the path among the sources",
+    ),
+    Rule(
+        "data.sources",
+        lambda c: _weighted(c) not in (0, len(c.data.sources)),
+        lambda c: (
+            f"data.sources: {_weighted(c)} of {len(c.data.sources)} sources have a weight; give one"
+            " to every source, or to none"
+        ),
+    ),
+    Rule(
+        "data.machines network.isolation",
+        lambda c: c.network.isolation and c.data.machines > 1,
+        "data.machines: keeps shares of the text in S3, and network.isolation keeps jobs from it;"
+        " set only one",
+    ),
+    Rule(
+        "data.path data.sources network.isolation",
+        lambda c: (
+            c.network.isolation and any(s.path.startswith("hf://") for s in c.data.all_sources)
+        ),
+        "data.path: hf:// needs the network, which network.isolation takes away; give the files, or"
+        " allow it",
+    ),
+    Rule(
+        "data.decontaminate.path network.isolation",
+        lambda c: (
+            c.network.isolation
+            and c.data.decontaminate
+            and c.data.decontaminate.path.startswith("hf://")
+        ),
+        "data.decontaminate.path: hf:// needs the network, which network.isolation takes away; give"
+        " the files, or allow it",
+    ),
+)
 
 OBJECTIVE = (
-    Rule("data.format train.objective", lambda c: c.train.objective == "dpo" and c.data.format in ("text", "megatron"),
-         lambda c: f"data.format: {c.data.format} has no pairs of answers for train.objective: dpo; use jsonl"),
-    Rule("data.columns train.objective",
-         lambda c: c.train.objective == "sft" and PAIR_COLUMNS & c.data.columns.keys(),
-         lambda c: f"data.columns: {', '.join(sorted(PAIR_COLUMNS & c.data.columns.keys()))} are columns of "
-                   "preference data, and train.objective: sft learns one answer; name the question as instruction and "
-                   "the answer as output"),
-    Rule("data.columns train.objective",
-         lambda c: c.train.objective == "dpo" and ANSWER_COLUMNS & c.data.columns.keys(),
-         lambda c: f"data.columns: {', '.join(sorted(ANSWER_COLUMNS & c.data.columns.keys()))} are columns of one "
-                   "answer, and train.objective: dpo learns from two; name the answers as chosen and rejected"),
-    Rule("data.format train.objective", lambda c: c.train.objective == "sft" and c.data.format in ("text", "megatron"),
-         lambda c: f"data.format: {c.data.format} has no answers to learn for train.objective: sft; use alpaca or "
-                   "messages"),
-    Rule("data.format train.objective",
-         lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
-         lambda c: f"data.format: {c.data.format} is instruction data; set train.objective: sft (docs/sft.md), or "
-                   "another format"),
-    Rule("data.columns train.objective", lambda c: c.train.objective == "pretrain" and c.data.columns,
-         "data.columns: is for train.objective: sft; leave it out and name the field of the text in data.text_column"),
-    Rule("data.overlong train.objective",
-         lambda c: (
-             c.train.objective == "pretrain" and not c.data.columns and c.data.overlong != "truncate"
-         ),
-         "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"),
-)  # fmt: skip
+    Rule(
+        "data.format train.objective",
+        lambda c: c.train.objective == "dpo" and c.data.format in ("text", "megatron"),
+        lambda c: (
+            f"data.format: {c.data.format} has no pairs of answers for train.objective: dpo; use"
+            " jsonl"
+        ),
+    ),
+    Rule(
+        "data.columns train.objective",
+        lambda c: c.train.objective == "sft" and PAIR_COLUMNS & c.data.columns.keys(),
+        lambda c: (
+            f"data.columns: {', '.join(sorted(PAIR_COLUMNS & c.data.columns.keys()))} are columns"
+            " of preference data, and train.objective: sft learns one answer; name the question as"
+            " instruction and the answer as output"
+        ),
+    ),
+    Rule(
+        "data.columns train.objective",
+        lambda c: c.train.objective == "dpo" and ANSWER_COLUMNS & c.data.columns.keys(),
+        lambda c: (
+            f"data.columns: {', '.join(sorted(ANSWER_COLUMNS & c.data.columns.keys()))} are columns"
+            " of one answer, and train.objective: dpo learns from two; name the answers as chosen"
+            " and rejected"
+        ),
+    ),
+    Rule(
+        "data.format train.objective",
+        lambda c: c.train.objective == "sft" and c.data.format in ("text", "megatron"),
+        lambda c: (
+            f"data.format: {c.data.format} has no answers to learn for train.objective: sft; use"
+            " alpaca or messages"
+        ),
+    ),
+    Rule(
+        "data.format train.objective",
+        lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
+        lambda c: (
+            f"data.format: {c.data.format} is instruction data; set train.objective: sft"
+            " (docs/sft.md), or another format"
+        ),
+    ),
+    Rule(
+        "data.columns train.objective",
+        lambda c: c.train.objective == "pretrain" and c.data.columns,
+        "data.columns: is for train.objective: sft; leave it out and name the field of the text in"
+        " data.text_column",
+    ),
+    Rule(
+        "data.overlong train.objective",
+        lambda c: (
+            c.train.objective == "pretrain" and not c.data.columns and c.data.overlong != "truncate"
+        ),
+        "data.overlong: is for train.objective: sft; leave it out, text is cut into windows",
+    ),
+)
 
 
 def _for_text(key: str, verb: str) -> Callable[[JobConfig], str]:
     them = "it" if verb == "is" else "them"
-    return lambda c: f"{key}: {verb} for train.objective: pretrain; leave {them} out for {c.train.objective}"
+    return lambda c: (
+        f"{key}: {verb} for train.objective: pretrain; leave {them} out for {c.train.objective}"
+    )
 
 
 PRETRAIN_ONLY = tuple(
     Rule(f"{key} train.objective", asked, _for_text(key, verb))
     for key, verb, asked in (
-        ("data.document_mask", "is", lambda c: c.data.document_mask),  # the others always keep their samples apart
+        (
+            "data.document_mask",
+            "is",
+            lambda c: c.data.document_mask,
+        ),  # the others always keep their samples apart
         ("data.text_column", "is", lambda c: c.data.text_column != "text"),
         ("data.separator", "is", lambda c: c.data.separator is not None),
         ("data.unicode", "is", lambda c: c.data.unicode != "none"),
@@ -110,15 +169,24 @@ MEGATRON = tuple(
         f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
     )
     for key in (
-        "data.filters", "data.near_duplicates", "data.pii", "data.fix_mojibake", "data.language", "data.decontaminate",
+        "data.filters",
+        "data.near_duplicates",
+        "data.pii",
+        "data.fix_mojibake",
+        "data.language",
+        "data.decontaminate",
     )
-)  # fmt: skip
+)
 
 TEMPLATE = Rule(
     "model.chat_template_kwargs train.objective evaluate.chat_template",
-    lambda c: c.model.chat_template_kwargs and c.train.objective == "pretrain" and not c.evaluate.chat_template,
-    "model.chat_template_kwargs: no conversation is written with train.objective: pretrain; leave it out, or set "
-    "evaluate.chat_template",
+    lambda c: (
+        c.model.chat_template_kwargs
+        and c.train.objective == "pretrain"
+        and not c.evaluate.chat_template
+    ),
+    "model.chat_template_kwargs: no conversation is written with train.objective: pretrain; leave"
+    " it out, or set evaluate.chat_template",
 )
 
 PHONES = Rule(
@@ -132,25 +200,36 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
     """Sources that cannot be mixed, and options that the objective cannot use."""
     yield from broken(SOURCES, config)
     key, store = config.data.text_key, object_store(config.target)
-    for path in (source.path for source in config.data.all_sources if source.path.startswith(store)):
+    for path in (
+        source.path for source in config.data.all_sources if source.path.startswith(store)
+    ):
         if "*" in path or "?" in path:
             yield (
                 {key},
-                f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give the prefix up "
-                "to it, and data.format if there are other files",
+                (
+                    f"{key}: {path} has a wildcard, and a job's input is everything under a prefix;"
+                    " give the prefix up to it, and data.format if there are other files"
+                ),
             )
     yield from text_faults(config)
     yield from broken((TEMPLATE,), config)
-    if TARGETS[config.target].here and config.local.run_in == "sandbox":  # the job runs with this machine's packages
+    if (
+        TARGETS[config.target].here and config.local.run_in == "sandbox"
+    ):  # the job runs with this machine's packages
         for need in package_needs(config.model_dump()):
             lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
             if lacking:
-                yield {need.partition(":")[0]}, Sentence(f"{need}: {missing(lacking)}", "package.missing")
+                yield (
+                    {need.partition(":")[0]},
+                    Sentence(f"{need}: {missing(lacking)}", "package.missing"),
+                )
 
 
 def text_faults(config: JobConfig) -> Iterator[Fault]:
     """Options that the objective or the format of the text cannot use."""
-    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
+    yield from broken(
+        (*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config
+    )
     yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
 
 
@@ -187,14 +266,22 @@ def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
         if "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is not {_words(config.target, *hub)}"
         if path.startswith(store) and ("*" in path or "?" in path):
-            yield {key}, f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give that"
+            yield (
+                {key},
+                (
+                    f"{key}: {path} has a wildcard, and a job's input is everything under a prefix;"
+                    " give that"
+                ),
+            )
         if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             remedy = f"{near_path(path)}give a file, a folder, a glob or {A_URI[store]}"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
 
 
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
-    """A folder of this machine that is not a prepared dataset, and URIs of schemes that cannot be read."""
+    """A folder of this machine that is not a prepared dataset, and URIs of schemes that cannot be
+    read.
+    """
     prepared, store = config.data.prepared, object_store(config.target)
     known = readable_schemes(config.target, mounted=True)
     if prepared is None or prepared.startswith(known):
@@ -205,23 +292,34 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or {A_URI[store]}"
     elif not (Path(prepared) / "manifest.json").is_file():
         fault = (
-            f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or stage "
-            f"prepare wrote, or its {store} URI"
+            f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data"
+            f" prepare` or stage prepare wrote, or its {store} URI"
         )
         yield {"data.prepared"}, Sentence(fault, "data.not_found")
 
 
-def tokenizer_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
-    """A tokenizer in the model's folder that cannot write conversations, or that ends texts by an unknown id."""
+def tokenizer_faults(
+    config: JobConfig, folder: Path, described: Mapping[str, Any]
+) -> Iterator[Fault]:
+    """A tokenizer in the model's folder that cannot write conversations, or that ends texts by an
+    unknown id.
+    """
     if config.data.prepared is not None:
         return
     from smtrain.core.model.hf_tokenizer import end_fault
 
-    if config.train.objective == "sft" and tokenizer_in(p.name for p in folder.iterdir()) and not _template(folder):
+    if (
+        config.train.objective == "sft"
+        and tokenizer_in(p.name for p in folder.iterdir())
+        and not _template(folder)
+    ):
         yield (
             {"model.path", "train.objective"},
-            f"model.path: the tokenizer of {folder} has no chat template, which train.objective: sft needs for "
-            "conversations; put a chat_template.jinja there (docs/sft.md has one)",
+            (
+                f"model.path: the tokenizer of {folder} has no chat template, which"
+                " train.objective: sft needs for conversations; put a chat_template.jinja there"
+                " (docs/sft.md has one)"
+            ),
         )
     if fault := end_fault(folder, described):
         yield {"model.path"}, f"model.path: {folder}: {fault}"
@@ -239,7 +337,9 @@ def _template(folder: Path) -> bool:
 
 
 def task_faults(config: JobConfig) -> Iterator[Fault]:
-    """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be read there."""
+    """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be
+    read there.
+    """
     if fault := code_fault(config.evaluate.tasks, config.evaluate.run_generated_code):
         yield {"evaluate.tasks", "evaluate.run_generated_code"}, f"evaluate.tasks: {fault}"
     if fault := shots_fault(config.evaluate.tasks, config.evaluate.num_fewshot):
@@ -253,22 +353,27 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
-        fault = f"{data} is not a folder or {A_URI[store]}; give one of task YAMLs, or of a benchmark's files"
+        fault = (
+            f"{data} is not a folder or {A_URI[store]}; give one of task YAMLs, or of a benchmark's"
+            " files"
+        )
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
     own = tasks_in(folder)
     if not own and not any(folder.rglob("*.yaml")):
         yield (
             {"evaluate.data"},
-            f"evaluate.data: {data} holds no task's .yaml and no {forms_of(config.evaluate.tasks)}; give the folder "
-            "that does",
+            (
+                f"evaluate.data: {data} holds no task's .yaml and no"
+                f" {forms_of(config.evaluate.tasks)}; give the folder that does"
+            ),
         )
     for name in config.evaluate.tasks:
         for file in _files(own.get(name, {})):
             if "://" not in file and not glob.has_magic(file) and not (folder / file).exists():
                 fault = (
-                    f"evaluate.data: the task {name} reads {folder / file}, which does not exist; put it there, or "
-                    "correct the task's data_files"
+                    f"evaluate.data: the task {name} reads {folder / file}, which does not exist;"
+                    " put it there, or correct the task's data_files"
                 )
                 yield {"evaluate.data"}, Sentence(fault, "data.not_found")
 
@@ -279,8 +384,10 @@ def long_faults(options: Evaluate, target: TargetName) -> Iterator[Fault]:
     if POSITIONS in options.tasks and text is None:
         yield (
             {"evaluate.text", "evaluate.tasks"},
-            f"evaluate.text: is missing, and the task {POSITIONS} reads long documents; name some, such as those that "
-            "training holds out",
+            (
+                f"evaluate.text: is missing, and the task {POSITIONS} reads long documents; name"
+                " some, such as those that training holds out"
+            ),
         )
     for key in ("lengths", "text") if not options.long_tasks else ():
         if getattr(options, key):
@@ -294,16 +401,23 @@ def long_faults(options: Evaluate, target: TargetName) -> Iterator[Fault]:
     if hint := respelled(text, (store,)):
         yield {"evaluate.text"}, f"evaluate.text: {hint}"
     elif "://" in text or not Path(text).exists():
-        fault = f"evaluate.text: {text} is not a file, a folder or {A_URI[store]}; give one with long documents"
+        fault = (
+            f"evaluate.text: {text} is not a file, a folder or {A_URI[store]}; give one with long"
+            " documents"
+        )
         yield {"evaluate.text"}, Sentence(fault, "data.not_found")
 
 
 def tasks_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The YAML of each task and group in a folder, by name; {} for those of a benchmark whose own files are there."""
+    """The YAML of each task and group in a folder, by name; {} for those of a benchmark whose own
+    files are there.
+    """
     tasks: dict[str, dict[str, Any]] = {name: {} for name in tasks_of(benchmarks_in(folder))}
     for path in sorted(folder.rglob("*.yaml")):
         task = _read(path)
-        tasks |= {task[key]: task for key in ("task", "group", "tag") if isinstance(task.get(key), str)}
+        tasks |= {
+            task[key]: task for key in ("task", "group", "tag") if isinstance(task.get(key), str)
+        }
     return tasks
 
 
@@ -320,4 +434,6 @@ def _files(task: dict[str, Any]) -> Iterator[str]:
     options = task.get("dataset_kwargs")
     files = options.get("data_files") if isinstance(options, dict) else None
     for some in files.values() if isinstance(files, dict) else [files]:
-        yield from (file for file in (some if isinstance(some, list) else [some]) if isinstance(file, str))
+        yield from (
+            file for file in (some if isinstance(some, list) else [some]) if isinstance(file, str)
+        )

@@ -11,7 +11,14 @@ from typing import Any
 from smtrain.client.config.checks.rule import Fault
 from smtrain.core.config.compressed import HEAD, compressed_fault
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
-from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind, matches
+from smtrain.core.config.textfiles import (
+    choose_in,
+    compression,
+    encoding_like,
+    encoding_remedy,
+    kind,
+    matches,
+)
 from smtrain.core.files import read_object
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
@@ -20,7 +27,8 @@ _HEAD = 1 << 16
 
 
 def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
-    """Faults of the local files that `data` names; `described` is the model's config.json, if it is on this machine.
+    """Faults of the local files that `data` names; `described` is the model's config.json, if it is
+    on this machine.
 
     Raises OSError if a file may not be read.
     """
@@ -49,13 +57,20 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
         files = [(path / name, known) for name, known in choice.read]
     else:
         found = [path] if path.is_file() else matches(given)
-        files = [(file, form if form != "auto" else kind(file.name) or "text") for file in found if file.is_file()]
+        files = [
+            (file, form if form != "auto" else kind(file.name) or "text")
+            for file in found
+            if file.is_file()
+        ]
         if not files:
             yield f"no file matches {given}; correct the pattern"
-        elif lone := next((f for f, known in files if known == "megatron" and not _is_pair(f)), None):
+        elif lone := next(
+            (f for f, known in files if known == "megatron" and not _is_pair(f)), None
+        ):
             yield (
-                f"{lone} is half of an indexed dataset, and {lone.parent} holds no "
-                f"{lone.with_suffix('.bin' if lone.suffix == '.idx' else '.idx').name}; copy that there too"
+                f"{lone} is half of an indexed dataset, and {lone.parent} holds no"
+                f" {lone.with_suffix('.bin' if lone.suffix == '.idx' else '.idx').name}; copy that"
+                " there too"
             )
         elif not any(file.stat().st_size for file, _ in files):
             yield f"{given} is empty; give a file with text"
@@ -65,7 +80,9 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
     binary = [
         file
         for file, known in files
-        if known in ("jsonl", "text") and not compression(file.name) and _binary(file, config.data.encoding)
+        if known in ("jsonl", "text")
+        and not compression(file.name)
+        and _binary(file, config.data.encoding)
     ]
     if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
         more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
@@ -78,7 +95,9 @@ def unread_remedy(folder: Path, encoding: str | None) -> str:
     """The remedy if no file of a folder is read as text."""
     files = (folder / name for name, _ in choose_in(folder, "text")[0].read)
     plain = any(not compression(file.name) and not _binary(file, encoding) for file in files)
-    return "give one that does" + (", or set data.format: text to read every file as one document" if plain else "")
+    return "give one that does" + (
+        ", or set data.format: text to read every file as one document" if plain else ""
+    )
 
 
 def _head(file: Path, size: int = _HEAD) -> bytes:
@@ -91,7 +110,9 @@ def _is_pair(file: Path) -> bool:
 
 
 def _binary(file: Path, encoding: str | None = None) -> bool:
-    """Whether the beginning of a file is not text in the encoding (UTF-8, or that of its byte order mark)."""
+    """Whether the beginning of a file is not text in the encoding (UTF-8, or that of its byte order
+    mark).
+    """
     head = _head(file)
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if encoding or marked:
@@ -105,28 +126,43 @@ def _binary(file: Path, encoding: str | None = None) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        return not (len(head) == _HEAD and error.start > len(head) - 4)  # the head ends inside a character
+        return not (
+            len(head) == _HEAD and error.start > len(head) - 4
+        )  # the head ends inside a character
     return False
 
 
-def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] | None) -> Iterator[Fault]:
+def _prepared_faults(
+    config: JobConfig, folder: Path, described: dict[str, Any] | None
+) -> Iterator[Fault]:
     try:
         manifest = read_object(folder / "manifest.json")
     except (OSError, ValueError):
         manifest = {}
     if manifest.get("format_version") != PREPARED_FORMAT:
-        yield {"data.prepared"}, f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again"
+        yield (
+            {"data.prepared"},
+            f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again",
+        )
         return
     if damage := manifest_damage(manifest):
-        yield {"data.prepared"}, f"data.prepared: {folder}/manifest.json is damaged ({damage}); prepare the text again"
+        yield (
+            {"data.prepared"},
+            f"data.prepared: {folder}/manifest.json is damaged ({damage}); prepare the text again",
+        )
         return
     if config.train.validation and not manifest.get("validation"):
         yield (
             {"data.prepared", "train.validation"},
-            f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
-            "--validation-fraction or --validation-path, or leave train.validation out",
+            (
+                f"train.validation: {folder} was prepared without a held-out part; prepare the text"
+                " again with --validation-fraction or --validation-path, or leave"
+                " train.validation out"
+            ),
         )
-    tokenizer = Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
+    tokenizer = (
+        Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
+    )
     for fault in mismatches(config, manifest, described, tokenizer):
         yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"
     files = manifest.get("files")
@@ -134,20 +170,29 @@ def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] 
         file = folder / name
         size = file.stat().st_size if file.is_file() else "no"
         if size != row.get("bytes"):
-            yield {"data.prepared"}, f"data.prepared: {file} has {size} bytes, not {row.get('bytes')}; copy it again"
+            yield (
+                {"data.prepared"},
+                f"data.prepared: {file} has {size} bytes, not {row.get('bytes')}; copy it again",
+            )
 
 
 def mismatches(
-    config: JobConfig, manifest: dict[str, Any], described: dict[str, Any] | None, tokenizer: Path | None
+    config: JobConfig,
+    manifest: dict[str, Any],
+    described: dict[str, Any] | None,
+    tokenizer: Path | None,
 ) -> Iterator[str]:
     """Differences between a prepared dataset and the config, model or tokenizer."""
     objective = manifest.get("objective", "pretrain")
     if objective != config.train.objective:
-        yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"
+        yield (
+            f"the data was prepared for train.objective: {objective}, and it is"
+            f" {config.train.objective}"
+        )
     if manifest.get("seq_len") != config.train.seq_len:
         yield (
-            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "
-            f"{config.train.seq_len}"
+            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len"
+            f" is {config.train.seq_len}"
         )
     if not manifest.get("samples"):
         yield "the data does not hold one whole sample"
@@ -160,8 +205,16 @@ def mismatches(
     if vocabulary is not None and ids > vocabulary:
         yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
     elif None not in (vocabulary, known) and known != vocabulary:
-        yield f"the data was prepared for a model of vocab_size {known}, and the model's is {vocabulary}"
+        yield (
+            f"the data was prepared for a model of vocab_size {known}, and the model's is"
+            f" {vocabulary}"
+        )
     wanted = manifest.get("tokenizer_sha256")
     here = tokenizer is not None and tokenizer.is_file()
-    if tokenizer and here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:
+    if (
+        tokenizer
+        and here
+        and wanted
+        and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted
+    ):
         yield "the data was prepared with another tokenizer than the model's"

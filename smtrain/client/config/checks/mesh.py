@@ -15,11 +15,13 @@ _DEGREES = ("tp", "pp", "cp", "ep", "dp")
 BATCH = "train.global_batch_size"
 
 
-def mesh_instead(config: JobConfig, shape: ModelShape, faults_of: Callable[[JobConfig], Iterable[str]]) -> str:
+def mesh_instead(
+    config: JobConfig, shape: ModelShape, faults_of: Callable[[JobConfig], Iterable[str]]
+) -> str:
     """Name the values to set so that the mesh divides the model and no other fault comes of it.
 
-    As few degrees as possible change, and the batch only if no mesh divides the given one. `faults_of` finds the other
-    faults of a config.
+    As few degrees as possible change, and the batch only if no mesh divides the given one.
+    `faults_of` finds the other faults of a config.
     """
     accepted = set(faults_of(config))
     nearest = sorted(_candidates(config, shape), key=lambda values: _distance(config, values))
@@ -38,7 +40,9 @@ def would_do(values: Mapping[str, int]) -> str:
 
 
 def _candidates(config: JobConfig, shape: ModelShape) -> Iterator[dict[str, int]]:
-    """The meshes of the config's processes that divide the model, each with the nearest batch that it divides."""
+    """The meshes of the config's processes that divide the model, each with the nearest batch that
+    it divides.
+    """
     world, batch = config.world_size, config.train.global_batch_size
     for tp in _divisors(world):
         for pp in _divisors(world // tp):
@@ -49,7 +53,14 @@ def _candidates(config: JobConfig, shape: ModelShape) -> Iterator[dict[str, int]
                 unit = dp * config.parallel.micro_batch_size
                 for ep in _divisors(dp * cp):
                     if not shape.mesh_faults(tp, pp, ep, cp=cp):
-                        yield {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp": dp, BATCH: -(-batch // unit) * unit}
+                        yield {
+                            "tp": tp,
+                            "pp": pp,
+                            "cp": cp,
+                            "ep": ep,
+                            "dp": dp,
+                            BATCH: -(-batch // unit) * unit,
+                        }
 
 
 def _divisors(number: int) -> list[int]:
@@ -58,18 +69,28 @@ def _divisors(number: int) -> list[int]:
 
 def _changes(config: JobConfig, values: dict[str, int]) -> dict[str, int]:
     """The values that differ from the config's; dp and the batch count only if they are given."""
-    given = {degree: getattr(config.parallel, degree) for degree in _DEGREES} | {BATCH: given_batch(config)}
+    given = {degree: getattr(config.parallel, degree) for degree in _DEGREES} | {
+        BATCH: given_batch(config)
+    }
     return {name: value for name, value in values.items() if given[name] not in (value, None)}
 
 
 def given_batch(config: JobConfig) -> int | None:
     """train.global_batch_size; None if smtrain chooses it by the mesh."""
-    return config.train.global_batch_size if "global_batch_size" in config.train.model_fields_set else None
+    return (
+        config.train.global_batch_size
+        if "global_batch_size" in config.train.model_fields_set
+        else None
+    )
 
 
 def _distance(config: JobConfig, values: dict[str, int]) -> tuple[bool, int, float]:
     changes = _changes(config, values)
-    ratios = (abs(log2(value / getattr(config.parallel, name))) for name, value in changes.items() if name != BATCH)
+    ratios = (
+        abs(log2(value / getattr(config.parallel, name)))
+        for name, value in changes.items()
+        if name != BATCH
+    )
     return BATCH in changes, len(changes), sum(ratios)
 
 
@@ -77,15 +98,20 @@ def _with(config: JobConfig, values: dict[str, int]) -> JobConfig:
     changes = _changes(config, values)
     train: dict[str, Any] = {"global_batch_size": values[BATCH]}
     parallel = {name: value for name, value in changes.items() if name != BATCH}
-    return config.model_copy(update={
-        "parallel": config.parallel.model_copy(update=parallel), "train": config.train.model_copy(update=train),
-    })  # fmt: skip
+    return config.model_copy(
+        update={
+            "parallel": config.parallel.model_copy(update=parallel),
+            "train": config.train.model_copy(update=train),
+        }
+    )
 
 
 def unconnected_group(config: JobConfig, *, tied: bool) -> Group | None:
-    """The first group of a config's mesh that its machines' torus does not connect; None if it connects all.
+    """The first group of a config's mesh that its machines' torus does not connect; None if it
+    connects all.
 
-    `tied` as `ModelShape.tied`. An ep that divides no group of processes is a fault by itself, and not counted.
+    `tied` as `ModelShape.tied`. An ep that divides no group of processes is a fault by itself, and
+    not counted.
     """
     chip, parallel = torus_chip(config.compute.instance_type, config.lnc), config.parallel
     if chip is None or config.own_machine is not None:

@@ -16,7 +16,8 @@ class ConfigRule(NamedTuple):
     """One row of a table of rules."""
 
     keys: str
-    """Keys that it reads, with blanks between: if one is wrong by itself, the rule is not applied."""
+    """Keys that it reads, with blanks between: if one is wrong by itself, the rule is not applied.
+    """
     broken: Callable[[JobConfig], object]
     """True, or anything that counts as true, if the config breaks it."""
     sentence: str | Callable[[JobConfig], str]
@@ -31,4 +32,7 @@ def broken(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
     """The faults of the rules that a config breaks, in their order."""
     for rule in rules:
         if rule.broken(config):
-            yield set(rule.keys.split()), rule.sentence if isinstance(rule.sentence, str) else rule.sentence(config)
+            yield (
+                set(rule.keys.split()),
+                (rule.sentence if isinstance(rule.sentence, str) else rule.sentence(config)),
+            )

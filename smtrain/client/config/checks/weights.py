@@ -69,52 +69,95 @@ def _is_own(config: JobConfig) -> bool:
 
 
 WEIGHTS = (
-    Rule("model.weights model.init", lambda c: c.model.init == "scratch",
-         "model.weights: has no effect with model.init: scratch, which starts at random; set only one"),
-    Rule("model.weights train.adapter export.merge", lambda c: c.train.adapter and not c.export.merge,
-         "model.weights: an adapter alone needs a base that peft can load; set export.merge: true, or convert the "
-         "weights with `smtrain convert --to hf` and name the result as model.path"),
-    Rule("model.weights evaluate.base", lambda c: c.evaluate.tasks and c.evaluate.base,
-         "model.weights: the base model is evaluated from a Hugging Face folder; set evaluate.base: false, or convert "
-         "the weights with `smtrain convert --to hf` and name the result as model.path"),
-)  # fmt: skip
+    Rule(
+        "model.weights model.init",
+        lambda c: c.model.init == "scratch",
+        "model.weights: has no effect with model.init: scratch, which starts at random; set"
+        " only one",
+    ),
+    Rule(
+        "model.weights train.adapter export.merge",
+        lambda c: c.train.adapter and not c.export.merge,
+        "model.weights: an adapter alone needs a base that peft can load; set export.merge: true,"
+        " or convert the weights with `smtrain convert --to hf` and name the result as model.path",
+    ),
+    Rule(
+        "model.weights evaluate.base",
+        lambda c: c.evaluate.tasks and c.evaluate.base,
+        "model.weights: the base model is evaluated from a Hugging Face folder; set evaluate.base:"
+        " false, or convert the weights with `smtrain convert --to hf` and name the result as"
+        " model.path",
+    ),
+)
 
 HUB_RULES = (
-    Rule("model.path", lambda c: c.model.path.startswith(HUBS) and not HUB.fullmatch(c.model.path),
-         lambda c: f"model.path: {c.model.path} must look like "
-                   f"{c.model.path.partition('://')[0]}://organization/model@revision"),
-    Rule("model.path", lambda c: c.model.path.startswith(RUN) and not RUN_NAME.fullmatch(c.model.path),
-         lambda c: f"model.path: {c.model.path} must look like run://NAME, the name of an earlier run"),
-    Rule("model.path name", lambda c: c.model.path.startswith(RUN) and _is_own(c),
-         lambda c: f"model.path: {c.model.path} is this run itself; name the earlier run, or give this one another "
-                   "name"),
-    Rule("model.token", lambda c: c.model.token and (c.model.token.secret is None) == (c.model.token.ssm is None),
-         "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"),
-    Rule("model.token model.path", lambda c: c.model.token and not _hubs(c),
-         "model.token: has no effect unless the model or the data is on a hub (hf://, modelscope://); leave it out"),
-    Rule("model.token model.path", lambda c: c.model.token and len(_hubs(c)) > 1,
-         "model.token: is the token of one hub, and model and data are on two; use a model or text that is in S3"),
-    Rule("network.isolation model.path", lambda c: c.network.isolation and c.model.path.startswith(HUBS),
-         "network.isolation: keeps the fetch stage from the hub; fetch the model once without it, and give its s3://"),
-)  # fmt: skip
+    Rule(
+        "model.path",
+        lambda c: c.model.path.startswith(HUBS) and not HUB.fullmatch(c.model.path),
+        lambda c: (
+            f"model.path: {c.model.path} must look like "
+            f"{c.model.path.partition('://')[0]}://organization/model@revision"
+        ),
+    ),
+    Rule(
+        "model.path",
+        lambda c: c.model.path.startswith(RUN) and not RUN_NAME.fullmatch(c.model.path),
+        lambda c: (
+            f"model.path: {c.model.path} must look like run://NAME, the name of an earlier run"
+        ),
+    ),
+    Rule(
+        "model.path name",
+        lambda c: c.model.path.startswith(RUN) and _is_own(c),
+        lambda c: (
+            f"model.path: {c.model.path} is this run itself; name the earlier run, or give this one"
+            " another name"
+        ),
+    ),
+    Rule(
+        "model.token",
+        lambda c: c.model.token and (c.model.token.secret is None) == (c.model.token.ssm is None),
+        "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)",
+    ),
+    Rule(
+        "model.token model.path",
+        lambda c: c.model.token and not _hubs(c),
+        "model.token: has no effect unless the model or the data is on a hub (hf://,"
+        " modelscope://); leave it out",
+    ),
+    Rule(
+        "model.token model.path",
+        lambda c: c.model.token and len(_hubs(c)) > 1,
+        "model.token: is the token of one hub, and model and data are on two; use a model or text"
+        " that is in S3",
+    ),
+    Rule(
+        "network.isolation model.path",
+        lambda c: c.network.isolation and c.model.path.startswith(HUBS),
+        "network.isolation: keeps the fetch stage from the hub; fetch the model once without it,"
+        " and give its s3://",
+    ),
+)
 
 MEGATRON = Rule(
     "export.megatron train.adapter export.merge",
     lambda c: c.export.megatron and c.train.adapter and not c.export.merge,
     "export.megatron: Megatron has no form for an adapter alone; set export.merge: true",
-)  # fmt: skip
+)
 
 
 PEFT = Rule(
     "model.rope train.adapter export.merge",
     lambda c: c.model.rope and c.train.adapter and not c.export.merge,
-    "model.rope: peft would load the adapter on the model as it was before, which reads no longer texts; set "
-    "export.merge: true",
+    "model.rope: peft would load the adapter on the model as it was before, which reads no longer"
+    " texts; set export.merge: true",
 )
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
-    """Weights that cannot be read, and options that cannot be combined with `model.weights` or a hub."""
+    """Weights that cannot be read, and options that cannot be combined with `model.weights` or a
+    hub.
+    """
     yield from broken([PEFT], config)
     yield from _rope_faults(config)
     yield from broken([MEGATRON], config)
@@ -122,12 +165,16 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
         yield from _place_faults(config, "model.weights", config.model.weights)
         yield from broken(WEIGHTS, config)
     if config.train.preference and config.train.preference.folder:
-        yield from _place_faults(config, "train.dpo.reference", config.train.preference.folder, ("demo://", RUN))
+        yield from _place_faults(
+            config, "train.dpo.reference", config.train.preference.folder, ("demo://", RUN)
+        )
     yield from broken(HUB_RULES, config)
 
 
 _ROPE = {"model.rope", *(f"model.rope.{name}" for name in RopeSection.model_fields)}
-"""Keys that faults of model.rope read: if one is wrong by itself, the others are not judged by what is left."""
+"""Keys that faults of model.rope read: if one is wrong by itself, the others are not judged by what
+is left.
+"""
 
 
 def _rope_faults(config: JobConfig) -> Iterator[Fault]:
@@ -140,22 +187,37 @@ def _rope_faults(config: JobConfig) -> Iterator[Fault]:
         yield _ROPE, "model.rope: is empty, so it changes nothing; leave it out"
     if rope.type is None:
         if settings - {"rope_theta"}:
-            yield _ROPE, "model.rope.type: is missing, and other keys than theta need it; set it to yarn"
+            yield (
+                _ROPE,
+                "model.rope.type: is missing, and other keys than theta need it; set it to yarn",
+            )
         return
     needed, optional = KINDS[rope.type]
     if "factor" in needed and "factor" not in settings:
         words = "its type needs it; give the new longest sequence divided by that of the model"
         yield _ROPE, f"model.rope.factor: is missing, and {words}"
-    taken = {"rope_type", "rope_theta", *needed, *optional, *({ORIGINAL} if rope.type == "linear" else ())}
+    taken = {
+        "rope_type",
+        "rope_theta",
+        *needed,
+        *optional,
+        *({ORIGINAL} if rope.type == "linear" else ()),
+    }
     for key in sorted(settings - taken):
         yield _ROPE, f"model.rope.{key}: has no effect with type {rope.type}; leave it out"
     for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
-        if low in taken and (lower := getattr(rope, low) or 1) >= (getattr(rope, high) or BORDERS[high]):
+        if low in taken and (lower := getattr(rope, low) or 1) >= (
+            getattr(rope, high) or BORDERS[high]
+        ):
             yield _ROPE, f"model.rope.{high}: must be above {low}, which is {lower:g}; raise it"
 
 
-def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()) -> Iterator[Fault]:
-    """Weights of a key that are in no place that can be read; `more` are further schemes that it takes."""
+def _place_faults(
+    config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()
+) -> Iterator[Fault]:
+    """Weights of a key that are in no place that can be read; `more` are further schemes that it
+    takes.
+    """
     store, schemes = object_store(config.target), (*more, *readable_schemes(config.target))
     if hint := None if path.startswith(schemes) else respelled(path, (store, *more)):
         yield {key}, f"{key}: {hint}"
@@ -166,7 +228,10 @@ def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] 
     elif "://" in path and (archive := archive_fault(path)):
         yield {key}, f"{key}: {path} {archive}"
     elif "://" not in path and Path(path).is_file():
-        yield {key}, f"{key}: {path} is a file, and {file_kind(Path(path))}; give the folder with weights"
+        yield (
+            {key},
+            f"{key}: {path} is a file, and {file_kind(Path(path))}; give the folder with weights",
+        )
     elif "://" not in path and not Path(path).is_dir():
         remedy = f"{near_path(path)}give one with weights, or {A_URI[store]}"
         yield {key}, Sentence(f"{key}: {path} is not a folder; {remedy}", "model.not_found")
@@ -175,31 +240,45 @@ def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] 
 def gated_faults(config: JobConfig) -> Iterator[Fault]:
     """Models or data known to be gated on the hub, without a token.
 
-    Not checked if HF_ENDPOINT names a mirror, which may need no token, nor when a config is loaded: a plan needs none.
+    Not checked if HF_ENDPOINT names a mirror, which may need no token, nor when a config is loaded:
+    a plan needs none.
     """
     if config.model.token or config.compute.environment.get("HF_ENDPOINT"):
         return
     named = "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
     if is_gated(path := config.model.path):
         name = HUB.fullmatch(path)
-        copy = f"`hf download {name[2]} --local-dir FOLDER` with a token of yours" if name else "a download"
+        copy = (
+            f"`hf download {name[2]} --local-dir FOLDER` with a token of yours"
+            if name
+            else "a download"
+        )
         yield (
             {"model.path", "model.token"},
-            f"model.token: is missing, and {path} is gated: accept its licence on the hub, then {named}; or copy the "
-            f"model here, {copy}, and give that folder",
+            (
+                f"model.token: is missing, and {path} is gated: accept its licence on the hub, then"
+                f" {named}; or copy the model here, {copy}, and give that folder"
+            ),
         )
     for source in config.data.all_sources:
         if config.data.prepared is None and is_gated(source.path, data=True):
             yield (
                 {"data.path", "model.token"},
-                f"model.token: is missing, and {source.path} is gated: accept its licence on the hub, then {named}",
+                (
+                    f"model.token: is missing, and {source.path} is gated: accept its licence on"
+                    f" the hub, then {named}"
+                ),
             )
 
 
 def respelled_model(config: JobConfig) -> str | None:
     """Say how smtrain writes the address in `model.path`, if that is written in another way."""
     path, readable = config.model.path, readable_schemes(config.target)
-    return None if path.startswith(readable) else respelled(path, (object_store(config.target), *_SCHEMES))
+    return (
+        None
+        if path.startswith(readable)
+        else respelled(path, (object_store(config.target), *_SCHEMES))
+    )
 
 
 def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
@@ -215,15 +294,20 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             by = " with model.rope" if rope else ""
             yield (
                 {"model.path", "model.rope", "train.seq_len"},
-                f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
-                f"{path.removeprefix('hf://')}{by}; use at most that",
+                (
+                    f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
+                    f"{path.removeprefix('hf://')}{by}; use at most that"
+                ),
             )
     elif "://" in path:
         if not (path.startswith((*_SCHEMES, *readable_schemes(config.target))) or is_mounted(path)):
             store = object_store(config.target)
             yield (
                 {"model.path"},
-                f"model.path: {path} is not a folder, {store}, hf://, modelscope://, demo:// or run://",
+                (
+                    f"model.path: {path} is not a folder, {store}, hf://, modelscope://, demo:// or"
+                    " run://"
+                ),
             )
         elif archive := archive_fault(path):
             yield {"model.path"}, f"model.path: {path} {archive}"
@@ -263,7 +347,13 @@ def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
         remedy = read_remedy(error, "mend it there, or copy this one file again")
         return {}, f"{file} cannot be read ({first_line(error)}); {remedy}"
     if not isinstance(described, dict):
-        return {}, f"{file} is {with_article(type(described).__name__)}, not a mapping; copy this one file again"
+        return (
+            {},
+            (
+                f"{file} is {with_article(type(described).__name__)}, not a mapping; copy this one"
+                " file again"
+            ),
+        )
     return described, ""
 
 
@@ -285,14 +375,19 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     if isinstance(padding, int) and not -shape.vocab <= padding < shape.vocab:
         yield (
             {"model.path"},
-            f"model.path: pad_token_id is {padding} and the model has the ids 0 to {shape.vocab - 1} (vocab_size "
-            f"{shape.vocab}); correct pad_token_id in its config.json, or set it to null",
+            (
+                f"model.path: pad_token_id is {padding} and the model has the ids 0 to"
+                f" {shape.vocab - 1} (vocab_size {shape.vocab}); correct pad_token_id in its"
+                " config.json, or set it to null"
+            ),
         )
     if config.export.megatron and model.parallel_residual:
         yield (
             {"export.megatron", "model.path"},
-            "export.megatron: Megatron-core has no parallel residual, which config.json asks for "
-            "(use_parallel_residual); leave it out",
+            (
+                "export.megatron: Megatron-core has no parallel residual, which config.json asks"
+                " for (use_parallel_residual); leave it out"
+            ),
         )
     if config.export.megatron and (lack := megatron_lack(shape) or megatron_rope_lack(model.rope)):
         yield {"export.megatron", "model.path"}, f"export.megatron: {lack}; leave it out"
@@ -304,21 +399,33 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             more = f", or set model.rope: {rope} to train it on longer ones"
         yield (
             {"model.path", "model.rope", "train.seq_len"},
-            f"train.seq_len: {length} is beyond the model's {longest} positions{by}; use at most that{more}",
+            (
+                f"train.seq_len: {length} is beyond the model's {longest} positions{by}; use at"
+                f" most that{more}"
+            ),
         )
     if config.train.engine == "nxd" and not shape.by_nxd:
         yield (
             {"model.path", "train.engine"},
             f"model.path: engine nxd trains no {shape.family} models; set train.engine: native"
-            + ("" if TARGETS[config.target].here else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
+            + (
+                ""
+                if TARGETS[config.target].here
+                else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"
+            ),
         )
     if config.train.adapter and not config.export.merge and is_multimodal(described):
         yield (
             {"model.path", "train.adapter"},
-            "train.adapter: peft would not find the layers of the text part of a multimodal model "
-            f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
+            (
+                "train.adapter: peft would not find the layers of the text part of a multimodal"
+                f" model ({described.get('model_type')}) by an adapter's names; set export.merge:"
+                " true"
+            ),
         )
-    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp, config.parallel.ep, cp=config.parallel.cp)
+    mesh_faults = shape.mesh_faults(
+        config.parallel.tp, config.parallel.pp, config.parallel.ep, cp=config.parallel.cp
+    )
     stages = list(_stage_faults(config, shape.layers))
     yield from stages
     yield from _expert_faults(config, shape)
@@ -328,11 +435,17 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))
-            if config.train.aux_by_layer and config.train.aux_loss is None and not adapters.lora.of_experts:
+            if (
+                config.train.aux_by_layer
+                and config.train.aux_loss is None
+                and not adapters.lora.of_experts
+            ):
                 yield (
                     {"train.adapter.targets", "train.aux_loss", "train.aux_by_layer"},
-                    "train.aux_by_layer: adapters without experts have no auxiliary loss; leave it out, or set "
-                    "train.aux_loss",
+                    (
+                        "train.aux_by_layer: adapters without experts have no auxiliary loss; leave"
+                        " it out, or set train.aux_loss"
+                    ),
                 )
             if len(shape.kinds) > 1 and not mesh_faults and not stages:
                 for fault in stage_faults(adapters, config.parallel.pp, config.parallel.cuts):
@@ -362,12 +475,20 @@ def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
         "train.aux_by_layer": config.train.aux_by_layer,
     }
     for key in (key for key, given in asked.items() if given and shape.experts is None):
-        yield {"model.path", key}, f"{key}: {with_article(shape.family)} model has no experts; leave it out"
+        yield (
+            {
+                "model.path",
+                key,
+            },
+            f"{key}: {with_article(shape.family)} model has no experts; leave it out",
+        )
     if asked["parallel.expert_capacity"] and config.parallel.cp > 1:
         yield (
             {"parallel.expert_capacity", "parallel.cp"},
-            "parallel.expert_capacity: counts the tokens of whole sequences, which parallel.cp cuts; leave one of the "
-            "two out",
+            (
+                "parallel.expert_capacity: counts the tokens of whole sequences, which parallel.cp"
+                " cuts; leave one of the two out"
+            ),
         )
 
 
@@ -377,27 +498,42 @@ def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:
     if parallel.layers_per_stage and sum(parallel.layers_per_stage) != layers:
         yield (
             {"model.path", "parallel.layers_per_stage"},
-            f"parallel.layers_per_stage: {list(parallel.layers_per_stage)} adds up to {sum(parallel.layers_per_stage)} "
-            f"layers, and the model has {layers}; correct it, or leave it out",
+            (
+                f"parallel.layers_per_stage: {list(parallel.layers_per_stage)} adds up to"
+                f" {sum(parallel.layers_per_stage)} layers, and the model has {layers}; correct it,"
+                " or leave it out"
+            ),
         )
-    if parallel.pipeline_cuts and any(a >= b for a, b in pairwise((-1, *parallel.pipeline_cuts, layers - 1))):
+    if parallel.pipeline_cuts and any(
+        a >= b for a, b in pairwise((-1, *parallel.pipeline_cuts, layers - 1))
+    ):
         yield (
             {"model.path", "parallel.pipeline_cuts"},
-            f"parallel.pipeline_cuts: {list(parallel.pipeline_cuts)} must be rising layer numbers from 0 to "
-            f"{layers - 2}, as the model has {layers} layers; correct it, or leave it out",
+            (
+                f"parallel.pipeline_cuts: {list(parallel.pipeline_cuts)} must be rising layer"
+                f" numbers from 0 to {layers - 2}, as the model has {layers} layers; correct it, or"
+                " leave it out"
+            ),
         )
 
 
-def reference_faults(described: Mapping[str, Any], reference: Mapping[str, Any], path: str) -> Iterator[Fault]:
-    """Differences of a dpo reference's config.json from the model's, of which both read the same tokens."""
+def reference_faults(
+    described: Mapping[str, Any], reference: Mapping[str, Any], path: str
+) -> Iterator[Fault]:
+    """Differences of a dpo reference's config.json from the model's, of which both read the same
+    tokens.
+    """
     text, other = text_part(described), text_part(reference)
     for key in ("vocab_size", "model_type"):
         ours, theirs = text.get(key), other.get(key)
         if ours is not None and theirs is not None and ours != theirs:
             yield (
                 {"train.dpo.reference", "model.path"},
-                f"train.dpo.reference: {path} is another kind of model than model.path ({key} {theirs} and {ours}); "
-                "name the model that this run starts from, or set train.dpo.reference: start",
+                (
+                    f"train.dpo.reference: {path} is another kind of model than model.path ({key}"
+                    f" {theirs} and {ours}); name the model that this run starts from, or set"
+                    " train.dpo.reference: start"
+                ),
             )
             return
 
@@ -420,12 +556,17 @@ def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) 
     if is_multimodal(described) and weights_in(names) is None and not missing_shards(names)[0]:
         yield (
             {"model.path"},
-            f"model.path: {folder} has the config.json of a multimodal model ({described.get('model_type')}) and no "
-            "weights, and the export is to keep its other parts: give the whole folder, or the text model's own "
-            "config.json (its text_config)",
+            (
+                f"model.path: {folder} has the config.json of a multimodal model"
+                f" ({described.get('model_type')}) and no weights, and the export is to keep its"
+                " other parts: give the whole folder, or the text model's own config.json (its"
+                " text_config)"
+            ),
         )
     elif config.model.init == "weights" and config.model.weights is None:
-        yield from (({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, described))
+        yield from (
+            ({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, described)
+        )
     if config.data.prepared is not None:
         return
     tokenizer = tokenizer_in(names)
@@ -435,14 +576,18 @@ def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) 
     if not tokenizer:
         yield (
             {"model.path"},
-            f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), "
-            "which preparing text needs; save the tokenizer there with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
+            (
+                f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor"
+                " tokenizer.model), which preparing text needs; save the tokenizer there with"
+                " AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared"
+            ),
         )
 
 
 def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> Iterator[str]:
-    """Weights that are missing, incomplete, or not in the form that their names say; by names and first bytes only."""
+    """Weights that are missing, incomplete, or not in the form that their names say; by names and
+    first bytes only.
+    """
     first = weights_in(names)
     there, absent = missing_shards(names)
     if first is None and not there:
@@ -451,8 +596,8 @@ def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> It
                 broken_link(folder)
                 or folder_misfit(names, folder)
                 or (
-                    f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights as "
-                    "safetensors, or set model.init: scratch"
+                    f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save"
+                    " the weights as safetensors, or set model.init: scratch"
                 )
             )
         return
@@ -461,11 +606,16 @@ def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> It
             f"{folder} lacks {len(absent)} of its {len(there) + len(absent)} files of weights "
             f"({', '.join(absent[:3])}); copy those files into it"
         )
-    read = [first] if first is not None and not first.endswith(".index.json") else [*filter(None, [first]), *there]
+    read = (
+        [first]
+        if first is not None and not first.endswith(".index.json")
+        else [*filter(None, [first]), *there]
+    )
     if misfit := next((fault for name in read if (fault := file_misfit(folder / name))), None):
         yield misfit
     if method := unreadable_quantization(described):
         yield (
-            f"{folder}/config.json says that the weights are quantized ({method}), which cannot be trained; "
-            f"{dequantize(method)}; if they are plain numbers, take quantization_config out of config.json"
+            f"{folder}/config.json says that the weights are quantized ({method}), which cannot be"
+            f" trained; {dequantize(method)}; if they are plain numbers, take quantization_config"
+            " out of config.json"
         )

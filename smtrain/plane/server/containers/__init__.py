@@ -1,1 +1,3 @@
-"""Hosts that are containers: Docker or podman runs the request's image, with SageMaker's contract."""
+"""Hosts that are containers: Docker or podman runs the request's image, with SageMaker's
+contract.
+"""

@@ -30,7 +30,10 @@ class ContainerHost(Host):
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event."""
         self.containers = containers
         algorithm = self.job.request["AlgorithmSpecification"]
-        entrypoint, arguments = algorithm.get("ContainerEntrypoint"), algorithm.get("ContainerArguments")
+        entrypoint, arguments = (
+            algorithm.get("ContainerEntrypoint"),
+            algorithm.get("ContainerArguments"),
+        )
         fastfile = self._fastfile(lazy)
         containers.lay(self.ml)
         self._open_to_all()
@@ -45,7 +48,11 @@ class ContainerHost(Host):
                 "entrypoint": entrypoint,
                 # As on AWS: `docker run IMAGE train`.
                 "command": arguments or ([] if entrypoint else ["train"]),
-                "labels": {HOME: str(self.endpoint.home), JOB: self.job.name, HOST: str(self.folder)},
+                "labels": {
+                    HOME: str(self.endpoint.home),
+                    JOB: self.job.name,
+                    HOST: str(self.folder),
+                },
                 "network": containers.network_name,
                 "address": containers.addresses[self.name],
                 "host": {**containers.limits(self.instance_type), "binds": self._binds()},
@@ -61,7 +68,11 @@ class ContainerHost(Host):
         """Variables that the service sets over the image's own, and those to reach S3."""
         return {
             **self.containers.environment(),
-            **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
+            **(
+                {pools.VARIABLE: f"/opt/ml/{pools.CACHE}"}
+                if pools.keep_alive(self.job.request)
+                else {}
+            ),
             **(self.job.request.get("Environment") or {}),
             "TRAINING_JOB_NAME": self.job.name,
             "TRAINING_JOB_ARN": self.job.arn,
@@ -69,15 +80,18 @@ class ContainerHost(Host):
         }
 
     def _open_to_all(self) -> None:
-        """Let any user read and write /opt/ml, as an image may have any; other users of this machine cannot enter
-        the folder above."""
+        """Let any user read and write /opt/ml, as an image may have any; other users of this
+        machine cannot enter the folder above.
+        """
         for parent, folders, files in os.walk(self.ml):
             os.chmod(parent, 0o777)  # noqa: S103
             for name in files:
                 path = os.path.join(parent, name)
                 if not os.path.islink(path):
                     os.chmod(path, 0o666 | os.stat(path).st_mode & 0o111)  # noqa: S103
-            folders[:] = [name for name in folders if not os.path.ismount(os.path.join(parent, name))]
+            folders[:] = [
+                name for name in folders if not os.path.ismount(os.path.join(parent, name))
+            ]
 
     def _end_rest(self) -> None:
         super()._end_rest()

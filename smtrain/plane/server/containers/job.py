@@ -1,4 +1,6 @@
-"""The image, the network and the S3 proxy that the containers of one job share; the settings of hosts."""
+"""The image, the network and the S3 proxy that the containers of one job share; the settings of
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class JobContainers:
         self.image, self.folders = usable(self.client, image_of(executor, job.request))
         self.network_name = ""
         self.addresses: dict[str, str] = {}
-        """The address of every host, known before any starts, as many scripts end at an unknown name."""
+        """The address of every host, known before any starts, as many scripts end at an unknown
+        name.
+        """
         self.proxy: S3Proxy | None = None
         self._packed: Path | None = None
 
@@ -51,20 +55,28 @@ class JobContainers:
         """Create the network and, unless the job is isolated, the S3 proxy."""
         isolated = self.job.isolated
         leftovers.mark(self.executor.state)
-        # With an address of this machine on an internal network, hosts could reach every server that listens on all
-        # addresses of this machine.
+        # With an address of this machine on an internal network, hosts could reach every server
+        # that listens on all addresses of this machine.
         options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if isolated else {}
         labels = {HOME: str(self.home), JOB: self.job.name}
         self.network_name = f"smtrain-{self.job.name}-{os.urandom(4).hex()}"
         with plainly("making the job's network"):
             gateway, *addresses = make_network(
-                self.client, self.network_name, 1 + len(hosts_of(self.job.request)),
-                internal=isolated, options=options, labels=labels,
-            )  # fmt: skip
-        self.addresses = {name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)}
+                self.client,
+                self.network_name,
+                1 + len(hosts_of(self.job.request)),
+                internal=isolated,
+                options=options,
+                labels=labels,
+            )
+        self.addresses = {
+            name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)
+        }
         if not isolated:
             self.proxy = S3Proxy(self.executor.app, gateway)
-        self._packed = fetch_opt_ml(self.client, self.image, labels, self.job.folder / "image-ml.tar")
+        self._packed = fetch_opt_ml(
+            self.client, self.image, labels, self.job.folder / "image-ml.tar"
+        )
 
     def lay(self, ml: Path) -> None:
         """Copy the image's /opt/ml to a host's."""
@@ -86,12 +98,16 @@ class JobContainers:
         return variables
 
     def limits(self, instance_type: str) -> dict[str, Any]:
-        """The limits of one host: memory, cores, shared memory, devices; for an isolated one, no DNS."""
+        """The limits of one host: memory, cores, shared memory, devices; for an isolated one, no
+        DNS.
+        """
         ram = memory_of(self.wanted.memory, instance_type)
         config: dict[str, Any] = {
             "ulimits": ulimits(),
             "shm_size": (ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2,
-            "devices": [f"{path}:{path}:rwm" for path in sorted(map(str, Path("/dev").glob("neuron[0-9]*")))],
+            "devices": [
+                f"{path}:{path}:rwm" for path in sorted(map(str, Path("/dev").glob("neuron[0-9]*")))
+            ],
             "gpus": os.path.exists("/dev/nvidiactl"),
             "extra_hosts": self.addresses,
         }
@@ -104,7 +120,9 @@ class JobContainers:
         return config
 
     def remove_host(self, folder: Path) -> None:
-        """Remove a host's container, if any; if Docker does not answer, `local clean` removes it later."""
+        """Remove a host's container, if any; if Docker does not answer, `local clean` removes it
+        later.
+        """
         try:
             leftovers.remove_host(self.client, folder)
         except Exception as error:
@@ -127,8 +145,8 @@ class JobContainers:
 def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
     """Create a bridge network; return its first addresses, the gateway's first.
 
-    Docker gives fixed addresses only in a range that was requested, and knows best which ranges are free: first it
-    creates any network, then one with the same range.
+    Docker gives fixed addresses only in a range that was requested, and knows best which ranges are
+    free: first it creates any network, then one with the same range.
     """
     from docker.errors import APIError
     from docker.types import IPAMConfig, IPAMPool
@@ -140,7 +158,10 @@ def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
             subnet = probe.attrs["IPAM"]["Config"][0]["Subnet"]
         finally:
             probe.remove()
-        addresses = [str(address) for address in itertools.islice(ipaddress.ip_network(subnet).hosts(), count)]
+        addresses = [
+            str(address)
+            for address in itertools.islice(ipaddress.ip_network(subnet).hosts(), count)
+        ]
         ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=addresses[0])])
         try:
             client.networks.create(name, driver="bridge", ipam=ipam, **more)
@@ -157,21 +178,30 @@ def ulimits() -> dict[str, int]:
     limits = {}
     for name, wanted in ULIMITS.items():
         most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-        limits[name] = wanted if most == resource.RLIM_INFINITY else most if wanted < 0 else min(wanted, most)
+        limits[name] = (
+            wanted if most == resource.RLIM_INFINITY else most if wanted < 0 else min(wanted, most)
+        )
     return limits
 
 
 def image_of(executor: Executor, request: dict[str, Any]) -> str:
     """The request's image; the control plane's, if set, for a request without a tag of ours."""
     tagged = local_hosts.read(request.get("Tags") or []).run_in
-    return str(("" if tagged else executor.hosts.image) or request["AlgorithmSpecification"]["TrainingImage"])
+    return str(
+        ("" if tagged else executor.hosts.image)
+        or request["AlgorithmSpecification"]["TrainingImage"]
+    )
 
 
 def wanted(executor: Executor, request: dict[str, Any]) -> tuple[LocalHosts | None, str]:
-    """The container settings of a request, None for the sandbox; and why `auto` chose the sandbox."""
+    """The container settings of a request, None for the sandbox; and why `auto` chose the
+    sandbox.
+    """
     tagged = local_hosts.read(request.get("Tags") or [])
     run_in = tagged.run_in or executor.hosts.run_in or "sandbox"
-    hosts = LocalHosts(run_in, tagged.memory or executor.hosts.memory, tagged.cpus or executor.hosts.cpus)
+    hosts = LocalHosts(
+        run_in, tagged.memory or executor.hosts.memory, tagged.cpus or executor.hosts.cpus
+    )
     if run_in == "sandbox":
         return None, ""
     if run_in == "auto":
@@ -193,8 +223,8 @@ def fault_of(executor: Executor, request: dict[str, Any]) -> str | None:
             cores_of(hosts.cpus)
             if request.get("EnableNetworkIsolation") and _is_podman(client):
                 return (
-                    "EnableNetworkIsolation cannot be honoured by podman, whose networks reach this machine: use "
-                    "Docker, or leave out local.run_in"
+                    "EnableNetworkIsolation cannot be honoured by podman, whose networks reach this"
+                    " machine: use Docker, or leave out local.run_in"
                 )
     except LocalError as error:
         return str(error)
@@ -203,7 +233,10 @@ def fault_of(executor: Executor, request: dict[str, Any]) -> str | None:
 
 def _is_podman(client: Any) -> bool:
     with contextlib.suppress(Exception):
-        return any("podman" in part.get("Name", "").lower() for part in client.version().get("Components") or [])
+        return any(
+            "podman" in part.get("Name", "").lower()
+            for part in client.version().get("Components") or []
+        )
     return False
 
 
@@ -219,7 +252,10 @@ def memory_of(limit: str, instance_type: str) -> int:
     except (docker.errors.DockerException, ValueError):
         size = 0
     if size < 6 << 20:
-        raise LocalError(f"local.memory is {limit!r}; write bytes as Docker does, 512m or 8g, at least 6m, or instance")
+        raise LocalError(
+            f"local.memory is {limit!r}; write bytes as Docker does, 512m or 8g, at least 6m, or"
+            " instance"
+        )
     return size
 
 
@@ -240,7 +276,10 @@ MOUNTED = ("input", "model", "output", "checkpoints", ".tmp")
 
 
 def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) -> Path | None:
-    """Pack the image's /opt/ml into the file `packed`; None if it has none. Raises `LocalError` of Docker."""
+    """Pack the image's /opt/ml into the file `packed`; None if it has none.
+
+    Raises `LocalError` of Docker.
+    """
     import docker.errors
 
     with plainly("looking for what the image has below /opt/ml"):
@@ -260,7 +299,8 @@ def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) 
 def lay_opt_ml(packed: Path, ml: Path) -> None:
     """Unpack it in a host's folder, except what the service's own folders hide.
 
-    On SageMaker only some folders of /opt/ml are mounted over the image's; here all of /opt/ml is the host's.
+    On SageMaker only some folders of /opt/ml are mounted over the image's; here all of /opt/ml is
+    the host's.
     """
     with tarfile.open(packed) as archive:
         for member in archive:
@@ -287,7 +327,9 @@ FILE = "hosts.json"
 
 
 def load_settings(state: Path) -> LocalHosts:
-    """The settings of hosts that this home keeps over restarts; defaults if they are missing or damaged."""
+    """The settings of hosts that this home keeps over restarts; defaults if they are missing or
+    damaged.
+    """
     path = state / FILE
     if not os.path.lexists(path):
         return LocalHosts()

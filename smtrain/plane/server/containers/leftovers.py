@@ -12,12 +12,16 @@ from smtrain.plane.docker import HOME, HOST, JOB
 from smtrain.plane.server.namespaces import LINUX, MNT_DETACH, libc
 
 USED = "docker-used"
-"""A file that marks a home whose jobs have run in containers; without it, a start does not wait for Docker."""
+"""A file that marks a home whose jobs have run in containers; without it, a start does not wait for
+Docker.
+"""
 
 
 def containers(client: Any, label: str, value: str) -> list[Any]:
     """Containers with a label, in any state."""
-    return list(client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True))
+    return list(
+        client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True)
+    )
 
 
 def networks(client: Any, label: str, value: str) -> list[Any]:
@@ -32,7 +36,13 @@ def remove_host(client: Any, folder: Path) -> None:
 def remove_job(client: Any, home: Path, job: str) -> None:
     """Remove all containers and networks of a job."""
     _remove([c for c in containers(client, HOME, str(home)) if c.labels.get(JOB) == job])
-    _drop([n for n in networks(client, HOME, str(home)) if (n.attrs.get("Labels") or {}).get(JOB) == job])
+    _drop(
+        [
+            n
+            for n in networks(client, HOME, str(home))
+            if (n.attrs.get("Labels") or {}).get(JOB) == job
+        ]
+    )
 
 
 def remove_home(client: Any, home: Path) -> int:
@@ -43,7 +53,8 @@ def remove_home(client: Any, home: Path) -> int:
 def remove_stray(client: Any, home: Path, running: Callable[[], set[str]]) -> tuple[int, int]:
     """Remove containers and networks of a home's jobs that do not run; return the counts of both.
 
-    `running` is called after Docker has answered, so that a job that starts meanwhile is not removed.
+    `running` is called after Docker has answered, so that a job that starts meanwhile is not
+    removed.
     """
     boxes, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
     names = running()

@@ -1,6 +1,8 @@
-"""The control plane's S3 and STS for the containers of one job, at their network's address on this machine.
+"""The control plane's S3 and STS for the containers of one job, at their network's address on this
+machine.
 
-The control plane itself listens on 127.0.0.1, which a container does not reach, and answers every call of its owner.
+The control plane itself listens on 127.0.0.1, which a container does not reach, and answers every
+call of its owner.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ class S3Proxy:
         from smtrain.plane.server.guard import QuietHandler
 
         try:
-            self._server = make_server(host, 0, _Narrow(app, host), threaded=True, request_handler=QuietHandler)
+            self._server = make_server(
+                host, 0, _Narrow(app, host), threaded=True, request_handler=QuietHandler
+            )
         except (OSError, SystemExit):
             raise LocalError(
-                f"the network of the job's containers has the address {host}, which is not one of this machine (Docker "
-                "in a virtual machine, or without root), so they could not reach S3: set network.isolation, or leave "
-                "out local.run_in"
+                f"the network of the job's containers has the address {host}, which is not one of"
+                " this machine (Docker in a virtual machine, or without root), so they could not"
+                " reach S3: set network.isolation, or leave out local.run_in"
             ) from None
         self.host = host
         self.url = f"http://{host}:{self._server.server_port}"

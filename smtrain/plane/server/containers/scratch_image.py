@@ -1,7 +1,8 @@
-"""A tiny CPU image without a registry: a root folder that borrows this machine's programs and Python, read-only.
+"""A tiny CPU image without a registry: a root folder that borrows this machine's programs and
+Python, read-only.
 
-It has a few kilobytes and works only on this machine. The programs of another root folder, such as debootstrap makes,
-can be packed instead.
+It has a few kilobytes and works only on this machine. The programs of another root folder, such as
+debootstrap makes, can be packed instead.
 """
 
 from __future__ import annotations
@@ -20,24 +21,51 @@ from smtrain.core.errors import LocalError
 from smtrain.plane.docker import BORROWS, plainly, present_image, program
 
 NAME = "smtrain-tiny"
-FOLDERS = ("dev", "proc", "sys", "etc", "home", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "var/tmp")
+FOLDERS = (
+    "dev",
+    "proc",
+    "sys",
+    "etc",
+    "home",
+    "mnt",
+    "opt",
+    "root",
+    "run",
+    "srv",
+    "tmp",
+    "usr",
+    "var/tmp",
+)
 SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-USERS = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+USERS = (
+    "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+)
 GROUP = "root:x:0:\nnogroup:x:65534:\n"
 
 
-def make(client: Any, name: str, programs: Path | None = None, env: dict[str, str] | None = None) -> str:
+def make(
+    client: Any, name: str, programs: Path | None = None, env: dict[str, str] | None = None
+) -> str:
     """Make the image; return its id.
 
-    `programs` is a root folder (/usr, /bin, ...) to pack; by default this machine's /usr is borrowed. `env` holds
-    variables of the image. Raises `LocalError` if /bin or /lib of this machine is not a link into /usr, or of Docker.
+    `programs` is a root folder (/usr, /bin, ...) to pack; by default this machine's /usr is
+    borrowed. `env` holds variables of the image. Raises `LocalError` if /bin or /lib of this
+    machine is not a link into /usr, or of Docker.
     """
     import docker.errors
     import docker.utils
 
     lent = _lent(programs)
-    variables = {"PATH": f"{sys.prefix}/bin:{SYSTEM}", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **(env or {})}
-    changes = [*(f"ENV {key}={value}" for key, value in variables.items()), f"LABEL {BORROWS}={':'.join(lent)}"]
+    variables = {
+        "PATH": f"{sys.prefix}/bin:{SYSTEM}",
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        **(env or {}),
+    }
+    changes = [
+        *(f"ENV {key}={value}" for key, value in variables.items()),
+        f"LABEL {BORROWS}={':'.join(lent)}",
+    ]
     repository, tag = docker.utils.parse_repository_tag(name)
     tag = tag or "latest"
     before = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
@@ -50,13 +78,16 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
         packed.flush()
         answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
     if "error" in answer:
-        raise LocalError(f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}")
+        raise LocalError(
+            f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}"
+        )
     with plainly(f"making image {name}"):
         # podman tags an import `latest`, whatever the tag is.
         client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
         made = str(client.images.get(name).id)
     for image in before:
-        # Remove the old image, or each build would leave one without a name; Docker keeps one that is in use.
+        # Remove the old image, or each build would leave one without a name; Docker keeps one that
+        # is in use.
         with contextlib.suppress(docker.errors.APIError):
             if image.id != made:
                 client.images.remove(image.id)
@@ -64,7 +95,9 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
 
 
 def usable_here(client: Any) -> str:
-    """The name of an image that borrows from this machine, made if it is missing or borrows another Python."""
+    """The name of an image that borrows from this machine, made if it is missing or borrows another
+    Python.
+    """
     image = present_image(client, NAME)
     lent = ((image.labels or {}).get(BORROWS) or "") if image else ""
     if lent != ":".join(_lent(None)):
@@ -77,7 +110,9 @@ def _lent(programs: Path | None) -> list[str]:
 
 
 def _skeleton(tar: tarfile.TarFile) -> None:
-    """The root folder without programs: folders, links into /usr as on this machine, users, names."""
+    """The root folder without programs: folders, links into /usr as on this machine, users,
+    names.
+    """
     for folder in FOLDERS:
         entry = tarfile.TarInfo(folder)
         entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755
@@ -89,10 +124,14 @@ def _skeleton(tar: tarfile.TarFile) -> None:
             tar.addfile(entry)
         elif os.path.isdir(f"/{name}"):
             raise LocalError(
-                f"/{name} of this machine is a folder, not a link into /usr, so its programs cannot be lent: give a "
-                "root folder with --from"
+                f"/{name} of this machine is a folder, not a link into /usr, so its programs cannot"
+                " be lent: give a root folder with --from"
             )
-    for path, text in (("etc/passwd", USERS), ("etc/group", GROUP), ("etc/nsswitch.conf", "hosts: files dns\n")):
+    for path, text in (
+        ("etc/passwd", USERS),
+        ("etc/group", GROUP),
+        ("etc/nsswitch.conf", "hosts: files dns\n"),
+    ):
         entry = tarfile.TarInfo(path)
         entry.size = len(text)
         tar.addfile(entry, io.BytesIO(text.encode()))

@@ -2,10 +2,11 @@
 
     python -m smtrain.plane.server.containers.supervisor SPEC.json STATUS_FD
 
-The protocol is the sandbox's: `go`, `term` (SIGTERM to process 1 only, as `docker stop`) and `kill` from stdin, whose
-end means that the control plane has ended; {"ready": ...} and {"exit": code, "oom": ..., "lost": ...} to STATUS_FD; the
-container's output to stdout. Lazy channels are mounted on this machine, below the host's folder, before the container
-starts with that folder as its /opt/ml.
+The protocol is the sandbox's: `go`, `term` (SIGTERM to process 1 only, as `docker stop`) and `kill`
+from stdin, whose end means that the control plane has ended; {"ready": ...} and {"exit": code,
+"oom": ..., "lost": ...} to STATUS_FD; the container's output to stdout. Lazy channels are mounted
+on this machine, below the host's folder, before the container starts with that folder as its
+/opt/ml.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class ContainerSupervisor(Supervisor):
     def _mount_channels(self) -> dict[str, str | None]:
         channels = self.spec["fastfile"]["channels"]
         if os.getuid() != 0:
-            return dict.fromkeys(channels, "who is not root cannot mount for the user of a container")
+            return dict.fromkeys(
+                channels, "who is not root cannot mount for the user of a container"
+            )
         self.isolated = True  # a mount on this machine, which the container gets with the folder
         return super()._mount_channels()
 
@@ -106,8 +109,13 @@ class ContainerSupervisor(Supervisor):
                 os.write(self._end, b"x")
 
     def _go(self) -> None:
-        """Start it. If that fails, it has ended with 127, as in a shell, and its output says why."""
-        output = self.client.api.attach(self.container, stdout=True, stderr=True, stream=True, logs=True)
+        """Start it.
+
+        If that fails, it has ended with 127, as in a shell, and its output says why.
+        """
+        output = self.client.api.attach(
+            self.container, stdout=True, stderr=True, stream=True, logs=True
+        )
         try:
             self.client.api.start(self.container)
         except Exception as error:
@@ -132,7 +140,9 @@ class ContainerSupervisor(Supervisor):
                 self.client.api.kill(self.container, name)
             except Exception as error:
                 if "is not running" not in str(error):
-                    print(f"{name} to {self.spec['hostname']}: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"{name} to {self.spec['hostname']}: {error}", file=sys.stderr, flush=True
+                    )
                     if name == "SIGKILL":
                         self._kill_directly()
 
@@ -145,7 +155,13 @@ class ContainerSupervisor(Supervisor):
             return
         self._pump.join() if self._pump.ident else None
         code = state["ExitCode"] if self.started else 127
-        self._say({"exit": code, "oom": bool(state["OOMKilled"]), "lost": state.get("Error") if self.started else None})
+        self._say(
+            {
+                "exit": code,
+                "oom": bool(state["OOMKilled"]),
+                "lost": state.get("Error") if self.started else None,
+            }
+        )
         self._remove()
 
     def _state(self) -> dict[str, Any] | None:
@@ -184,7 +200,9 @@ def _host_config(spec: dict[str, Any]) -> dict[str, Any]:
     from docker.types import DeviceRequest, LogConfig, Ulimit
 
     config = dict(spec)
-    config["ulimits"] = [Ulimit(name=name, soft=limit, hard=limit) for name, limit in spec["ulimits"].items()]
+    config["ulimits"] = [
+        Ulimit(name=name, soft=limit, hard=limit) for name, limit in spec["ulimits"].items()
+    ]
     config["log_config"] = LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"})
     if config.pop("gpus", False):
         config["device_requests"] = [DeviceRequest(count=-1, capabilities=[["gpu"]])]

@@ -1,4 +1,5 @@
-"""Companion files: everything in a model's folder that is not weights and is copied along with them.
+"""Companion files: everything in a model's folder that is not weights and is copied along with
+them.
 
 `smtrain.core.model.hf_folder.companions_in` decides for each file, for all kinds of target alike.
 """
@@ -17,7 +18,9 @@ from smtrain.core.model.hf_folder import companions_in
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.storage import Place
 
-OF_A_WHOLE_MODEL = {"generation_config.json": "of a whole model; loaders of an adapter read the base model's"}
+OF_A_WHOLE_MODEL = {
+    "generation_config.json": "of a whole model; loaders of an adapter read the base model's"
+}
 """Companions that an adapter's folder does not need."""
 
 
@@ -44,7 +47,8 @@ NOTHING = Carried()
 
 
 def companions_of(folder: Place, replaced: Mapping[str, str] | None = None) -> Carried:
-    """Read the companion files of a model's folder, without those `replaced` (name -> reason) by new ones.
+    """Read the companion files of a model's folder, without those `replaced` (name -> reason) by
+    new ones.
 
     Raises CheckpointError if one cannot be read.
     """
@@ -64,13 +68,21 @@ def _links(folder: Place) -> dict[str, str]:
     out = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        if path.is_symlink() and not path.is_file() and not any(part.startswith(".") for part in name.split("/")):
-            out[name] = "a link to a folder; copy what is in it" if path.is_dir() else "a link to nothing"
+        if (
+            path.is_symlink()
+            and not path.is_file()
+            and not any(part.startswith(".") for part in name.split("/"))
+        ):
+            out[name] = (
+                "a link to a folder; copy what is in it" if path.is_dir() else "a link to nothing"
+            )
     return out
 
 
 def _for_everyone(tokenizer_config: bytes) -> bytes:
-    """Rewrite a tokenizer_config.json so that transformers 4 and 5 read it; unchanged if they do already."""
+    """Rewrite a tokenizer_config.json so that transformers 4 and 5 read it; unchanged if they do
+    already.
+    """
     try:
         config = parse_json(tokenizer_config)
     except ValueError:

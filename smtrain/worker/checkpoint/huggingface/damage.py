@@ -16,7 +16,8 @@ from smtrain.worker.checkpoint.tensor_ranges import Slab
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise `CheckpointError` if weights that smtrain has exported into a folder have other bytes now.
+    """Raise `CheckpointError` if weights that smtrain has exported into a folder have other bytes
+    now.
 
     Reads all of them once. Weights of other programs have no checksums, and pass.
     """
@@ -28,13 +29,17 @@ def refuse_damaged(folder: Path) -> None:
                 pass
     except CheckpointError as error:
         raise CheckpointError(
-            f"{str(error).rstrip('.')}; if another program has written these weights since, delete {folder / MANIFEST}",
+            f"{str(error).rstrip('.')}; if another program has written these weights since, delete"
+            f" {folder / MANIFEST}",
             code=error.code,
         ) from None
 
 
 def _with_checksums(location: Place) -> Iterator[tuple[str, Slab]]:
-    """(name, tensor) of all that the manifest lists. Raises `CheckpointError` for other tensors in its files."""
+    """(name, tensor) of all that the manifest lists.
+
+    Raises `CheckpointError` for other tensors in its files.
+    """
     manifest = read_manifest(location)
     for file in manifest.get("files", {}):
         if not file.endswith(".safetensors"):
@@ -42,15 +47,17 @@ def _with_checksums(location: Place) -> Iterator[tuple[str, Slab]]:
         crcs, slabs = checksums(manifest, file), safetensors.slabs(location, file)
         if crcs.keys() != slabs.keys():
             raise CheckpointError(
-                f"{location}/{file} holds other tensors than {MANIFEST} lists; copy both again, or export the model "
-                "again",
+                f"{location}/{file} holds other tensors than {MANIFEST} lists; copy both again, or"
+                " export the model again",
                 code="checkpoint.damaged",
             )
         yield from ((name, slab.with_crc32(crcs[name])) for name, slab in slabs.items())
 
 
 def edited_files(folder: Path) -> list[str]:
-    """Small files, such as config.json, that are not as smtrain has exported them: edited, or damaged."""
+    """Small files, such as config.json, that are not as smtrain has exported them: edited, or
+    damaged.
+    """
     location = LocalPlace(folder)
     try:
         files = read_manifest(location).get("files", {})

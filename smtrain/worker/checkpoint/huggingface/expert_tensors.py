@@ -1,8 +1,9 @@
-"""Experts in Hugging Face files: mxfp4 of gpt-oss as the bf16 numbers that it stands for, and tensors of all experts.
+"""Experts in Hugging Face files: mxfp4 of gpt-oss as the bf16 numbers that it stands for, and
+tensors of all experts.
 
-With mxfp4 a matrix is stored by its outputs: groups of 32 inputs in 16 bytes, and a power of two for each group (OCP
-Microscaling Formats 1.0, E2M1 with E8M0 scales). The parameter has the inputs first, as transformers' module has it.
-Each number is exact in bf16, so nothing is rounded.
+With mxfp4 a matrix is stored by its outputs: groups of 32 inputs in 16 bytes, and a power of two
+for each group (OCP Microscaling Formats 1.0, E2M1 with E8M0 scales). The parameter has the inputs
+first, as transformers' module has it. Each number is exact in bf16, so nothing is rounded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ GROUP = 32
 """Neighbouring inputs that share a scale."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS, _MOST = 127, 252  # with a larger scale 6 * 2^(scale - 127) is no bf16 number, and 255 is no number at all
+_BIAS, _MOST = (
+    127,
+    252,
+)  # with a larger scale 6 * 2^(scale - 127) is no bf16 number, and 255 is no number at all
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Mxfp4(Slab):
     """A stack of quantized matrices that reads like one of bf16, [experts, inputs, outputs]."""
 
     blocks: Slab | None = None
-    """[experts, outputs, groups, 16] bytes; the low half of a byte is the even input, the high half the odd one."""
+    """[experts, outputs, groups, 16] bytes; the low half of a byte is the even input, the high half
+    the odd one.
+    """
     scales: Slab | None = None
     """[experts, outputs, groups] bytes: powers of two, shifted by 127."""
 
@@ -40,10 +46,23 @@ class Mxfp4(Slab):
     def of(cls, blocks: Slab, scales: Slab) -> Mxfp4:
         experts, outputs, groups, _ = blocks.shape
         shape = (experts, groups * GROUP, outputs)
-        return cls(blocks.place, blocks.file, blocks.offset, BF16, shape, contiguous(shape), None, blocks, scales)
+        return cls(
+            blocks.place,
+            blocks.file,
+            blocks.offset,
+            BF16,
+            shape,
+            contiguous(shape),
+            None,
+            blocks,
+            scales,
+        )
 
     def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """Read the part within `bounds`. Raises CheckpointError for a scale with which a number is out of range."""
+        """Read the part within `bounds`.
+
+        Raises CheckpointError for a scale with which a number is out of range.
+        """
         assert self.blocks is not None
         assert self.scales is not None
         experts, (low, high), outputs = bounds
@@ -52,8 +71,8 @@ class Mxfp4(Slab):
         scales = self.scales.bits([experts, outputs, groups], tally)
         if scales.size and scales.max() > _MOST:
             raise CheckpointError(
-                f"{self.place}/{self.scales.file}: a scale of mxfp4 is {scales.max()}, with which numbers are beyond "
-                "bf16; copy this file again.",
+                f"{self.place}/{self.scales.file}: a scale of mxfp4 is {scales.max()}, with which"
+                " numbers are beyond bf16; copy this file again.",
                 code="checkpoint.damaged",
             )
         index = scales.astype("<u2")[..., None] << 8
@@ -90,7 +109,8 @@ def _pairs() -> Bits:
 
 
 def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
-    """The tensors of a folder, with each pair of blocks and scales as the parameter that they stand for.
+    """The tensors of a folder, with each pair of blocks and scales as the parameter that they stand
+    for.
 
     Raises CheckpointError if one of a pair is missing, or they do not fit.
     """
@@ -104,13 +124,19 @@ def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
         if blocks is None or scales is None:
             lost = stem + (_BLOCKS if blocks is None else _SCALES)
             raise CheckpointError(
-                f"{slab.place} has {name} and no {lost}; copy the file that holds it.", code="checkpoint.damaged"
+                f"{slab.place} has {name} and no {lost}; copy the file that holds it.",
+                code="checkpoint.damaged",
             )
-        fits = len(blocks.shape) == 4 and blocks.shape[-1] == GROUP // 2 and blocks.shape[:-1] == scales.shape
+        fits = (
+            len(blocks.shape) == 4
+            and blocks.shape[-1] == GROUP // 2
+            and blocks.shape[:-1] == scales.shape
+        )
         if not fits or (blocks.dtype, scales.dtype) != (UINT8, UINT8):
             raise CheckpointError(
-                f"{slab.place}: {stem} is mxfp4 of {list(blocks.shape)} blocks and {list(scales.shape)} scales, which "
-                "are not [experts, outputs, groups, 16] and [experts, outputs, groups] bytes; copy the files again.",
+                f"{slab.place}: {stem} is mxfp4 of {list(blocks.shape)} blocks and"
+                f" {list(scales.shape)} scales, which are not [experts, outputs, groups, 16] and"
+                " [experts, outputs, groups] bytes; copy the files again.",
                 code="checkpoint.damaged",
             )
         out[stem] = Mxfp4.of(blocks, scales)
@@ -118,7 +144,9 @@ def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
 
 
 def apart(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
-    """The tensors of all experts of a layer, which a state dict of transformers 5 has, as those of each expert."""
+    """The tensors of all experts of a layer, which a state dict of transformers 5 has, as those of
+    each expert.
+    """
     out: dict[str, Slab] = {}
     for name, slab in slabs.items():
         parts = {name: slab.shape}
@@ -129,6 +157,10 @@ def apart(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
         at = slab.offset
         for part, size in parts.items():
             alone = len(parts) == 1
-            out[part] = slab if alone else replace(slab, offset=at, shape=size, strides=contiguous(size), crc32=None)
+            out[part] = (
+                slab
+                if alone
+                else replace(slab, offset=at, shape=size, strides=contiguous(size), crc32=None)
+            )
             at += out[part].size
     return out

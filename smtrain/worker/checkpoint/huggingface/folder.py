@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 _SAMPLED = 64
-"""Rows of a tied output layer to compare when a model is opened; all are compared when it is read."""
+"""Rows of a tied output layer to compare when a model is opened; all are compared when it is read.
+"""
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
@@ -45,7 +46,8 @@ def is_hf_folder(location: Place) -> bool:
 
 
 def read_config(location: Place | Path | str) -> dict[str, Any]:
-    """Read a folder's config.json, which may be named itself; of a multimodal model it has all parts.
+    """Read a folder's config.json, which may be named itself; of a multimodal model it has all
+    parts.
 
     Raises CheckpointError if it is missing.
     """
@@ -54,13 +56,15 @@ def read_config(location: Place | Path | str) -> dict[str, Any]:
     if root is not None and not root.is_dir():
         why = "is a file" if root.exists() else "does not exist"
         raise CheckpointError(
-            f"{root} {why}; name the model's folder, or the config.json in it.", code="checkpoint.missing"
+            f"{root} {why}; name the model's folder, or the config.json in it.",
+            code="checkpoint.missing",
         )
     if CONFIG not in location.files():
         if root is not None and (lost := broken_link(root)):
             raise CheckpointError(f"{lost}.")
         raise CheckpointError(
-            f"{location} has no config.json; copy the model's into it, or name its folder with --config (config=).",
+            f"{location} has no config.json; copy the model's into it, or name its folder with"
+            " --config (config=).",
             code="checkpoint.missing",
         )
     return read_json(location, CONFIG)
@@ -69,15 +73,20 @@ def read_config(location: Place | Path | str) -> dict[str, Any]:
 class HFSource(WeightSource):
     """A Hugging Face folder as a `WeightSource`.
 
-    It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
-    numbered shards without an index. Raises CheckpointError if a file is missing, cut short or not what its name
-    says, if the index points out of the folder, if weights are quantized, and if a parameter is missing, unknown or of
-    another shape than config.json says. Of a multimodal model it is the text part. gpt-oss's mxfp4 is read as bf16.
+    It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of
+    a .bin, and numbered shards without an index. Raises CheckpointError if a file is missing, cut
+    short or not what its name says, if the index points out of the folder, if weights are
+    quantized, and if a parameter is missing, unknown or of another shape than config.json says. Of
+    a multimodal model it is the text part. gpt-oss's mxfp4 is read as bf16.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
         self._place = place(folder)
-        self.whole = config if config is not None and CONFIG not in self._place.files() else read_config(self._place)
+        self.whole = (
+            config
+            if config is not None and CONFIG not in self._place.files()
+            else read_config(self._place)
+        )
         """The config.json of the whole model."""
         self._shape = ModelShape.from_config(self.whole)
         self._config = text_part(self.whole) if is_multimodal(self.whole) else self.whole
@@ -99,12 +108,16 @@ class HFSource(WeightSource):
         plain = stored_names.plain_names(stored, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored.items()}
         self.widened: list[str] = []
-        """The parameters that are stored as mxfp4, and read as the bf16 numbers that they stand for."""
+        """The parameters that are stored as mxfp4, and read as the bf16 numbers that they stand
+        for.
+        """
         if self._shape.rules.experts is not None:
             slabs = apart(widened(slabs), self._shape)
             self.widened = sorted(name for name, slab in slabs.items() if isinstance(slab, Mxfp4))
         if self.widened:
-            self._config = {key: value for key, value in self._config.items() if key != "quantization_config"}
+            self._config = {
+                key: value for key, value in self._config.items() if key != "quantization_config"
+            }
         self.stored = {name: plain[own] for name, own in inside.items()}
         """Name in the files -> the text model's own name."""
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
@@ -114,7 +127,9 @@ class HFSource(WeightSource):
         self._slabs: dict[str, Slab] = {}
         head = self._head_name = f"{FAMILIES[self._shape.family].head}.weight"
         if self._shape.tied and head in slabs and not self._name_of(self._shape.embed_name, slabs):
-            slabs[self._shape.embed_name] = slabs.pop(head)  # tied weights may be saved under either name
+            slabs[self._shape.embed_name] = slabs.pop(
+                head
+            )  # tied weights may be saved under either name
             self.renamed = True
         every = dict(slabs)
         for spec in self._shape.specs:
@@ -123,10 +138,13 @@ class HFSource(WeightSource):
                 raise stored_names.missing(spec.name, every, self._shape, self._place)
             slab = self._slabs[spec.name] = slabs.pop(name)
             if slab.shape != spec.shape:
-                raise stored_names.wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
+                raise stored_names.wrong_shape(
+                    spec.name, slab, spec.shape, self._shape, self._place
+                )
             if slab.dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
+                    f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in"
+                    " bf16 or fp32."
                 )
         ignored = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
         for name in (name for name in slabs if name not in ignored):
@@ -142,10 +160,14 @@ class HFSource(WeightSource):
         return next((n for n in (name, *self._shape.file_aliases(name)) if n in slabs), None)
 
     def _refuse_quantized(self, slabs: dict[str, Slab]) -> None:
-        """Raises CheckpointError for quantized weights, and for a config.json that wrongly calls them quantized."""
+        """Raises CheckpointError for quantized weights, and for a config.json that wrongly calls
+        them quantized.
+        """
         method = quantization(self.whole)
         named = f"config.json names {method}, and " if method else ""
-        odd = next((name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None)
+        odd = next(
+            (name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None
+        )
         if odd is not None:
             raise stored_names.quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
         if (scale := stored_names.quantized_in(slabs)) is not None:
@@ -153,23 +175,34 @@ class HFSource(WeightSource):
         if method is None or self.widened:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
-        packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items())
-        names = [self._name_of(spec.name, slabs) for spec in self._shape.specs if spec.name != self._shape.head_name]
+        packed = any(
+            slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items()
+        )
+        names = [
+            self._name_of(spec.name, slabs)
+            for spec in self._shape.specs
+            if spec.name != self._shape.head_name
+        ]
         if packed or None in names:
             raise stored_names.quantized(self._place, f"config.json names {method}")
         raise CheckpointError(
-            f"{self._place}/config.json says that the weights are quantized ({method}), and they are plain "
-            f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
+            f"{self._place}/config.json says that the weights are quantized ({method}), and they"
+            f" are plain {' and '.join(sorted(kinds))}; take quantization_config out of"
+            " config.json."
         )
 
     def _refuse_untied(self, head: Slab) -> None:
-        """Raises CheckpointError if sampled rows of the output layer differ from the embedding that it is tied to."""
+        """Raises CheckpointError if sampled rows of the output layer differ from the embedding that
+        it is tied to.
+        """
         embed = self._slabs[self._shape.embed_name]
         rows, columns = embed.shape
         picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
         windows = [[(row, row + 1), (0, columns)] for row in picked]
         alike = head.shape == embed.shape and head.dtype == embed.dtype
-        if not alike or not all(np.array_equal(head.bits(window), embed.bits(window)) for window in windows):
+        if not alike or not all(
+            np.array_equal(head.bits(window), embed.bits(window)) for window in windows
+        ):
             raise stored_names.untied(self._place, self._head_name, self._shape.embed_name)
 
     @property
@@ -231,15 +264,20 @@ class HFSource(WeightSource):
         weight_map = index.get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(
-                f"{path} is not an index of weights (it has no weight_map); copy this file again, or delete it: "
-                "numbered shards are read without it.",
+                f"{path} is not an index of weights (it has no weight_map); copy this file again,"
+                " or delete it: numbered shards are read without it.",
                 code="checkpoint.damaged",
             )
         for name, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
+            if (
+                not isinstance(file, str)
+                or Path(file).name != file
+                or "\0" in file
+                or file in ("", "..", ".")
+            ):
                 raise CheckpointError(
-                    f"{path} points {name} to {file!r}, which is not a file in its folder; put the file there and its "
-                    "name into the index."
+                    f"{path} points {name} to {file!r}, which is not a file in its folder; put the"
+                    " file there and its name into the index."
                 )
         absent = sorted({*weight_map.values()} - {*files})
         if absent:
@@ -253,8 +291,9 @@ class HFSource(WeightSource):
             for name in (name for name, at in weight_map.items() if at == file):
                 if name not in tensors:
                     raise CheckpointError(
-                        f"{self._place}/{file} lacks {name}, which {index} says it has: one of the two files is of "
-                        "another model; copy both again, or delete the index, which numbered shards do without.",
+                        f"{self._place}/{file} lacks {name}, which {index} says it has: one of the"
+                        " two files is of another model; copy both again, or delete the index,"
+                        " which numbered shards do without.",
                         code="checkpoint.other_model",
                     )
                 out[name] = tensors[name]
@@ -266,10 +305,15 @@ class HFSource(WeightSource):
             tensors = stored_names.tensors_in(content)
             if tensors is None:
                 raise stored_names.not_tensors(content, f"{self._place}/{file}")
-            self._unusual = self._unusual or not all(isinstance(value, Slab) for value in content.values())
+            self._unusual = self._unusual or not all(
+                isinstance(value, Slab) for value in content.values()
+            )
             return tensors
         crcs = checksums(self._manifest, file)
-        return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
+        return {
+            name: slab.with_crc32(crcs.get(name))
+            for name, slab in safetensors.slabs(self._place, file).items()
+        }
 
     def _slab(self, name: str) -> Slab:
         if name not in self._slabs:
@@ -285,7 +329,8 @@ def no_weights(location: Place) -> CheckpointError:
     if fault := folder_misfit(location.files(), location):
         return CheckpointError(f"{fault}.")
     return CheckpointError(
-        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors.",
+        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the"
+        " model as safetensors.",
         code="checkpoint.missing",
     )
 
@@ -295,13 +340,16 @@ def lacking(location: Place, absent: list[str], of: int, index: str | None) -> C
     shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
     named = f", which {index} names" if index else ""
     return CheckpointError(
-        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those files into it.",
+        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those"
+        " files into it.",
         code="checkpoint.damaged",
     )
 
 
 def refuse_renamed(folder: Path | str) -> None:
-    """Raises CheckpointError for a folder whose weights other libraries would not find by their names."""
+    """Raises CheckpointError for a folder whose weights other libraries would not find by their
+    names.
+    """
     described = read_config(folder)
     if (
         text_part(described).get("model_type") in FAMILIES
@@ -309,6 +357,7 @@ def refuse_renamed(folder: Path | str) -> None:
         and HFSource(folder).renamed
     ):
         raise CheckpointError(
-            f"{folder} has weights under names that smtrain understands and transformers and vLLM do not; write them "
-            f"under their own with `smtrain convert {folder} NEW --to hf` and name NEW."
+            f"{folder} has weights under names that smtrain understands and transformers and vLLM"
+            f" do not; write them under their own with `smtrain convert {folder} NEW --to hf` and"
+            " name NEW."
         )

@@ -25,7 +25,11 @@ def metadata(location: Place, file: str) -> dict[str, str]:
     """The strings in a file's header; call `slabs` first, which checks that the file is whole."""
     length = int.from_bytes(location.read(file, 0, 8), "little")
     strings = json.loads(bytes(location.read(file, 8, 8 + length))).get("__metadata__")
-    return {k: v for k, v in strings.items() if isinstance(v, str)} if isinstance(strings, dict) else {}
+    return (
+        {k: v for k, v in strings.items() if isinstance(v, str)}
+        if isinstance(strings, dict)
+        else {}
+    )
 
 
 def slabs(location: Place, file: str) -> dict[str, Slab]:
@@ -33,13 +37,16 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
 
     def broken(reason: str) -> CheckpointError:
         return strange(location, file) or CheckpointError(
-            f"{location}/{file} is not a complete safetensors file ({reason}); copy this file again.",
+            f"{location}/{file} is not a complete safetensors file ({reason}); copy this file"
+            " again.",
             code="checkpoint.damaged",
         )
 
     total = location.files().get(file)
     if total is None:
-        raise CheckpointError(f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged"
+        )
     if total < 8:
         raise broken(f"it has {total} bytes")
     length = int.from_bytes(location.read(file, 0, 8), "little")
@@ -53,11 +60,17 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
         raise broken("its header is not a JSON object")
     header.pop("__metadata__", None)
     out, spans = {}, []
-    if packed := next((n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None):
+    if packed := next(
+        (n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None
+    ):
         raise quantized(location, f"{packed} in {header[packed]['dtype']}")
     for name, about in header.items():
         try:
-            dtype, shape, (start, stop) = BY_CODE[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
+            dtype, shape, (start, stop) = (
+                BY_CODE[about["dtype"]],
+                tuple(about["shape"]),
+                about["data_offsets"],
+            )
             fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
             if not fits or stop - start != prod(shape) * dtype.itemsize:
                 raise ValueError
@@ -79,22 +92,37 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse duplicate keys, of which readers would take different ones."""
     out = dict(pairs)
     if len(out) != len(pairs):
-        twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
+        twice = next(
+            key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at])
+        )
         raise ValueError(f"it has {twice[:200]!r} twice")
     return out
 
 
-def container(file: str, tensors: dict[str, Tensor], strings: dict[str, str] | None = None) -> TensorFile:
-    """Lay out a file of these tensors, the widest types first so that each is aligned; `strings` go into its header."""
+def container(
+    file: str, tensors: dict[str, Tensor], strings: dict[str, str] | None = None
+) -> TensorFile:
+    """Lay out a file of these tensors, the widest types first so that each is aligned; `strings` go
+    into its header.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(strings or {})}}
     at = 0
     spans = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
         stop = at + tensor.size
-        header[name] = {"dtype": tensor.dtype.code, "shape": list(tensor.shape), "data_offsets": [at, stop]}
+        header[name] = {
+            "dtype": tensor.dtype.code,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, stop],
+        }
         spans[name] = at
         at = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return TensorFile(file, {name: len(head) + start for name, start in spans.items()}, len(head) + at, [(0, head)])
+    return TensorFile(
+        file,
+        {name: len(head) + start for name, start in spans.items()},
+        len(head) + at,
+        [(0, head)],
+    )

@@ -1,4 +1,6 @@
-"""Write Hugging Face folders: safetensors, config.json, companions; of a multimodal model all its parts."""
+"""Write Hugging Face folders: safetensors, config.json, companions; of a multimodal model all its
+parts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ INDEX = "model.safetensors.index.json"
 
 
 class Whole(Wrapped):
-    """A multimodal folder whose text part has the weights of another source; all under their names in the files."""
+    """A multimodal folder whose text part has the weights of another source; all under their names
+    in the files.
+    """
 
     def __init__(self, text: WeightSource, folder: HFSource) -> None:
         super().__init__(text)
@@ -55,10 +59,18 @@ class Whole(Wrapped):
         return sorted(self._folder.others)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._source.shape(self._own[name]) if name in self._own else self._folder.others[name].shape
+        return (
+            self._source.shape(self._own[name])
+            if name in self._own
+            else self._folder.others[name].shape
+        )
 
     def dtype(self, name: str) -> DType:
-        return self._source.dtype(self._own[name]) if name in self._own else self._folder.others[name].dtype
+        return (
+            self._source.dtype(self._own[name])
+            if name in self._own
+            else self._folder.others[name].dtype
+        )
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         if name in self._own:
@@ -99,10 +111,11 @@ def write_hf(
 ) -> str:
     """Write a standard Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
-    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its companion
-    files are written too, or `carried` instead. `readme` is the model card. Files are cut at `max_shard_size` bytes.
-    If the companions are of a multimodal model, its other parts are copied; returns their names. Raises CheckpointError
-    if the target is a file, or the companions are of another model.
+    Names and types are the source's. `companions` is the folder whose config.json describes the
+    weights; its companion files are written too, or `carried` instead. `readme` is the model card.
+    Files are cut at `max_shard_size` bytes. If the companions are of a multimodal model, its other
+    parts are copied; returns their names. Raises CheckpointError if the target is a file, or the
+    companions are of another model.
     """
     normal = normalise(source.config)
     folder = None if companions is None else place(companions)
@@ -111,8 +124,8 @@ def write_hf(
         config = with_rope_of(config, source.config)
     if normalise(config) != normal:
         raise CheckpointError(
-            f"{companions}/config.json describes another model than the weights; give the folder training "
-            "started from.",
+            f"{companions}/config.json describes another model than the weights; give the folder"
+            " training started from.",
             code="checkpoint.other_model",
         )
     multimodal = folder is not None and is_multimodal(config)
@@ -124,7 +137,9 @@ def write_hf(
     containers, groups = [], []
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = (
+            SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
         container = safetensors.container(file, {name: tensors[name] for name in shard})
         containers.append(container)
         groups.append(_jobs(source, container))
@@ -136,10 +151,19 @@ def write_hf(
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
-    types = {source.dtype(name) for name in (source.own_names() if isinstance(source, Whole) else names)}
-    extras["config.json"] = _json(_with_dtype(config if multimodal else for_everyone(config), types))
+    types = {
+        source.dtype(name) for name in (source.own_names() if isinstance(source, Whole) else names)
+    }
+    extras["config.json"] = _json(
+        _with_dtype(config if multimodal else for_everyone(config), types)
+    )
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
-    execute(source, target, ConversionPlan(_Uncut(), groups, containers, extras, {"kind": "hf"}, replaces), overwrite)
+    execute(
+        source,
+        target,
+        ConversionPlan(_Uncut(), groups, containers, extras, {"kind": "hf"}, replaces),
+        overwrite,
+    )
     return parts_named(source.other_names()) if isinstance(source, Whole) else ""
 
 
@@ -154,15 +178,17 @@ def _all_parts(folder: Place) -> HFSource:
     if is_hf_folder(folder):
         return HFSource(folder)
     raise CheckpointError(
-        f"{folder} has the config.json of a multimodal model and no weights, and its other parts are to stay as they "
-        "are: name the folder that has them.",
+        f"{folder} has the config.json of a multimodal model and no weights, and its other parts"
+        " are to stay as they are: name the folder that has them.",
         code="checkpoint.missing",
     )
 
 
 def _names(source: WeightSource, shape: ModelShape) -> list[str]:
     """The parameters in the order of the files."""
-    return list(dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name)))
+    return list(
+        dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name))
+    )
 
 
 def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:

@@ -14,11 +14,15 @@ from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.torch_files.pickling import Name
 
 _GPT_OSS = {
-    "quick_geglu": True, "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
+    "quick_geglu": True,
+    "activation_func_clamp_value": 7.0,
+    "glu_linear_offset": 1.0,
+    "softmax_type": "learnable",
     "bias_dropout_fusion": False,
-}  # fmt: skip
-"""Its experts' activation, (up + 1) * gate * sigmoid(1.702 gate) of bounded numbers, and the sinks of its attention;
-Megatron-core's grouped experts refuse biases with that fusion."""
+}
+"""Its experts' activation, (up + 1) * gate * sigmoid(1.702 gate) of bounded numbers, and the sinks
+of its attention; Megatron-core's grouped experts refuse biases with that fusion.
+"""
 
 
 def _rotary(rope: Rope | None) -> dict[str, Any]:
@@ -31,13 +35,19 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
         "rotary_interleaved": False,
         "use_rope_scaling": rope.kind == "llama3",
         "rope_scaling_factor": rope.settings.get("factor", 8.0),
-        **({"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])} if rope.kind == "linear" else {}),
+        **(
+            {"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])}
+            if rope.kind == "linear"
+            else {}
+        ),
         **(_yarn(rope) if rope.kind == "yarn" else {}),
     }
 
 
 def _yarn(rope: Rope) -> dict[str, Any]:
-    """The settings of YaRN by the names of Megatron-core's configuration, some also by those of pretrain_gpt.py."""
+    """The settings of YaRN by the names of Megatron-core's configuration, some also by those of
+    pretrain_gpt.py.
+    """
     s = rope.settings
     both = bool(s.get("mscale") and s.get("mscale_all_dim"))
     scale, over = (s["mscale"], s["mscale_all_dim"]) if both else (1.0, 0.0)
@@ -56,18 +66,28 @@ def _yarn(rope: Rope) -> dict[str, Any]:
 
 
 def _layers(normal: HFConfig) -> dict[str, Any]:
-    """Windows and layers without rotary embeddings; a window of Megatron does not count the token itself."""
+    """Windows and layers without rotary embeddings; a window of Megatron does not count the token
+    itself.
+    """
     out: dict[str, Any] = {}
     if not all(normal.rotated):
         out["no_rope_freq"] = [int(not turned) for turned in normal.rotated]
-    windows = [None if window is None or window >= normal.positions else window for window in normal.windows]
+    windows = [
+        None if window is None or window >= normal.positions else window
+        for window in normal.windows
+    ]
     if narrow := next(filter(None, windows), None):
-        out |= {"window_size": (narrow - 1, 0), "window_attn_skip_freq": [int(w is not None) for w in windows]}
+        out |= {
+            "window_size": (narrow - 1, 0),
+            "window_attn_skip_freq": [int(w is not None) for w in windows],
+        }
     return out
 
 
 def _experts(normal: HFConfig) -> dict[str, Any]:
-    """Experts and their router: the softmax comes first if the chosen shares are not divided by their sum."""
+    """Experts and their router: the softmax comes first if the chosen shares are not divided by
+    their sum.
+    """
     sizes, routing, sparse = normal.shape.experts, normal.routing, normal.shape.sparse
     if sizes is None or routing is None:
         return {}
@@ -95,8 +115,8 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
     refuse_elsewhere(normal.shape, "Megatron")
     if normal.parallel_residual:
         raise CheckpointError(
-            "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
-            "residual and would compute another model; convert to hf or nxd.",
+            "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core"
+            " has no parallel residual and would compute another model; convert to hf or nxd.",
             code="checkpoint.other_model",
         )
     if lack := megatron_rope_lack(normal.rope):
@@ -105,14 +125,14 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
     oss = shape.rules.sinks
     if oss and not shape.o_bias:
         raise CheckpointError(
-            "config.json has attention_bias false, and Megatron-core gives biases to attention, routers and experts, "
-            "or leaves them all out: convert to hf or native.",
+            "config.json has attention_bias false, and Megatron-core gives biases to attention,"
+            " routers and experts, or leaves them all out: convert to hf or native.",
             code="checkpoint.other_model",
         )
     if shape.rules.megatron and not oss and shape.o_bias != shape.mlp_bias:
         raise CheckpointError(
-            "config.json gives biases to only one of o_proj and the MLP, and Megatron-core gives them to both or none: "
-            "convert to hf or native.",
+            "config.json gives biases to only one of o_proj and the MLP, and Megatron-core gives"
+            " them to both or none: convert to hf or native.",
             code="checkpoint.other_model",
         )
     plain, learned = shape.plain, rope is None

@@ -35,21 +35,29 @@ class TensorBlock:
 
     def within(self, bounds: Bounds) -> TensorBlock | None:
         """The part within a window; None if they do not overlap."""
-        spans = tuple((max(a, low), min(b, high)) for (a, b), (low, high) in zip(self.spans, bounds, strict=True))
+        spans = tuple(
+            (max(a, low), min(b, high))
+            for (a, b), (low, high) in zip(self.spans, bounds, strict=True)
+        )
         if any(a >= b for a, b in spans):
             return None
-        at = tuple(n + a - old for n, (a, _), (old, _) in zip(self.at, spans, self.spans, strict=True))
+        at = tuple(
+            n + a - old for n, (a, _), (old, _) in zip(self.at, spans, self.spans, strict=True)
+        )
         return TensorBlock(spans, self.slab, at)
 
     def bits(self, tally: Tally | None) -> Bits:
-        return self.slab.bits([(n, n + b - a) for n, (a, b) in zip(self.at, self.spans, strict=True)], tally)
+        return self.slab.bits(
+            [(n, n + b - a) for n, (a, b) in zip(self.at, self.spans, strict=True)], tally
+        )
 
 
 class PieceSource(WeightSource):
     """Hugging Face parameters assembled from blocks of Megatron's tensors.
 
-    `blocks` maps each key of `tensors` to its blocks; `twins` are those of a tied head, which must equal the embedding.
-    Raises CheckpointError if a tensor is not covered, or its blocks differ in type.
+    `blocks` maps each key of `tensors` to its blocks; `twins` are those of a tied head, which must
+    equal the embedding. Raises CheckpointError if a tensor is not covered, or its blocks differ in
+    type.
     """
 
     def __init__(
@@ -77,7 +85,9 @@ class PieceSource(WeightSource):
             self._together |= dict.fromkeys(stored, stored)
             for part, mine in _parts(fused, pieces).items():
                 self._blocks[part] = _tiled(location, fused.key, mine, upright[part].spec.shape)
-        self._twins = twins and _tiled(location, "the output layer", twins, self._specs[self._shape.embed_name].shape)
+        self._twins = twins and _tiled(
+            location, "the output layer", twins, self._specs[self._shape.embed_name].shape
+        )
         self._checked: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._read: Read | None = None
@@ -101,7 +111,11 @@ class PieceSource(WeightSource):
 
     def seams(self, name: str) -> list[int]:
         part, blocks = self._found(name)[0]
-        return sorted({block.spans[0][0] for block in blocks}) if part.is_whole and not part.turned else []
+        return (
+            sorted({block.spans[0][0] for block in blocks})
+            if part.is_whole and not part.turned
+            else []
+        )
 
     def watch(self, read: Read) -> None:
         self._read = read
@@ -126,8 +140,8 @@ class PieceSource(WeightSource):
         twins = self._twins if name == self._shape.embed_name else None
         if twins and not np.array_equal(bits, self._assemble(twins, bounds, None)):
             raise CheckpointError(
-                f"{self._place}: the output layer differs from {name}, to which config.json ties it; set "
-                "tie_word_embeddings: false there if they were trained apart.",
+                f"{self._place}: the output layer differs from {name}, to which config.json ties"
+                " it; set tie_word_embeddings: false there if they were trained apart.",
                 code="checkpoint.other_model",
             )
         return bits
@@ -137,17 +151,28 @@ class PieceSource(WeightSource):
         pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
         if self._read is not None:
             for piece in pieces:
-                self._read(f"{piece.slab.file} {piece.slab.offset}", partial(piece.slab.seen, piece.slab.file))
+                self._read(
+                    f"{piece.slab.file} {piece.slab.offset}",
+                    partial(piece.slab.seen, piece.slab.file),
+                )
         if len(pieces) == 1:
             return pieces[0].bits(tally)
         out: Bits = np.empty([b - a for a, b in bounds], blocks[0].slab.dtype.bits)
         for piece in pieces:
-            out[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(piece.spans, bounds, strict=True))] = (
-                piece.bits(tally)
-            )
+            out[
+                tuple(
+                    slice(a - low, b - low)
+                    for (a, b), (low, _) in zip(piece.spans, bounds, strict=True)
+                )
+            ] = piece.bits(tally)
         return out
 
-    def _stack(self, parts: list[tuple[UprightPart, list[TensorBlock]]], bounds: Bounds, tally: Tally | None) -> Bits:
+    def _stack(
+        self,
+        parts: list[tuple[UprightPart, list[TensorBlock]]],
+        bounds: Bounds,
+        tally: Tally | None,
+    ) -> Bits:
         """A window of a tensor of all experts, from those of each."""
         out: Bits = np.empty([b - a for a, b in bounds], parts[0][1][0].slab.dtype.bits)
         for part, blocks in parts:
@@ -172,29 +197,41 @@ def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBloc
             piece = block.within([(low, high), *((0, n) for n in fused.shape[1:])])
             if piece is not None:
                 a, b = piece.spans[0]
-                out[part].append(replace(piece, spans=((a - low + first, b - low + first), *piece.spans[1:])))
+                out[part].append(
+                    replace(piece, spans=((a - low + first, b - low + first), *piece.spans[1:]))
+                )
     return out
 
 
 def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -> CheckpointError:
-    """The error for a tensor of which there is nothing; if its layer has other experts, a file was left behind."""
+    """The error for a tensor of which there is nothing; if its layer has other experts, a file was
+    left behind.
+    """
     own = EXPERT.fullmatch(key)
     if own is not None and any(name.startswith(f"{own[1]}.") for name in blocks):
         return CheckpointError(
-            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has others; copy the files that were left "
-            "behind, or take an earlier checkpoint.",
+            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has others; copy the"
+            " files that were left behind, or take an earlier checkpoint.",
             code="checkpoint.damaged",
         )
     return CheckpointError(
-        f"{location} lacks {key}; check that config.json is this model's.", code="checkpoint.other_model"
+        f"{location} lacks {key}; check that config.json is this model's.",
+        code="checkpoint.other_model",
     )
 
 
-def _tiled(location: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
-    """Sort the blocks and drop copies. Raises CheckpointError unless they form a grid that covers the shape."""
+def _tiled(
+    location: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]
+) -> list[TensorBlock]:
+    """Sort the blocks and drop copies.
+
+    Raises CheckpointError unless they form a grid that covers the shape.
+    """
     types = sorted({str(block.slab.dtype) for block in blocks})
     if len(types) > 1:
-        raise CheckpointError(f"{location}: {key} is stored in several types ({' and '.join(types)}); save it again.")
+        raise CheckpointError(
+            f"{location}: {key} is stored in several types ({' and '.join(types)}); save it again."
+        )
     if blocks and blocks[0].slab.dtype not in FLOATS:
         raise unreadable(location, key, types[0])
     columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
@@ -204,7 +241,8 @@ def _tiled(location: Place, key: str, blocks: list[TensorBlock], shape: tuple[in
     covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
     if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
         raise CheckpointError(
-            f"{location}: parts of {key} are missing; copy the .distcp files that were left behind.",
+            f"{location}: parts of {key} are missing; copy the .distcp files that were left"
+            " behind.",
             code="checkpoint.damaged",
         )
     return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]

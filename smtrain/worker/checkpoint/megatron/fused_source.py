@@ -11,7 +11,15 @@ from smtrain.core.model.blocks import Role
 from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
-from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, experts_cut, head, padded, table
+from smtrain.worker.checkpoint.megatron.names import (
+    HEAD,
+    Fused,
+    cut,
+    experts_cut,
+    head,
+    padded,
+    table,
+)
 from smtrain.worker.checkpoint.megatron.upright import Upright
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
 from smtrain.worker.checkpoint.storage import Bounds
@@ -31,7 +39,8 @@ class FusedSource(Wrapped):
         for fused in self._fused.values():
             if len({self._source.dtype(part) for part in fused.parts}) > 1:
                 raise CheckpointError(
-                    f"{' and '.join(fused.parts)} become one tensor and have different types; convert with --dtype."
+                    f"{' and '.join(fused.parts)} become one tensor and have different types;"
+                    " convert with --dtype."
                 )
 
     def names(self) -> list[str]:
@@ -50,10 +59,16 @@ class FusedSource(Wrapped):
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         fused, (start, stop) = self.fused(name), bounds[0]
         pieces = []
-        for (part, first, _), (low, high) in zip(fused.segments, pairwise(fused.starts()), strict=True):
+        for (part, first, _), (low, high) in zip(
+            fused.segments, pairwise(fused.starts()), strict=True
+        ):
             a, b = max(start, low), min(stop, high)
             if a < b:
-                pieces.append(self._source.bits(part, [(a - low + first, b - low + first), *bounds[1:]], tally))
+                pieces.append(
+                    self._source.bits(
+                        part, [(a - low + first, b - low + first), *bounds[1:]], tally
+                    )
+                )
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def stored_with(self, name: str) -> tuple[str, ...]:
@@ -62,7 +77,10 @@ class FusedSource(Wrapped):
     def seams(self, name: str) -> list[int]:
         fused, out = self.fused(name), []
         for (part, first, last), low in zip(fused.segments, fused.starts(), strict=False):
-            out += [low, *(seam - first + low for seam in self._source.seams(part) if first < seam < last)]
+            out += [
+                low,
+                *(seam - first + low for seam in self._source.seams(part) if first < seam < last),
+            ]
         return out
 
     def check(self, name: str, tally: Tally | None = None) -> None:
@@ -71,7 +89,9 @@ class FusedSource(Wrapped):
 
 
 class FusedCut:
-    """The cut of a `FusedSource` for `tp` ranks; a vocabulary is padded with zeros for `divisor`."""
+    """The cut of a `FusedSource` for `tp` ranks; a vocabulary is padded with zeros for
+    `divisor`.
+    """
 
     def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
         self._source, self.tp = source, tp
@@ -85,4 +105,6 @@ class FusedCut:
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)
-        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(self._source.shape(name)))
+        return tuple(
+            shard.size if i == shard.dim else n for i, n in enumerate(self._source.shape(name))
+        )

@@ -1,8 +1,9 @@
-"""Read Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`, each rank's own part.
+"""Read Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt`,
+each rank's own part.
 
-Names are Megatron-core's with either spec, with one or several virtual stages, and with sequential or grouped experts,
-whose expert-parallel ranks have files of their own. Whatever else a training run left in the files is skipped, and
-nothing in them is run (unpickle.py).
+Names are Megatron-core's with either spec, with one or several virtual stages, and with sequential
+or grouped experts, whose expert-parallel ranks have files of their own. Whatever else a training
+run left in the files is skipped, and nothing in them is run (unpickle.py).
 """
 
 from __future__ import annotations
@@ -37,21 +38,40 @@ Shards = Mapping[tuple[int, int, int], Mapping[str, Slab]]
 
 
 def rank_files(files: Iterable[str]) -> dict[tuple[int, ...], str]:
-    """The numbers in a folder's name -> its file, maybe empty: tp rank, and stage or expert-parallel rank or both."""
+    """The numbers in a folder's name -> its file, maybe empty: tp rank, and stage or
+    expert-parallel rank or both.
+    """
     found = ((_RANK.fullmatch(file), file) for file in sorted(files))
-    return {tuple(int(n) for n in match.groups() if n is not None): file for match, file in found if match}
+    return {
+        tuple(int(n) for n in match.groups() if n is not None): file
+        for match, file in found
+        if match
+    }
 
 
 def iteration(location: Place) -> str | None:
     """The folder of the newest iteration, by the tracker file or by name; None without one."""
     files = location.files()
-    folders = sorted({file.split("/")[0] for file in files if "/" in file and FOLDER.fullmatch(file.split("/")[0])})
+    folders = sorted(
+        {
+            file.split("/")[0]
+            for file in files
+            if "/" in file and FOLDER.fullmatch(file.split("/")[0])
+        }
+    )
     if TRACKER in files:
         tracked = read_text(location, TRACKER, 1000).strip()
-        named = tracked if tracked == "release" else f"iter_{int(tracked):07d}" if tracked.isdecimal() else None
+        named = (
+            tracked
+            if tracked == "release"
+            else f"iter_{int(tracked):07d}"
+            if tracked.isdecimal()
+            else None
+        )
         if named not in folders:
             raise CheckpointError(
-                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it again.",
+                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it"
+                " again.",
                 code="checkpoint.damaged",
             )
         return named
@@ -59,39 +79,53 @@ def iteration(location: Place) -> str | None:
 
 
 Part = Callable[[str, Slab, int, int], "tuple[str, list[tuple[int, int]]] | None"]
-"""(key in the whole model, tensor, tp, tp rank) -> the tensor that it is a part of and its rows there, or None."""
+"""(key in the whole model, tensor, tp, tp rank) -> the tensor that it is a part of and its rows
+there, or None.
+"""
 
 
 class RankSource(PieceSource):
-    """A checkpoint of files for each (tp, pp) rank as a `WeightSource`; the topology is read from the files.
+    """A checkpoint of files for each (tp, pp) rank as a `WeightSource`; the topology is read from
+    the files.
 
-    `chunks` reads those of a rank as a dict for each virtual stage; `part` places tensors that Megatron-core stores
-    differently, and `replace` gives other blocks for a block. Raises CheckpointError if a file is missing or not of
-    this model.
+    `chunks` reads those of a rank as a dict for each virtual stage; `part` places tensors that
+    Megatron-core stores differently, and `replace` gives other blocks for a block. Raises
+    CheckpointError if a file is missing or not of this model.
     """
 
     def __init__(
-        self, location: Place, at: Place, config: dict[str, Any], ranks: Collection[tuple[int, int]],
-        chunks: Callable[[tuple[int, int]], list[dict[str, Slab]]], part: Part | None = None,
+        self,
+        location: Place,
+        at: Place,
+        config: dict[str, Any],
+        ranks: Collection[tuple[int, int]],
+        chunks: Callable[[tuple[int, int]], list[dict[str, Slab]]],
+        part: Part | None = None,
         replace: Callable[[TensorBlock], Iterable[TensorBlock]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tp, self.pp = mesh_of(ranks, at)
         shape = ModelShape.from_config(config)
         if faults := names.mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
-                f"{at}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
+                f"{at}: {'; '.join(faults)}; check that config.json is this model's.",
+                code="checkpoint.other_model",
             )
         shards = {(*rank, v): tensors for rank in ranks for v, tensors in enumerate(chunks(rank))}
         self.vpp = max(v for _, _, v in shards) + 1
         blocks = _global_blocks(at, shape, shards, self, part)
         if replace is not None:
-            blocks = {key: [other for block in old for other in replace(block)] for key, old in blocks.items()}
+            blocks = {
+                key: [other for block in old for other in replace(block)]
+                for key, old in blocks.items()
+            }
         twins = blocks.pop(names.HEAD, None) if shape.tied else None
         super().__init__(location, config, names.table(shape), blocks, twins)
 
 
 class MegatronSource(RankSource):
-    """A legacy checkpoint; `folder` is that of one iteration below `location`, "" for `location` itself."""
+    """A legacy checkpoint; `folder` is that of one iteration below `location`, "" for `location`
+    itself.
+    """
 
     def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
         self.folder = folder
@@ -112,13 +146,18 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
     """Read one rank's file: a dict for each virtual stage, with the local spec's names."""
     content = torchzip.load(location, file, lenient=True)
     models = (
-        {int(match[1] or 0): value for key, value in content.items() if (match := _CHUNK.fullmatch(str(key)))}
+        {
+            int(match[1] or 0): value
+            for key, value in content.items()
+            if (match := _CHUNK.fullmatch(str(key)))
+        }
         if isinstance(content, dict)
         else {}
     )
     if not models or sorted(models) != list(range(len(models))):
         raise CheckpointError(
-            f"{location}/{file} has no model in it (model, or model0 and so on); it is not a checkpoint."
+            f"{location}/{file} has no model in it (model, or model0 and so on); it is not a"
+            " checkpoint."
         )
     out = []
     for v in sorted(models):
@@ -130,19 +169,22 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
                 raise names.unreadable(f"{location}/{file}", key, "fp8 of Transformer Engine")
             if not isinstance(value, Slab):
                 raise CheckpointError(
-                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.", code="checkpoint.damaged"
+                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.",
+                    code="checkpoint.damaged",
                 )
             name = names.canonical(key)
             if name in tensors:
                 raise CheckpointError(
-                    f"{location}/{file} has {name[:200]} under the names of both specs; save it again."
+                    f"{location}/{file} has {name[:200]} under the names of both specs; save it"
+                    " again."
                 )
             tensors[name] = value
         out.append(tensors)
     known = {slab.crc32 for tensors in out for slab in tensors.values()}
     if crcs and not known <= {*crcs.values(), None}:
         raise CheckpointError(
-            f"{location}/{file} is not what the manifest lists; convert the model again.", code="checkpoint.damaged"
+            f"{location}/{file} is not what the manifest lists; convert the model again.",
+            code="checkpoint.damaged",
         )
     return out
 
@@ -151,12 +193,15 @@ def _flat(location: Place, file: str, model: Any, depth: int = 0) -> list[tuple[
     """Flatten nested dicts to dotted names."""
     if not isinstance(model, dict):
         raise CheckpointError(
-            f"{location}/{file} holds something other than named tensors; it is not a checkpoint of weights."
+            f"{location}/{file} holds something other than named tensors; it is not a checkpoint of"
+            " weights."
         )
     out: list[tuple[str, Any]] = []
     for key, value in model.items():
         if isinstance(value, dict) and depth < 6:
-            out += [(f"{key}.{name}", item) for name, item in _flat(location, file, value, depth + 1)]
+            out += [
+                (f"{key}.{name}", item) for name, item in _flat(location, file, value, depth + 1)
+            ]
         else:
             out.append((str(key), value))
     return out
@@ -167,7 +212,8 @@ def _global_blocks(
 ) -> dict[str, list[TensorBlock]]:
     """Key in the whole model -> its blocks, from the parts of all ranks.
 
-    Raises CheckpointError for tensors that the model does not have, and for shapes that do not fit a rank.
+    Raises CheckpointError for tensors that the model does not have, and for shapes that do not fit
+    a rank.
     """
     tp, pp, vpp = mesh.tp, mesh.pp, mesh.vpp
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
@@ -186,10 +232,14 @@ def _global_blocks(
             if placed is not None and placed[0] in fused:
                 key, rows = placed
                 shard = Shard(0, tuple(rows), sum(b - a for a, b in rows))
-                out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"a part of {key}"))
+                out.setdefault(key, []).extend(
+                    _blocks(location, fused[key], slab, shard, f"a part of {key}")
+                )
                 continue
             if key not in fused:
-                raise CheckpointError(f"{location} holds {name[:200]}, which is {names.unknown(name, shape)}.")
+                raise CheckpointError(
+                    f"{location} holds {name[:200]}, which is {names.unknown(name, shape)}."
+                )
             if key == names.EMBEDDING and p > 0:
                 key = names.HEAD  # some versions keep a copy on the last stage of a tied model
             vocab = fused[key].shape[0]
@@ -197,7 +247,9 @@ def _global_blocks(
                 vocab = max(slab.shape[0] * tp, vocab)
             own = experts_tp(fused[key], slab) or tp
             shard = names.cut(fused[key], own, t % own, vocab)
-            out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}"))
+            out.setdefault(key, []).extend(
+                _blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}")
+            )
     return out
 
 
@@ -210,13 +262,17 @@ def _global(name: str, first: int) -> str:
     return f"decoder.layers.{first + int(match[1])}.{match[2]}" if match else name
 
 
-def _blocks(location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown: str) -> list[TensorBlock]:
-    """The blocks of the model that a shard in `slab` holds; the padding of a vocabulary is left out."""
+def _blocks(
+    location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown: str
+) -> list[TensorBlock]:
+    """The blocks of the model that a shard in `slab` holds; the padding of a vocabulary is left
+    out.
+    """
     wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
     if slab.shape != wanted:
         raise CheckpointError(
-            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json of this "
-            "model, and the file of each rank there?",
+            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json"
+            " of this model, and the file of each rank there?",
             code="checkpoint.other_model",
         )
     whole = tuple((0, n) for n in fused.shape)
@@ -226,6 +282,12 @@ def _blocks(location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown
     for a, b in shard.ranges:
         origin = tuple(at if i == shard.dim else 0 for i in range(len(whole)))
         if b > a:
-            out.append(TensorBlock(tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)), slab, origin))
+            out.append(
+                TensorBlock(
+                    tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)),
+                    slab,
+                    origin,
+                )
+            )
         at += b - a
     return out

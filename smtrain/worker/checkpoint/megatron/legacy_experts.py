@@ -1,7 +1,8 @@
-"""Experts in Megatron's legacy checkpoints: each expert-parallel rank has a file with its own, numbered from 0.
+"""Experts in Megatron's legacy checkpoints: each expert-parallel rank has a file with its own,
+numbered from 0.
 
-Sequential experts are modules of a list; grouped ones are two tensors of all local experts (inputs first), or with
-Transformer Engine a tensor for each.
+Sequential experts are modules of a list; grouped ones are two tensors of all local experts (inputs
+first), or with Transformer Engine a tensor for each.
 """
 
 from __future__ import annotations
@@ -29,25 +30,44 @@ Chunks = list[dict[str, Slab]]
 def by_stage(
     location: Place, shape: ModelShape, ranks: Mapping[tuple[int, ...], Chunks]
 ) -> tuple[dict[tuple[int, int], Chunks], int]:
-    """Join the files of expert-parallel ranks: (tp rank, pipeline stage) -> its tensors, experts by their numbers.
+    """Join the files of expert-parallel ranks: (tp rank, pipeline stage) -> its tensors, experts by
+    their numbers.
 
-    Returns the number of expert-parallel ranks too. `ranks` is by the numbers in the folders' names: of two the second
-    is the expert-parallel rank if the file has all layers, else the stage. Everything but experts is equal in the files
-    of a stage, and taken once. Raises CheckpointError if a rank is missing, or the experts are not config.json's.
+    Returns the number of expert-parallel ranks too. `ranks` is by the numbers in the folders'
+    names: of two the second is the expert-parallel rank if the file has all layers, else the stage.
+    Everything but experts is equal in the files of a stage, and taken once. Raises CheckpointError
+    if a rank is missing, or the experts are not config.json's.
     """
     if shape.experts is None:
-        own = next((n for chunks in ranks.values() for held in chunks for n in held if ".mlp.experts." in n), None)
+        own = next(
+            (
+                n
+                for chunks in ranks.values()
+                for held in chunks
+                for n in held
+                if ".mlp.experts." in n
+            ),
+            None,
+        )
         if own is not None or any(len(rank) > 2 for rank in ranks):
             what = own or "files of expert-parallel ranks"
             raise CheckpointError(
-                f"{location} holds {what[:200]}, which is {unknown('.experts.', shape)}.", code="checkpoint.other_model"
+                f"{location} holds {what[:200]}, which is {unknown('.experts.', shape)}.",
+                code="checkpoint.other_model",
             )
-        return {(rank[0], rank[1] if len(rank) > 1 else 0): chunks for rank, chunks in ranks.items()}, 1
+        return {
+            (rank[0], rank[1] if len(rank) > 1 else 0): chunks for rank, chunks in ranks.items()
+        }, 1
     placed: dict[tuple[int, int, int], Chunks] = {}
     for rank, chunks in ranks.items():
-        whole = len({match[1] for held in chunks for name in held if (match := LAYER.match(name))}) == shape.layers
+        whole = (
+            len({match[1] for held in chunks for name in held if (match := LAYER.match(name))})
+            == shape.layers
+        )
         stage = 0 if len(rank) == 2 and whole else rank[1] if len(rank) > 1 else 0
-        placed[rank[0], stage, rank[-1] if len(rank) == 3 or (len(rank) == 2 and whole) else 0] = chunks
+        placed[rank[0], stage, rank[-1] if len(rank) == 3 or (len(rank) == 2 and whole) else 0] = (
+            chunks
+        )
     return _joined(location, shape.experts, placed)
 
 
@@ -56,18 +76,23 @@ def _joined(
 ) -> tuple[dict[tuple[int, int], Chunks], int]:
     degree = max(e for _, _, e in ranks) + 1
     numbers = [
-        local[1] for chunks in ranks.values() for held in chunks for name in held if (local := _local(name)) is not None
+        local[1]
+        for chunks in ranks.values()
+        for held in chunks
+        for name in held
+        if (local := _local(name)) is not None
     ]
     each = max(numbers) + 1 if numbers else sizes.count // degree
     if not each or sizes.count % each or degree > sizes.count // each:
         raise CheckpointError(
-            f"{location} has {max(each, 1)} experts a layer on each of {degree} expert-parallel ranks, config.json "
-            f"{sizes.count}; take this model's.",
+            f"{location} has {max(each, 1)} experts a layer on each of {degree} expert-parallel"
+            f" ranks, config.json {sizes.count}; take this model's.",
             code="checkpoint.other_model",
         )
     if lost := sorted({*range(sizes.count // each)} - {e for _, _, e in ranks}):
         raise CheckpointError(
-            f"{location} lacks the file of expert-parallel rank {lost[0]}; copy that rank's file into it.",
+            f"{location} lacks the file of expert-parallel rank {lost[0]}; copy that rank's file"
+            " into it.",
             code="checkpoint.damaged",
         )
     out: dict[tuple[int, int], Chunks] = {}
@@ -75,8 +100,8 @@ def _joined(
         stage = out.setdefault((t, p), [{} for _ in chunks])
         if len(stage) != len(chunks):
             raise CheckpointError(
-                f"{location}: the expert-parallel ranks of tp rank {t}, pp rank {p} have different numbers of virtual "
-                "stages; copy the checkpoint again.",
+                f"{location}: the expert-parallel ranks of tp rank {t}, pp rank {p} have different"
+                " numbers of virtual stages; copy the checkpoint again.",
                 code="checkpoint.damaged",
             )
         for together, held in zip(stage, chunks, strict=True):
@@ -95,8 +120,12 @@ def _local(name: str) -> tuple[str, int, str] | None:
     return None
 
 
-def _numbered(location: Place, name: str, slab: Slab, first: int, count: int) -> Iterator[tuple[str, Slab]]:
-    """The tensors that a stored one consists of, experts by their numbers: `count` of them from `first` on."""
+def _numbered(
+    location: Place, name: str, slab: Slab, first: int, count: int
+) -> Iterator[tuple[str, Slab]]:
+    """The tensors that a stored one consists of, experts by their numbers: `count` of them from
+    `first` on.
+    """
     if local := _local(name):
         path, number, linear = local
         yield f"{path}.experts.{first + number}.{linear}", slab
@@ -108,25 +137,35 @@ def _numbered(location: Place, name: str, slab: Slab, first: int, count: int) ->
 
 
 def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -> Iterator[Slab]:
-    """The matrices of `GroupedMLP`, outputs first: it stores [hidden, rest] and [rest, hidden], and takes both for
-    [experts, inputs, outputs]."""
-    if len(slab.shape) != 2 or slab.strides != contiguous(slab.shape) or slab.shape[is_first] % count:
+    """The matrices of `GroupedMLP`, outputs first: it stores [hidden, rest] and [rest, hidden], and
+    takes both for [experts, inputs, outputs].
+    """
+    if (
+        len(slab.shape) != 2
+        or slab.strides != contiguous(slab.shape)
+        or slab.shape[is_first] % count
+    ):
         raise CheckpointError(
-            f"{location}: {name[:200]} is {list(slab.shape)}, which are not the matrices of {count} experts; take this "
-            "model's config.json.",
+            f"{location}: {name[:200]} is {list(slab.shape)}, which are not the matrices of {count}"
+            " experts; take this model's config.json.",
             code="checkpoint.other_model",
         )
     inputs, outputs = slab.shape
     inputs, outputs = (inputs, outputs // count) if is_first else (inputs // count, outputs)
     for number in range(count):
         yield replace(
-            slab, offset=slab.offset + number * inputs * outputs * slab.dtype.itemsize, shape=(outputs, inputs),
-            strides=(1, outputs), crc32=None,
-        )  # fmt: skip
+            slab,
+            offset=slab.offset + number * inputs * outputs * slab.dtype.itemsize,
+            shape=(outputs, inputs),
+            strides=(1, outputs),
+            crc32=None,
+        )
 
 
 def experts_tp(fused: Fused, slab: Slab) -> int | None:
-    """The tensor-parallel degree inside an expert, by the size of its part; None for all other tensors."""
+    """The tensor-parallel degree inside an expert, by the size of its part; None for all other
+    tensors.
+    """
     dim = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1}.get(fused.role)
     if dim is None or len(slab.shape) <= dim or not slab.shape[dim]:
         return None

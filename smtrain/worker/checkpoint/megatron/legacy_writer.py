@@ -40,7 +40,9 @@ REPLACES = (ITERATION, TRACKER)
 
 
 def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
-    """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
+    """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the
+    model so.
+    """
 
     def faults_of(tp: int, pp: int, _: int = 1) -> list[str]:
         return mesh_faults(shape, tp, pp, experts_cut(shape, tp))
@@ -49,19 +51,32 @@ def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
         raise ConfigError(faults, code="config.combination")
     if to.layers_per_stage is not None and (to.first_stage_layers or to.last_stage_layers):
         raise ConfigError(
-            "layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other",
+            "layers_per_stage already includes first_stage_layers and last_stage_layers; give one"
+            " or the other",
             code="config.combination",
         )
-    return chunks(shape.layers, to.pp, to.vpp, to.first_stage_layers, to.last_stage_layers, to.layers_per_stage)
+    return chunks(
+        shape.layers,
+        to.pp,
+        to.vpp,
+        to.first_stage_layers,
+        to.last_stage_layers,
+        to.layers_per_stage,
+    )
 
 
 def write_megatron(
-    source: WeightSource, target: Path | str, to: Megatron, overwrite: bool = True, carried: Carried = NOTHING
+    source: WeightSource,
+    target: Path | str,
+    to: Megatron,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
-    """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a manifest.
+    """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a
+    manifest.
 
-    A few blocks are in memory at a time. Raises ConfigError if Megatron cannot cut the model so, CheckpointError if
-    the source cannot be read.
+    A few blocks are in memory at a time. Raises ConfigError if Megatron cannot cut the model so,
+    CheckpointError if the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
     layers = stage_layers(shape, to)
@@ -74,25 +89,43 @@ def write_megatron(
         names = stage_names(shape, layers, p)
         ranks = []
         for t in range(to.tp):
-            tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for chunk in names for key, _ in chunk}
-            file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if to.pp > 1 else ''}/model_optim_rng.pt"
+            tensors = {
+                key: Tensor(fused.dtype(key), layout.local_shape(key, t))
+                for chunk in names
+                for key, _ in chunk
+            }
+            file = (
+                f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if to.pp > 1 else ''}/model_optim_rng.pt"
+            )
             ranks.append(
                 torchzip_writer.container(
-                    file, tensors, _pickled(settings, names, tensors, _spellings(shape, names, to.spec))
+                    file,
+                    tensors,
+                    _pickled(settings, names, tensors, _spellings(shape, names, to.spec)),
                 )
             )
         containers += ranks
         groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
         assert len(stage) == len(names)
     about = {
-        "kind": "megatron", "form": "torch", "spec": to.spec, "topology": {"tp": to.tp, "pp": to.pp, "vpp": to.vpp},
-    }  # fmt: skip
+        "kind": "megatron",
+        "form": "torch",
+        "spec": to.spec,
+        "topology": {"tp": to.tp, "pp": to.pp, "vpp": to.vpp},
+    }
     extras = {**carried.with_config(source.config), TRACKER: b"1"}
-    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+    execute(
+        fused,
+        target,
+        ConversionPlan(layout, groups, containers, extras, about, REPLACES),
+        overwrite,
+    )
 
 
 def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[str, str]]]:
-    """For each virtual stage of stage `p`: (name in the whole model, local spec's name in the rank's file)."""
+    """For each virtual stage of stage `p`: (name in the whole model, local spec's name in the
+    rank's file).
+    """
     out: list[list[tuple[str, str]]] = []
     last = len(layers) - 1
     for v, members in enumerate(layers[p]):
@@ -102,7 +135,9 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
                 if int(match[1]) in members:
                     local = f"decoder.layers.{int(match[1]) - members.start}.{match[2]}"
                     names.append((key, EXPERT.sub(r"\1.local_experts.\2.\3", local)))
-            elif (p, v) == ((0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)):
+            elif (p, v) == (
+                (0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)
+            ):
                 names.append((key, key))
         if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):
             names.append((HEAD, HEAD))
@@ -110,7 +145,9 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
     return out
 
 
-def _spellings(shape: ModelShape, names: list[list[tuple[str, str]]], spelling: Spelling) -> dict[str, str]:
+def _spellings(
+    shape: ModelShape, names: list[list[tuple[str, str]]], spelling: Spelling
+) -> dict[str, str]:
     """Name in the whole model -> name in the rank's file, as the spec has it."""
     return {
         key: local if is_before_experts(shape, key) else spelled(local, spelling)
@@ -120,13 +157,23 @@ def _spellings(shape: ModelShape, names: list[list[tuple[str, str]]], spelling: 
 
 
 def _pickled(
-    settings: dict[str, Any], names: list[list[tuple[str, str]]], tensors: dict[str, Tensor], called: Mapping[str, str]
+    settings: dict[str, Any],
+    names: list[list[tuple[str, str]]],
+    tensors: dict[str, Tensor],
+    called: Mapping[str, str],
 ) -> bytes:
     number = {key: n for n, key in enumerate(tensors)}
     models = [
-        {called[key]: pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key])) for key, _ in chunk}
+        {
+            called[key]: pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key]))
+            for key, _ in chunk
+        }
         for chunk in names
     ]
-    named = {"model": models[0]} if len(models) == 1 else {f"model{v}": model for v, model in enumerate(models)}
+    named = (
+        {"model": models[0]}
+        if len(models) == 1
+        else {f"model{v}": model for v, model in enumerate(models)}
+    )
     namespace = pickling.New(pickling.Name("argparse", "Namespace"), settings)
     return pickling.dumps({"args": namespace, "checkpoint_version": 3.0, "iteration": 1, **named})

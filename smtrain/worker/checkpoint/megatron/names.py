@@ -1,9 +1,10 @@
-"""Megatron's names for the tensors of a model, and the Hugging Face parameters that each consists of; pure data.
+"""Megatron's names for the tensors of a model, and the Hugging Face parameters that each consists
+of; pure data.
 
-Names are those of Megatron-core's GPTModel with its local spec and the layer's number in the whole model. The rows of
-an attention input are, for each key/value head, its query heads, the key, the value; those of a gated MLP are gate,
-then up. Experts have their number in the model, as in torch_dist with singleton_local_shards; `EXPERT` tells their
-names in other forms.
+Names are those of Megatron-core's GPTModel with its local spec and the layer's number in the whole
+model. The rows of an attention input are, for each key/value head, its query heads, the key, the
+value; those of a gated MLP are gate, then up. Experts have their number in the model, as in
+torch_dist with singleton_local_shards; `EXPERT` tells their names in other forms.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ _OF_OTHERS = {
 }
 """Parts of names in mixtures of experts of families that have no form here -> the thing."""
 _SINKS = "self_attention.core_attention.softmax_offset"
-_TE = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+_TE = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,9 @@ class Fused:
     @property
     def is_gated(self) -> bool:
         """Whether its rows are the gate's, then as many of the other input of an MLP."""
-        return self.role is Role.GATE_UP or (self.role in (Role.COLUMN, Role.EXPERT_COLUMN) and len(self.parts) == 2)
+        return self.role is Role.GATE_UP or (
+            self.role in (Role.COLUMN, Role.EXPERT_COLUMN) and len(self.parts) == 2
+        )
 
     def starts(self) -> list[int]:
         """The row of the fused tensor at which each segment begins, and its end."""
@@ -91,15 +97,23 @@ class Fused:
 
 
 def table(shape: ModelShape) -> tuple[Fused, ...]:
-    """All tensors of a model in the order of the forward pass; of a tied pair only the embedding."""
+    """All tensors of a model in the order of the forward pass; of a tied pair only the
+    embedding.
+    """
     specs = {name: part.spec for name, part in upright_parts(shape).items()}
-    return tuple(fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None)
+    return tuple(
+        fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None
+    )
 
 
 def head(shape: ModelShape) -> Fused:
     """The output matrix under its own name; in a tied model it consists of the embedding."""
     return Fused(
-        HEAD, (shape.head_name,), Role.VOCAB, (shape.vocab, shape.hidden), ((shape.head_name, 0, shape.vocab),)
+        HEAD,
+        (shape.head_name,),
+        Role.VOCAB,
+        (shape.vocab, shape.hidden),
+        ((shape.head_name, 0, shape.vocab),),
     )
 
 
@@ -120,7 +134,9 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         path = f"decoder.layers.{number}.mlp.experts.experts.{spec.expert}"
         return _expert(spec, path, PARTS if family.experts.stacked else family.experts.parts)
     if spec.role is Role.SINK:
-        return Fused(f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, whole)
+        return Fused(
+            f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, whole
+        )
     if leaf not in _LEAVES:
         return None  # k, v and up are stored with q and gate
     key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
@@ -128,10 +144,18 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         parts = tuple(f"{block}.{p}_proj.{kind}" for p in "qkv")
         d, group = shape.head_dim, shape.heads // shape.kv_heads
         widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
-        segments = tuple((part, g * width, (g + 1) * width) for g in range(shape.kv_heads) for part, width in widths)
+        segments = tuple(
+            (part, g * width, (g + 1) * width)
+            for g in range(shape.kv_heads)
+            for part, width in widths
+        )
     elif spec.role is Role.QKV_BLOCKS:
         parts, d, group = (spec.name,), shape.head_dim, shape.heads // shape.kv_heads
-        blocks = ((0, group), (shape.heads, 1), (shape.heads + shape.kv_heads, 1))  # first head, heads of each group
+        blocks = (
+            (0, group),
+            (shape.heads, 1),
+            (shape.heads + shape.kv_heads, 1),
+        )  # first head, heads of each group
         segments = tuple(
             (spec.name, (first + g * heads) * d, (first + (g + 1) * heads) * d)
             for g in range(shape.kv_heads)
@@ -140,7 +164,9 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
     elif spec.role is Role.THIRDS:
         parts, d, third = (spec.name,), shape.head_dim, spec.shape[0] // 3
         segments = tuple(
-            (spec.name, i * third + h * d, i * third + (h + 1) * d) for h in range(shape.heads) for i in range(3)
+            (spec.name, i * third + h * d, i * third + (h + 1) * d)
+            for h in range(shape.heads)
+            for i in range(3)
         )
     elif leaf == "mlp.gate_proj":
         parts = (spec.name, f"{block}.up_proj.{kind}")
@@ -156,7 +182,9 @@ def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> Fused | None:
     stem, part, kind = spec.name.rsplit(".", 2)
     if part == names[1]:
         return None  # stored with the gate
-    parts = tuple(f"{stem}.{name}.{kind}" for name in names[:2]) if part == names[0] else (spec.name,)
+    parts = (
+        tuple(f"{stem}.{name}.{kind}" for name in names[:2]) if part == names[0] else (spec.name,)
+    )
     rows = spec.shape[0]
     key = f"{path}.linear_fc{1 if part == names[0] else 2}.{kind}"
     segments = tuple((name, 0, rows) for name in parts)
@@ -164,7 +192,9 @@ def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> Fused | None:
 
 
 def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
-    """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to `vocab`."""
+    """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to
+    `vocab`.
+    """
     rows = fused.shape[0]
     if fused.role in (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM):
         return Shard()
@@ -176,7 +206,9 @@ def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
         return Shard(0, ((min(t * each, rows), min((t + 1) * each, rows)),), each)
     if fused.is_gated:
         each = rows // 2 // tp
-        return Shard(0, tuple((at + t * each, at + (t + 1) * each) for at in (0, rows // 2)), 2 * each)
+        return Shard(
+            0, tuple((at + t * each, at + (t + 1) * each) for at in (0, rows // 2)), 2 * each
+        )
     each = rows // tp
     return Shard(0, ((t * each, (t + 1) * each),), each)
 
@@ -188,24 +220,32 @@ def experts_cut(shape: ModelShape, tp: int) -> int:
 
 
 def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
-    """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so; `etp` is tp inside experts."""
+    """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so; `etp` is
+    tp inside experts.
+    """
     faults = []
     if shape.kv_heads % tp:
         faults.append(
-            f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query groups), and Megatron "
-            "repeats none of them"
+            f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query"
+            " groups), and Megatron repeats none of them"
         )
     if any(kind.experts is None for kind in shape.kinds) and shape.intermediate % tp:
-        faults.append(f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}")
+        faults.append(
+            f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}"
+        )
     if shape.experts is not None and shape.experts.width % etp:
-        faults.append(f"tp = {etp} does not divide the {shape.experts.width} units of the model's experts")
+        faults.append(
+            f"tp = {etp} does not divide the {shape.experts.width} units of the model's experts"
+        )
     if pp > shape.layers:
         faults.append(f"pp = {pp} is more than the model's {shape.layers} layers")
     return faults
 
 
 def padded(vocab: int, tp: int, divisor: int) -> int:
-    """The rows of Megatron's vocabulary: the next multiple of --make-vocab-size-divisible-by times tp."""
+    """The rows of Megatron's vocabulary: the next multiple of --make-vocab-size-divisible-by times
+    tp.
+    """
     unit = divisor * tp
     return -(-vocab // unit) * unit
 
@@ -215,43 +255,57 @@ Chunks = tuple[tuple[range, ...], ...]
 
 
 def chunks(
-    layers: int, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None,
+    layers: int,
+    pp: int,
+    vpp: int = 1,
+    first: int | None = None,
+    last: int | None = None,
     each: Sequence[int] | None = None,
-) -> Chunks:  # fmt: skip
+) -> Chunks:
     """Deal layers to pipeline stages as Megatron does.
 
-    `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's --num-layer-list. Raises
-    ConfigError if they do not add up to the model's layers.
+    `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's
+    --num-layer-list. Raises ConfigError if they do not add up to the model's layers.
     """
     if each is None:
         ends = [first] * (first is not None) + [last] * (last is not None)
         middle, rest = pp - len(ends), layers - sum(n for n in ends if n is not None)
         if middle < 0 or rest < 0 or (rest % middle if middle else rest):
             raise ConfigError(
-                f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with --layers-per-stage",
+                f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with"
+                " --layers-per-stage",
                 code="config.combination",
             )
         even = rest // middle if middle else 0
-        each = [*([first] if first is not None else []), *[even] * middle, *([last] if last is not None else [])]
+        each = [
+            *([first] if first is not None else []),
+            *[even] * middle,
+            *([last] if last is not None else []),
+        ]
     if len(each) != pp or sum(each) != layers or any(n < 1 for n in each):
         raise ConfigError(
-            f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the model's {layers} "
-            "layers together; correct them",
+            f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the"
+            f" model's {layers} layers together; correct them",
             code="config.combination",
         )
     if any(n % vpp for n in each):
         raise ConfigError(
-            f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage", code="config.combination"
+            f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage",
+            code="config.combination",
         )
     starts = list(accumulate((each[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0))
-    return tuple(tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp)) for p in range(pp))
+    return tuple(
+        tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp))
+        for p in range(pp)
+    )
 
 
 def is_before_experts(shape: ModelShape, key: str) -> bool:
-    """Whether this is the norm before a layer's experts, which is a module of its own with either spec.
+    """Whether this is the norm before a layer's experts, which is a module of its own with either
+    spec.
 
-    Megatron-core 0.16 saves it as torch_dist under the TE spec's name in a dense layer with its local spec, and as
-    pre_mlp_layernorm with its TE spec.
+    Megatron-core 0.16 saves it as torch_dist under the TE spec's name in a dense layer with its
+    local spec, and as pre_mlp_layernorm with its TE spec.
     """
     match = LAYER.match(key)
     sparse = match is not None and shape.by_layer[int(match[1])].experts is not None
@@ -279,19 +333,21 @@ def unknown(key: str, shape: ModelShape) -> str:
     model = with_article(shape.family)
     if shape.experts is None and any(part in key for part in (".experts.", ".router.")):
         return (
-            f"of a mixture of experts, and config.json is of {model} model, which has none; take this model's "
-            "config.json"
+            f"of a mixture of experts, and config.json is of {model} model, which has none; take"
+            " this model's config.json"
         )
     if named := next((what for part, what in _OF_OTHERS.items() if part in key), None):
         return f"{named}, and smtrain converts no family that has this"
-    return f"no parameter of {model} model as config.json describes it; take this model's config.json"
+    return (
+        f"no parameter of {model} model as config.json describes it; take this model's config.json"
+    )
 
 
 def unreadable(location: object, key: str, kind: str) -> CheckpointError:
     """The error for a weight that is stored as `kind`, which is not a type of weights."""
     return CheckpointError(
-        f"{location}: {key[:200]} is stored as {kind}, and weights are read in bf16, fp32 or fp16; save the checkpoint "
-        "again in one of these (of fp8 weights: without --fp8-param-gather)."
+        f"{location}: {key[:200]} is stored as {kind}, and weights are read in bf16, fp32 or fp16;"
+        " save the checkpoint again in one of these (of fp8 weights: without --fp8-param-gather)."
     )
 
 

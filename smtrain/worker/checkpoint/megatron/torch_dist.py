@@ -1,8 +1,9 @@
-"""Read Megatron-core's `torch_dist` checkpoints: torch's distributed format with tensors of the whole model.
+"""Read Megatron-core's `torch_dist` checkpoints: torch's distributed format with tensors of the
+whole model.
 
-`.metadata` locates the chunks of every tensor in the `.distcp` files; each chunk is a stream of torch.save. Layers may
-be stacked along a first dimension or stored one by one, and so may the experts of a layer. Sequential and grouped
-experts are stored alike.
+`.metadata` locates the chunks of every tensor in the `.distcp` files; each chunk is a stream of
+torch.save. Layers may be stacked along a first dimension or stored one by one, and so may the
+experts of a layer. Sequential and grouped experts are stored alike.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dtypes import DType
 from smtrain.worker.checkpoint.megatron.block_source import PieceSource, TensorBlock
-from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table, unknown
+from smtrain.worker.checkpoint.megatron.names import (
+    EMBEDDING,
+    HEAD,
+    Fused,
+    canonical,
+    head,
+    ignored,
+    table,
+    unknown,
+)
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
@@ -52,8 +62,8 @@ def backend(location: Place) -> str | None:
 class TorchDistSource(PieceSource):
     """A `torch_dist` checkpoint as a `WeightSource`.
 
-    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError if a file is
-    missing, cut short or of another format, or does not fit the config.
+    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError
+    if a file is missing, cut short or of another format, or does not fit the config.
     """
 
     def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
@@ -61,7 +71,8 @@ class TorchDistSource(PieceSource):
         about = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
         if not matches_manifest(at, METADATA, about):
             raise CheckpointError(
-                f"{at}/{METADATA} is not what was written; convert the model again.", code="checkpoint.damaged"
+                f"{at}/{METADATA} is not what was written; convert the model again.",
+                code="checkpoint.damaged",
             )
         self.folder = folder
         shape = ModelShape.from_config(config)
@@ -77,7 +88,8 @@ class TorchDistSource(PieceSource):
                 one = name.format(*index)
                 if one not in fused:
                     raise CheckpointError(
-                        f"{at} holds {key[:200]}, which is {unknown(key, shape)}.", code="checkpoint.other_model"
+                        f"{at} holds {key[:200]}, which is {unknown(key, shape)}.",
+                        code="checkpoint.other_model",
                     )
                 _check(at, fused[one], key, size[len(sizes) :], half)
                 blocks.setdefault(one, []).extend(_blocks(fused[one], stacked.get(index, ()), half))
@@ -91,20 +103,28 @@ class _Chunk:
     slab: Slab
 
 
-def _named(key: str, size: tuple[int, ...], shape: ModelShape) -> tuple[str, tuple[int, ...], int | None]:
-    """(name in the whole model, sizes of the stacks that fill its braces, half of a gated MLP's input or None)."""
+def _named(
+    key: str, size: tuple[int, ...], shape: ModelShape
+) -> tuple[str, tuple[int, ...], int | None]:
+    """(name in the whole model, sizes of the stacks that fill its braces, half of a gated MLP's
+    input or None).
+    """
     sizes: list[int] = []
     half = None
     if part := _HALF.fullmatch(key):
         key, half = part[1], "wv".index(part[2])
     key = key.replace("{", "{{").replace("}", "}}")
     experts = shape.experts.count if shape.experts is not None else 0
-    for pattern, what, count in ((_STACKED, "layers", shape.layers), (_EXPERTS, "experts", experts)):
+    for pattern, what, count in (
+        (_STACKED, "layers", shape.layers),
+        (_EXPERTS, "experts", experts),
+    ):
         if not (match := pattern.fullmatch(key)) or len(sizes) == len(size):
             continue
         if size[len(sizes)] != count and (count or what == "layers"):
             raise CheckpointError(
-                f"{key[:200]} is of {size[len(sizes)]} {what}, config.json of {count}; take this model's.",
+                f"{key[:200]} is of {size[len(sizes)]} {what}, config.json of {count}; take this"
+                " model's.",
                 code="checkpoint.other_model",
             )
         sizes.append(size[len(sizes)])
@@ -112,30 +132,50 @@ def _named(key: str, size: tuple[int, ...], shape: ModelShape) -> tuple[str, tup
     return key, tuple(sizes), half
 
 
-def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], half: int | None) -> None:
+def _check(
+    location: Place, fused: Fused, key: str, size: tuple[int, ...], half: int | None
+) -> None:
     wanted = fused.shape if half is None else (fused.shape[0] // 2, *fused.shape[1:])
-    vocabulary = fused.key in (EMBEDDING, HEAD) and len(size) == 2 and size[0] >= wanted[0] and size[1:] == wanted[1:]
+    vocabulary = (
+        fused.key in (EMBEDDING, HEAD)
+        and len(size) == 2
+        and size[0] >= wanted[0]
+        and size[1:] == wanted[1:]
+    )
     if size != wanted and not vocabulary:
         raise CheckpointError(
-            f"{location}: {key[:200]} has shape {list(size)}, and config.json asks for {list(wanted)}; the two are "
-            "not of one model.",
+            f"{location}: {key[:200]} has shape {list(size)}, and config.json asks for"
+            f" {list(wanted)}; the two are not of one model.",
             code="checkpoint.other_model",
         )
 
 
-def _by_index(chunks: Sequence[_Chunk], sizes: tuple[int, ...]) -> Mapping[tuple[int, ...], list[_Chunk]]:
+def _by_index(
+    chunks: Sequence[_Chunk], sizes: tuple[int, ...]
+) -> Mapping[tuple[int, ...], list[_Chunk]]:
     """The chunks of a stack of these sizes by the place in it, without its dimensions."""
     out: dict[tuple[int, ...], list[_Chunk]] = {}
     depth = len(sizes)
     for chunk in chunks:
         slab = chunk.slab
         alone = slab.crc32 if prod(slab.shape[:depth]) == 1 else None
-        # No further than the stack itself, whose sizes are config.json's: a damaged chunk may call itself endless.
-        inside = (min(n, of - first) for n, of, first in zip(slab.shape, sizes, chunk.offsets, strict=False))
+        # No further than the stack itself, whose sizes are config.json's: a damaged chunk may call
+        # itself endless.
+        inside = (
+            min(n, of - first)
+            for n, of, first in zip(slab.shape, sizes, chunk.offsets, strict=False)
+        )
         for at in product(*(range(n) for n in inside)):
-            skipped = sum(n * stride for n, stride in zip(at, slab.strides, strict=False)) * slab.dtype.itemsize
+            skipped = (
+                sum(n * stride for n, stride in zip(at, slab.strides, strict=False))
+                * slab.dtype.itemsize
+            )
             part = replace(
-                slab, offset=slab.offset + skipped, shape=slab.shape[depth:], strides=slab.strides[depth:], crc32=alone
+                slab,
+                offset=slab.offset + skipped,
+                shape=slab.shape[depth:],
+                strides=slab.strides[depth:],
+                crc32=alone,
             )
             index = tuple(n + first for n, first in zip(at, chunk.offsets, strict=False))
             out.setdefault(index, []).append(_Chunk(chunk.offsets[depth:], part))
@@ -147,7 +187,9 @@ def _blocks(fused: Fused, chunks: Sequence[_Chunk], half: int | None) -> Iterato
     for chunk in chunks:
         spans = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.slab.shape, strict=True))
         spans = ((spans[0][0] + shift, spans[0][1] + shift), *spans[1:])
-        block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).within([(0, n) for n in fused.shape])
+        block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).within(
+            [(0, n) for n in fused.shape]
+        )
         if block is not None:
             yield block
 
@@ -169,12 +211,16 @@ def _tensors(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chun
 def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
     size = location.files().get(METADATA)
     if size is None or size > _LIMIT:
-        raise CheckpointError(f"{location} has no {METADATA}; copy this file into it.", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{location} has no {METADATA}; copy this file into it.", code="checkpoint.damaged"
+        )
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
         raise ValueError("it holds tensors itself")
 
-    top = _state(unpickle(bytes(location.read(METADATA, 0, size)), stored, lenient=True), "Metadata")
+    top = _state(
+        unpickle(bytes(location.read(METADATA, 0, size)), stored, lenient=True), "Metadata"
+    )
     storage: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
     for index, info in top["storage_data"].items():
         at = _state(index, "MetadataIndex")
@@ -192,13 +238,20 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
                 raise ValueError(f"{key} lacks the chunk at {part['offsets']}")
             slab = _slab(location, key, storage[key, part["offsets"]])
             if slab.shape != part["sizes"]:
-                raise ValueError(f"a chunk of {key} has shape {list(slab.shape)} instead of {list(part['sizes'])}")
+                raise ValueError(
+                    f"a chunk of {key} has shape {list(slab.shape)} instead of"
+                    f" {list(part['sizes'])}"
+                )
             chunks.append(_Chunk(_numbers(part["offsets"]), slab))
         yield key, _numbers(state["size"]), chunks
 
 
 def _state(value: Any, kind: str) -> dict[str, Any]:
-    if not isinstance(value, Opaque) or not value.name.endswith(f".{kind}") or not isinstance(value.state, dict):
+    if (
+        not isinstance(value, Opaque)
+        or not value.name.endswith(f".{kind}")
+        or not isinstance(value.state, dict)
+    ):
         raise ValueError(f"it lacks {with_article(kind)}")
     return value.state
 
@@ -212,12 +265,18 @@ def _numbers(value: Any) -> tuple[int, ...]:
 def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:
     file, (offset, length) = info["relative_path"], _numbers((info["offset"], info["length"]))
     if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
-        raise ValueError(f"it points {key} to {str(file)[:100]!r}, which is not a file of its own folder")
+        raise ValueError(
+            f"it points {key} to {str(file)[:100]!r}, which is not a file of its own folder"
+        )
     if info.get("transform_descriptors"):
-        raise ValueError(f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is not read")
+        raise ValueError(
+            f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is"
+            " not read"
+        )
     if offset + length > location.files().get(file, -1):
         raise CheckpointError(
-            f"{location}/{file} is missing or cut short; copy this file again.", code="checkpoint.damaged"
+            f"{location}/{file} is missing or cut short; copy this file again.",
+            code="checkpoint.damaged",
         )
     slab = torchzip.load(_Part(location, file, offset, length), f"{file}@{offset}")
     if not isinstance(slab, Slab):
@@ -243,7 +302,8 @@ class _Part:
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self._length:
             raise CheckpointError(
-                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file again.",
+                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file"
+                " again.",
                 code="checkpoint.damaged",
             )
         return self._where.read(self._file, self._offset + start, self._offset + stop)

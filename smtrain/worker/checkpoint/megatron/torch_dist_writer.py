@@ -1,4 +1,6 @@
-"""Write Megatron-core's `torch_dist` form: chunks of the whole model's tensors, independent of any mesh."""
+"""Write Megatron-core's `torch_dist` form: chunks of the whole model's tensors, independent of any
+mesh.
+"""
 
 from __future__ import annotations
 
@@ -81,12 +83,18 @@ class _Cut:
 
 
 def write_torch_dist(
-    source: WeightSource, target: Path | str, to: Megatron, overwrite: bool = True, carried: Carried = NOTHING
+    source: WeightSource,
+    target: Path | str,
+    to: Megatron,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
-    """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker next to it.
+    """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the
+    tracker next to it.
 
-    Any mesh reads it: `to` only says how the vocabulary is padded, and what stands in the settings kept along. Raises
-    ConfigError if Megatron cannot cut the model so, CheckpointError if the source cannot be read.
+    Any mesh reads it: `to` only says how the vocabulary is padded, and what stands in the settings
+    kept along. Raises ConfigError if Megatron cannot cut the model so, CheckpointError if the
+    source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
     stage_layers(shape, to)
@@ -96,13 +104,18 @@ def write_torch_dist(
     containers, groups, places = _laid_out(chunks)
     settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, to)
     common = {
-        "args": New(Name("argparse", "Namespace"), settings), "checkpoint_version": 3.0, "iteration": 1,
-        "num_floating_point_operations_so_far": 0, "content_metadata": {"singleton_local_shards": False},
-    }  # fmt: skip
+        "args": New(Name("argparse", "Namespace"), settings),
+        "checkpoint_version": 3.0,
+        "iteration": 1,
+        "num_floating_point_operations_so_far": 0,
+        "content_metadata": {"singleton_local_shards": False},
+    }
     backends = {
-        "sharded_backend": "torch_dist", "sharded_backend_version": 1,
-        "common_backend": "torch", "common_backend_version": 1,
-    }  # fmt: skip
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
     extras = {
         **carried.with_config(source.config),
         f"{ITERATION}/{METADATA}": _metadata(shape, [*chunks, *_again(shape, chunks)], places),
@@ -117,7 +130,9 @@ def write_torch_dist(
 
 
 def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
-    """All chunks in the order of the model: one for each layer's or expert's tensor, two for a gated MLP's input."""
+    """All chunks in the order of the model: one for each layer's or expert's tensor, two for a
+    gated MLP's input.
+    """
     out = []
     for fused in table(shape):
         key, index, sizes = _stacked(shape, fused)
@@ -149,20 +164,34 @@ def _stacked(shape: ModelShape, fused: Fused) -> tuple[str, tuple[int, ...], tup
         )
     if expert := EXPERT.match(key):
         key = f"{expert[1]}.experts.{expert[3]}"
-        index, sizes = (*index, int(expert[2])), (*sizes, shape.experts.count if shape.experts else 0)
+        index, sizes = (
+            (*index, int(expert[2])),
+            (
+                *sizes,
+                shape.experts.count if shape.experts else 0,
+            ),
+        )
     return key, index, sizes
 
 
 def _again(shape: ModelShape, chunks: list[_WrittenChunk]) -> list[_WrittenChunk]:
-    """The norms before experts under the names that Megatron's TE spec asks for: the same bytes, listed twice."""
+    """The norms before experts under the names that Megatron's TE spec asks for: the same bytes,
+    listed twice.
+    """
     return [replace(c, key=canonical(c.key)) for c in chunks if is_before_experts(shape, c.fused)]
 
 
 def _states(shape: ModelShape) -> Iterator[str]:
     """The keys of the fp8 states that Megatron asks for."""
     for i, kind in enumerate(shape.by_layer):
-        path, at, of = (f"decoder.layers.{i}", (), ()) if shape.sparse else ("decoder.layers", (i,), (shape.layers,))
-        own = (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES  # a module with parameters has a state
+        path, at, of = (
+            (f"decoder.layers.{i}", (), ())
+            if shape.sparse
+            else ("decoder.layers", (i,), (shape.layers,))
+        )
+        own = (
+            (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES
+        )  # a module with parameters has a state
         for linear in (*own, *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None)):
             yield f"{path}.{linear}._extra_state/shard_{_joined(at or (0,))}_{_joined(of or (1,))}"
         if kind.experts is not None:
@@ -243,12 +272,19 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
         dtype = Name("torch", members[0].tensor.dtype.name)
         kind = Name(_MODULE, "ChunkStorageMetadata")
         parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in members]
-        properties = New(Name(_MODULE, "TensorProperties"), (dtype, strided, False, contiguous, False))
+        properties = New(
+            Name(_MODULE, "TensorProperties"), (dtype, strided, False, contiguous, False)
+        )
         about = {"properties": properties, "size": size(members[0].tensor.shape), "chunks": parts}
         tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), about)
     stored = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
     for key in _states(shape):
         tensors[key] = New(Name(_MODULE, "BytesStorageMetadata"), {})
         stored[index(key, None)] = info(_NOTHING_AT, 0, len(_NOTHING))
-    top = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": stored, "storage_meta": None}
+    top = {
+        "state_dict_metadata": tensors,
+        "planner_data": None,
+        "storage_data": stored,
+        "storage_meta": None,
+    }
     return dumps(New(Name(_MODULE, "Metadata"), top))

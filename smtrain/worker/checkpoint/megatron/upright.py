@@ -1,7 +1,8 @@
-"""Parameters as Megatron stores them: the outputs of each linear first, and each expert's linears for themselves.
+"""Parameters as Megatron stores them: the outputs of each linear first, and each expert's linears
+for themselves.
 
-GPT-2's files have the inputs first. gpt-oss's have one tensor for the linears of all experts of a layer, the inputs
-first, with the outputs of gate and up in turn.
+GPT-2's files have the inputs first. gpt-oss's have one tensor for the linears of all experts of a
+layer, the inputs first, with the outputs of gate and up in turn.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class UprightPart:
     turned: bool = False
     """The stored one has the inputs first."""
     expert: int | None = None
-    """Its number in the stored one, whose first dimension counts the experts; None if that is not so."""
+    """Its number in the stored one, whose first dimension counts the experts; None if that is not
+    so.
+    """
     start: int = 0
     step: int = 1
     """Its outputs are those of the stored one from `start` on, every `step`-th."""
@@ -55,7 +58,8 @@ class UprightPart:
         return upright[:: self.step]
 
     def within(self, bounds: Bounds) -> tuple[Bounds, tuple[Any, ...]] | None:
-        """Within a window of the stored parameter: (bounds of this one, their places in the window).
+        """Within a window of the stored parameter: (bounds of this one, their places in the
+        window).
 
         None if the window has no number of it.
         """
@@ -75,7 +79,9 @@ class UprightPart:
 
 
 def upright_parts(shape: ModelShape) -> dict[str, UprightPart]:
-    """All parameters of a model as Megatron stores them, by name, in the order of the forward pass."""
+    """All parameters of a model as Megatron stores them, by name, in the order of the forward
+    pass.
+    """
     return {part.spec.name: part for spec in shape.specs for part in _parts(shape, spec)}
 
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 EXPERTS = "experts."
-"""The beginning of names of optimizer state of experts, if they are divided over other ranks than the rest."""
+"""The beginning of names of optimizer state of experts, if they are divided over other ranks than
+the rest.
+"""
 
 
 def model_file(tp: int, pp: int, ep: int | None = None) -> str:
@@ -45,8 +47,12 @@ def cut_of(cuts: Sequence[int]) -> dict[str, Any] | None:
     return {"pipeline_cuts": list(cuts)} if cuts else None
 
 
-def cut_for(manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] = (), ep: int = 1) -> bool:
-    """Whether each rank of a (tp, pp, dp) mesh, with these cuts between stages, has its part in its own file."""
+def cut_for(
+    manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] = (), ep: int = 1
+) -> bool:
+    """Whether each rank of a (tp, pp, dp) mesh, with these cuts between stages, has its part in its
+    own file.
+    """
     if manifest.topology != topology_of(mesh, ep):
         return False
     return manifest.cut == cut_of(uneven(manifest.shape.layers, mesh[1], cuts) if cuts else ())
@@ -55,8 +61,9 @@ def cut_for(manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] 
 def read_by(
     manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = (), ep: int = 1
 ) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads; a run in bf16 or fp16 resumes only from its fp32
-    master weights."""
+    """The files that a rank of a (tp, pp, dp) mesh loads; a run in bf16 or fp16 resumes only from
+    its fp32 master weights.
+    """
     if not cut_for(manifest, mesh, cuts, ep):
         return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh
@@ -77,7 +84,9 @@ def unread(manifest: Manifest) -> set[str]:
 def read_whole(
     manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = (), ep: int = 1
 ) -> set[str]:
-    """The files of `read_by` that a rank of the native engine reads from the first byte to the last."""
+    """The files of `read_by` that a rank of the native engine reads from the first byte to the
+    last.
+    """
     if not cut_for(manifest, mesh, cuts, ep):
         return set()
     tp, _, dp = mesh
@@ -85,7 +94,9 @@ def read_whole(
     return {own} & read_by(manifest, mesh, rank, cuts, ep)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], read_back: bool = False) -> dict[str, Any]:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], read_back: bool = False
+) -> dict[str, Any]:
     """`write_stream` of tensors on the CPU, which must not change meanwhile."""
     bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
     described = {name: Tensor(dtype, values.shape) for name, (dtype, values) in bits.items()}
@@ -93,18 +104,24 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], read_back
 
 
 def write_stream(
-    path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]], read_back: bool = False,
+    path: Path,
+    tensors: Mapping[Any, Tensor],
+    pieces: Callable[[Any], Iterable[Bits]],
+    read_back: bool = False,
     in_memory: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write a safetensors file atomically; returns its size, sha256 and crc32.
 
-    Tensors are written one after another in the pieces that `pieces` yields, and hashed on the way, so that nothing is
-    copied. A piece is hashed before the next one is asked for, unless all are `in_memory` anyway. Raises OSError as the
-    disk does, and with `read_back` `LostBytesError` if the disk then has other bytes.
+    Tensors are written one after another in the pieces that `pieces` yields, and hashed on the way,
+    so that nothing is copied. A piece is hashed before the next one is asked for, unless all are
+    `in_memory` anyway. Raises OSError as the disk does, and with `read_back` `LostBytesError` if
+    the disk then has other bytes.
     """
     container = safetensors.container(path.name, dict(tensors))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.parent / f".{path.name}.part"  # always this name: a killed save of gigabytes is overwritten by the next
+    part = (
+        path.parent / f".{path.name}.part"
+    )  # always this name: a killed save of gigabytes is overwritten by the next
     try:
         with StreamedFile(part, read_back) as file:
             file.write(container.fixed[0][1])

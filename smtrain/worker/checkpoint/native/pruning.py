@@ -1,7 +1,8 @@
 """Pruning of old checkpoints on all hosts, for both engines.
 
-A checkpoint is deleted when enough newer ones are whole where they are kept: on the hosts' disks in a shell, in S3 in a
-job, whose disks are gone when it ends. One that just became whole on the disks is still on its way there.
+A checkpoint is deleted when enough newer ones are whole where they are kept: on the hosts' disks in
+a shell, in S3 in a job, whose disks are gone when it ends. One that just became whole on the disks
+is still on its way there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Disk(Protocol):
     """One engine's checkpoints on one disk."""
 
     def fault(self, checkpoint: Path, present: Sizes | None = None) -> str | None:
-        """Explain why a checkpoint is not whole if all disks together hold `present`; None if it is."""
+        """Explain why a checkpoint is not whole if all disks together hold `present`; None if it
+        is.
+        """
         ...
 
     def remove(self, checkpoint: Path) -> None:
@@ -41,12 +44,18 @@ class RankGroup:
 
 
 def surplus(
-    line: Lineage, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None, spared: Collection[str] = ()
+    line: Lineage,
+    keep: int,
+    whole: Callable[[Path], bool],
+    arrived: Arrived | None,
+    spared: Collection[str] = (),
 ) -> list[Path]:
-    """Checkpoints to delete so that the newest `keep` that are whole and have arrived stay, and all newer ones.
+    """Checkpoints to delete so that the newest `keep` that are whole and have arrived stay, and all
+    newer ones.
 
-    Older ones are deleted whether whole or broken: those of the line, and those that its jobs wrote beyond the steps
-    that it resumed from. Other lines' and `spared` ones stay. While fewer than `keep` have arrived, none is deleted.
+    Older ones are deleted whether whole or broken: those of the line, and those that its jobs wrote
+    beyond the steps that it resumed from. Other lines' and `spared` ones stay. While fewer than
+    `keep` have arrived, none is deleted.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -62,23 +71,43 @@ def surplus(
 
 
 def prune(
-    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, ranks: RankGroup, distrusted: Collection[str] = (),
+    line: Lineage,
+    keep: int,
+    arrived: Arrived | None,
+    disk: Disk,
+    ranks: RankGroup,
+    distrusted: Collection[str] = (),
     spared: Collection[str] = (),
-) -> None:  # fmt: skip
-    """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold only its host's files."""
-    mine = {line.name(path): sizes_in(path) for _, path in line.checkpoints()} if ranks.local_rank == 0 else {}
+) -> None:
+    """See `Engine.prune`.
+
+    Rank 0 decides by what all disks hold together, since each may hold only its host's files.
+    """
+    mine = (
+        {line.name(path): sizes_in(path) for _, path in line.checkpoints()}
+        if ranks.local_rank == 0
+        else {}
+    )
     together: dict[str, dict[str, int]] = {}
     for checkpoints in ranks.gather(mine):
         for name, files in checkpoints.items():
             together.setdefault(name, {}).update(files)
 
     def whole(path: Path) -> bool:
-        return line.name(path) not in distrusted and disk.fault(path, together.get(line.name(path), {})) is None
+        return (
+            line.name(path) not in distrusted
+            and disk.fault(path, together.get(line.name(path), {})) is None
+        )
 
-    gone = [line.name(path) for path in surplus(line, keep, whole, arrived, spared)] if ranks.rank == 0 else []
+    gone = (
+        [line.name(path) for path in surplus(line, keep, whole, arrived, spared)]
+        if ranks.rank == 0
+        else []
+    )
     for name in gone:
         disk.remove(line.root / name)
-    # Rank 0 announces the deletions only now, so that no host drops a file that a manifest still lists.
+    # Rank 0 announces the deletions only now, so that no host drops a file that a manifest still
+    # lists.
     gone = ranks.gather(gone)[0]  # collective: every rank must call it
     for name in gone if ranks.local_rank == 0 else []:
         disk.remove(line.root / name)

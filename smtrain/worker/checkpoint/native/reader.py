@@ -1,8 +1,9 @@
 """Read any slice of the native engine's checkpoints, of any topology.
 
-Files are safetensors under Hugging Face names. `NativeSource` reads the weights in the precision of the training, bf16,
-fp16 or fp32. `StateReader` reads the state that training resumes from, in fp32: `master` (in an fp32 run, the model
-files themselves), `exp_avg` and `exp_avg_sq`. torch is needed only for tensors of it.
+Files are safetensors under Hugging Face names. `NativeSource` reads the weights in the precision of
+the training, bf16, fp16 or fp32. `StateReader` reads the state that training resumes from, in fp32:
+`master` (in an fp32 run, the model files themselves), `exp_avg` and `exp_avg_sq`. torch is needed
+only for tensors of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class _Files:
         self.place = place(checkpoint)
         reason = fault_at(self.place)
         if reason is not None:
-            raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}", code="checkpoint.damaged")
+            raise CheckpointError(
+                f"the checkpoint {self.place} is not whole: {reason}", code="checkpoint.damaged"
+            )
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = self.manifest.layout
@@ -59,7 +62,8 @@ class _Files:
             self._open[path] = safetensors.slabs(self.place, path)
         if name not in self._open[path]:
             raise CheckpointError(
-                f"{self.place}/{path} lacks {name}: take another checkpoint", code="checkpoint.damaged"
+                f"{self.place}/{path} lacks {name}: take another checkpoint",
+                code="checkpoint.damaged",
             )
         return self._open[path][name]
 
@@ -75,7 +79,8 @@ class _Files:
             slab = self.slab(model_file(tp, pp, ep), name)
             if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
                 raise CheckpointError(
-                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one",
+                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says;"
+                    " take another one",
                     code="checkpoint.damaged",
                 )
             return slab.bits(part)
@@ -84,13 +89,20 @@ class _Files:
 
 
 def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | None) -> Window:
-    return tuple((start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape))
+    return tuple(
+        (start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape)
+    )
 
 
 def _of_experts(
-    layout: Layout, name: str, window: Window | None, local: Callable[[int | None, int, Window], Bits]
+    layout: Layout,
+    name: str,
+    window: Window | None,
+    local: Callable[[int | None, int, Window], Bits],
 ) -> Bits:
-    """`_assemble` of the parts on expert-parallel ranks; `local` gets the rank, None if all hold the same."""
+    """`_assemble` of the parts on expert-parallel ranks; `local` gets the rank, None if all hold
+    the same.
+    """
     spec = layout.spec(name)
     if layout.ep == 1 or not spec.of_experts:
         return _assemble(layout, name, window, partial(local, None))
@@ -107,8 +119,12 @@ def _of_experts(
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]) -> Bits:
-    """Assemble a window of a parameter from the tensor-parallel ranks' parts, which `local` reads."""
+def _assemble(
+    layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]
+) -> Bits:
+    """Assemble a window of a parameter from the tensor-parallel ranks' parts, which `local`
+    reads.
+    """
     shape = layout.spec(name).shape
     window = window or _window(shape, None, 0, None)
     dim = layout.shard(name, 0).dim
@@ -119,7 +135,9 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
     seen = set()
     for tp in range(layout.tp):
         shard, at = layout.shard(name, tp), 0
-        ranges = () if shard.ranges in seen else shard.ranges  # a copy of key/value heads that were read already
+        ranges = (
+            () if shard.ranges in seen else shard.ranges
+        )  # a copy of key/value heads that were read already
         seen.add(shard.ranges)
         for a, b in ranges:
             low, high = max(a, first), min(b, last)
@@ -136,7 +154,12 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
 
 
 def local_part(
-    layout: Layout, name: str, tp_rank: int, dtype: DType, read: Callable[[Window], Bits], ep_rank: int = 0
+    layout: Layout,
+    name: str,
+    tp_rank: int,
+    dtype: DType,
+    read: Callable[[Window], Bits],
+    ep_rank: int = 0,
 ) -> Bits:
     """Assemble the part of a parameter on a rank from windows of the whole, which `read` gives."""
     shard, spec = layout.shard(name, tp_rank), layout.spec(name)
@@ -200,7 +223,8 @@ class NativeSource(WeightSource):
             assert folder is not None
             if path not in self.manifest.files:
                 raise CheckpointError(
-                    f"{folder}/{NAME} lists no {path}: take another checkpoint", code="checkpoint.damaged"
+                    f"{folder}/{NAME} lists no {path}: take another checkpoint",
+                    code="checkpoint.damaged",
                 )
             check_hash(folder, path, self.manifest.files[path])
 
@@ -232,7 +256,9 @@ class StateReader:
             for pp, ep in product(range(layout.pp), range(layout.ep)):
                 self._at[pp] |= {name: at for name, at, _ in layout.flat_table(pp, ep).entries}
 
-    def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> torch.Tensor:
+    def read(
+        self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0
+    ) -> torch.Tensor:
         """Read the part of `name` on rank (`tp_rank`, `ep_rank`) of another `layout`, in fp32."""
         return dtypes.tensor(self.local(kind, name, layout, tp_rank, ep_rank), FP32)
 
@@ -241,13 +267,20 @@ class StateReader:
         return local_part(layout, name, tp_rank, FP32, partial(self._read, kind, name), ep_rank)
 
     def own_part(
-        self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[str, int, Bits], None], crc: bool
+        self,
+        dp_rank: int,
+        tp_rank: int,
+        pp_rank: int,
+        put: Callable[[str, int, Bits], None],
+        crc: bool,
     ) -> tuple[str, int | None]:
-        """Read one rank's optimizer file from the first byte to the last; returns its name and, with `crc`, its crc32.
+        """Read one rank's optimizer file from the first byte to the last; returns its name and,
+        with `crc`, its crc32.
 
-        `put` gets each kind's fp32 numbers in blocks, with their offset in the flat part; a block is valid until it
-        returns. Kinds of experts with a part of their own begin with `EXPERTS`. An fp32 run has its master weights in
-        the model files. Raises `CheckpointError` if the file is damaged.
+        `put` gets each kind's fp32 numbers in blocks, with their offset in the flat part; a block
+        is valid until it returns. Kinds of experts with a part of their own begin with `EXPERTS`.
+        An fp32 run has its master weights in the model files. Raises `CheckpointError` if the file
+        is damaged.
         """
         own = optimizer_file(dp_rank, tp_rank, pp_rank)
         name = f"{self.manifest.root}{own}"
@@ -259,7 +292,8 @@ class StateReader:
         wrong = any((s.dtype, s.shape) != (FP32, (sizes[kind],)) for kind, s in slabs.items())
         if self._files.held(name) != set(sizes) or wrong:
             raise CheckpointError(
-                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint",
+                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take"
+                " another checkpoint",
                 code="checkpoint.damaged",
             )
         path = self._files.place.path()
@@ -273,7 +307,8 @@ class StateReader:
                 while at < len(view):
                     if not (n := file.readinto(view[at:])):
                         raise CheckpointError(
-                            f"{path / name} is cut short; take another checkpoint", code="checkpoint.damaged"
+                            f"{path / name} is cut short; take another checkpoint",
+                            code="checkpoint.damaged",
                         )
                     at += n
                 if crc:
@@ -315,7 +350,9 @@ class StateReader:
             row = prod(shape[1:])
             (a, b), columns = part[0], part[1:]
             at = self._at[pp][name]
-            rows = self._flat(kind, (ep, tp, pp), at + a * row, at + b * row).reshape(b - a, *shape[1:])
+            rows = self._flat(kind, (ep, tp, pp), at + a * row, at + b * row).reshape(
+                b - a, *shape[1:]
+            )
             return rows[(slice(None), *(slice(c, d) for c, d in columns))]
 
         return _of_experts(layout, name, window, local)
@@ -326,10 +363,14 @@ class StateReader:
         return max(1, -(-self._files.layout.flat_table(pp, 0).size // alike))
 
     def _flat(self, kind: Kind, at: tuple[int | None, int, int], start: int, stop: int) -> Bits:
-        """Read numbers `start:stop` of a flat buffer of rank (ep, tp, pp), across the parts of the ranks alike."""
+        """Read numbers `start:stop` of a flat buffer of rank (ep, tp, pp), across the parts of the
+        ranks alike.
+        """
         ep, tp, pp = at
         n = self.manifest.shard[pp] if ep is None else self._experts_shard(pp)
-        stored, first, every = (kind, 0, 1) if ep is None else (f"{EXPERTS}{kind}", ep, self.manifest.ep)
+        stored, first, every = (
+            (kind, 0, 1) if ep is None else (f"{EXPERTS}{kind}", ep, self.manifest.ep)
+        )
         parts = [
             self._files.slab(optimizer_file(first + i * every, tp, pp), stored).bits(
                 [(max(start - i * n, 0), min(stop - i * n, n))]

@@ -30,7 +30,10 @@ class LostBytesError(Exception):
 
 
 class _Lane(Thread, Generic[Item]):
-    """Does work on items in their order. A daemon, so that a process that must end does not wait for it."""
+    """Does work on items in their order.
+
+    A daemon, so that a process that must end does not wait for it.
+    """
 
     def __init__(self, work: Callable[[Item], None]) -> None:
         super().__init__(name="checkpoint file", daemon=True)
@@ -65,7 +68,10 @@ class _Lane(Thread, Generic[Item]):
 
 
 class StreamedFile:
-    """A new file. Leave the context only after `finish`; an error in between leaves a partial file."""
+    """A new file.
+
+    Leave the context only after `finish`; an error in between leaves a partial file.
+    """
 
     def __init__(self, path: Path, read_back: bool) -> None:
         """With `read_back`, every segment is read from the disk once it is flushed."""
@@ -81,7 +87,10 @@ class StreamedFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for lane in (*self._lanes, self._disk):
             lane.close()
@@ -123,7 +132,9 @@ class StreamedFile:
         self._crc = crc32(block, self._crc)
 
     def _flush_until(self, stop: int) -> None:
-        """Flush what is written, and read back what comes before `stop`, from the disk and not from memory."""
+        """Flush what is written, and read back what comes before `stop`, from the disk and not from
+        memory.
+        """
         _flush(self._file.fileno())
         if self._reader is None:
             return

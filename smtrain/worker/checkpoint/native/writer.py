@@ -30,33 +30,49 @@ _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 
 
 def write_native(
-    source: WeightSource, target: Path | str, to: Native, state: StateReader | None = None, overwrite: bool = True,
+    source: WeightSource,
+    target: Path | str,
+    to: Native,
+    state: StateReader | None = None,
+    overwrite: bool = True,
     carried: Carried = NOTHING,
-) -> None:  # fmt: skip
+) -> None:
     """Write `target/step_00000000` in the cut of (tp, pp), a few rows in memory at a time.
 
-    With `state` it is the state's own step, and training can resume from it; without, a model to start from. If the
-    state's run had another precision than `source`, the weights are its master weights, rounded once. Raises
-    CheckpointError if the weights do not all have one of the types of `train.precision`, or the target is not a folder
-    of this machine.
+    With `state` it is the state's own step, and training can resume from it; without, a model to
+    start from. If the state's run had another precision than `source`, the weights are its master
+    weights, rounded once. Raises CheckpointError if the weights do not all have one of the types of
+    `train.precision`, or the target is not a folder of this machine.
     """
     if is_uri(target):
-        raise CheckpointError(f"{target}: native checkpoints are written to a folder; copy it there afterwards.")
+        raise CheckpointError(
+            f"{target}: native checkpoints are written to a folder; copy it there afterwards."
+        )
     dtypes = {source.dtype(name) for name in source.names()}
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
         known = ", all ".join(_PRECISIONS.values())
-        raise CheckpointError(f"a native checkpoint is all {known}; the source is not: convert with --dtype.")
+        raise CheckpointError(
+            f"a native checkpoint is all {known}; the source is not: convert with --dtype."
+        )
     writer = _NativeWriter(
-        source, Layout(ModelShape.from_config(source.config), to.tp, to.pp), state, _PRECISIONS[dtypes.pop()]
+        source,
+        Layout(ModelShape.from_config(source.config), to.tp, to.pp),
+        state,
+        _PRECISIONS[dtypes.pop()],
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     companions = {file: crc32(data) for file, data in carried.files.items()}
     read = source.location.stamp()
     work = json.dumps(
-        [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions], default=str
+        [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions],
+        default=str,
     )
     try:
-        if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
+        if (
+            not overwrite
+            and not is_unfinished(checkpoint, manifests.NAME)
+            and (old := sorted(present(checkpoint)))
+        ):
             raise others(checkpoint, old)
         with staged(checkpoint, hashlib.sha256(work.encode()).hexdigest(), manifests.NAME) as stage:
             if not stage.complete:
@@ -72,7 +88,9 @@ def write_native(
 
 
 class _NativeWriter:
-    def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: Precision) -> None:
+    def __init__(
+        self, source: WeightSource, layout: Layout, state: StateReader | None, precision: Precision
+    ) -> None:
         self._source, self._layout, self._state, self._precision = source, layout, state, precision
 
     def write(self, stage: Staging) -> None:
@@ -105,12 +123,19 @@ class _NativeWriter:
     def _rank(self, folder: Path, p: int, t: int) -> dict[str, dict[str, Any]]:
         """Write one rank's files; returns their entries for the manifest."""
         layout, file = self._layout, model_file(t, p)
-        tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
+        tensors = {
+            name: Tensor(self._source.dtype(name), layout.local_shape(name, t))
+            for name in layout.names(p)
+        }
         files = {file: write_stream(folder / file, tensors, lambda name: self._part(name, t))}
         if self._state is not None:
-            kinds = KINDS[1:] if self._precision == "fp32" else KINDS  # in fp32, the weights are the master
+            kinds = (
+                KINDS[1:] if self._precision == "fp32" else KINDS
+            )  # in fp32, the weights are the master
             flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
-            files[file] = write_stream(folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t))
+            files[file] = write_stream(
+                folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t)
+            )
         return files
 
     def _flat(self, kind: Kind, pp_rank: int, tp_rank: int) -> Iterator[Bits]:

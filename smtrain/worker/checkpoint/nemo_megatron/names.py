@@ -1,7 +1,8 @@
 """neuronx-nemo-megatron's names for files and tensors, in the terms of `megatron.names`; pure data.
 
-It is NeMo's older Megatron: names of a rank's own layers below `model.language_model.`, gate and up as two tensors or
-one, and the attention inputs as one tensor or, with grouped queries in earlier releases, as two.
+It is NeMo's older Megatron: names of a rank's own layers below `model.language_model.`, gate and up
+as two tensors or one, and the attention inputs as one tensor or, with grouped queries in earlier
+releases, as two.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def written(key: str) -> str:
 
 
 def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, Ranges] | None:
-    """(tensor of the model, rows) of a rank's tensor that holds only a part of it; None if it holds all of it."""
+    """(tensor of the model, rows) of a rank's tensor that holds only a part of it; None if it holds
+    all of it.
+    """
     match = LAYER.match(key)
     if match is None:
         return None
@@ -88,7 +91,9 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
     if leaf == "mlp.linear_fc1" and not shape.plain and rows == each:
         return key, halves(shape, 1, tp, t)
     if leaf in _HALVES:
-        return f"{stem}self_attention.linear_qkv.{kind}", queries(shape, 1 if leaf.endswith("query") else 2, tp, t)
+        return f"{stem}self_attention.linear_qkv.{kind}", queries(
+            shape, 1 if leaf.endswith("query") else 2, tp, t
+        )
     return None
 
 
@@ -107,7 +112,9 @@ def queries(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
 
 
 def forms(shape: ModelShape, release: Release, fused: Fused) -> tuple[str, ...]:
-    """The tensors that a release stores for one of the model; those that are parts end in + and ++."""
+    """The tensors that a release stores for one of the model; those that are parts end in + and
+    ++.
+    """
     if release == "2.15" and fused.key not in (EMBEDDING, HEAD):
         gated = ".mlp.linear_fc1." in fused.key and len(fused.parts) == 2
         grouped = ".linear_qkv." in fused.key and shape.heads != shape.kv_heads

@@ -1,8 +1,9 @@
-"""Read neuronx-nemo-megatron checkpoints: a `.ckpt` for each rank, whole or with each tensor in a file (xser).
+"""Read neuronx-nemo-megatron checkpoints: a `.ckpt` for each rank, whole or with each tensor in a
+file (xser).
 
-ZeRO-1 keeps fp32 master weights in parts on the data-parallel ranks: `optim/dp_rank_DDD/NAME-optimizer_states.ckpt`
-numbers them in the order of the model's state_dict without buffers. Each is padded along its first dimension to a
-multiple of the ranks, and cut there.
+ZeRO-1 keeps fp32 master weights in parts on the data-parallel ranks:
+`optim/dp_rank_DDD/NAME-optimizer_states.ckpt` numbers them in the order of the model's state_dict
+without buffers. Each is padded along its first dimension to a multiple of the ranks, and cut there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from smtrain.worker.checkpoint.torch_files.unpickle import Reference
 
 
 class NNMSource(RankSource):
-    """A folder of rank files, whole or xser; with `masters` the fp32 master weights replace the model's own."""
+    """A folder of rank files, whole or xser; with `masters` the fp32 master weights replace the
+    model's own.
+    """
 
     def __init__(self, location: Place, config: dict[str, Any], masters: bool = False) -> None:
         manifest = read_manifest(location)
@@ -47,14 +50,18 @@ class NNMSource(RankSource):
         def chunks(rank: tuple[int, int]) -> list[dict[str, Slab]]:
             return _chunks(location, files[rank], manifest, kept)
 
-        def place(key: str, slab: Slab, tp: int, t: int) -> tuple[str, list[tuple[int, int]]] | None:
+        def place(
+            key: str, slab: Slab, tp: int, t: int
+        ) -> tuple[str, list[tuple[int, int]]] | None:
             return part(shape, key, slab.shape[0] if slab.shape else 0, tp, t)
 
         def replace(block: TensorBlock) -> Iterator[TensorBlock]:
             assert kept is not None
             return kept[block.slab.file, block.slab.offset].of(block)
 
-        super().__init__(location, location, config, files, chunks, place, replace if masters else None)
+        super().__init__(
+            location, location, config, files, chunks, place, replace if masters else None
+        )
 
 
 def _chunks(
@@ -67,17 +74,22 @@ def _chunks(
     content = torchzip.load(location, file, lenient=True)
     state = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(state, dict) or not state:
-        raise CheckpointError(f"{location}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron.")
+        raise CheckpointError(
+            f"{location}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron."
+        )
     virtual = isinstance(state.get("model0"), dict)
     models = [state.get(f"model{v}") for v in range(len(state))] if virtual else [state]
     if kept is not None and virtual:
         raise CheckpointError(
-            f"{location}/{file} has virtual stages, and the order of their master weights is not known; take the "
-            "weights themselves, without --masters (masters=True)."
+            f"{location}/{file} has virtual stages, and the order of their master weights is not"
+            " known; take the weights themselves, without --masters (masters=True)."
         )
     better = masters_of(location, file, state) if kept is not None else {}
     crcs = {
-        crc for name in manifest.get("files", {}) if name.startswith(file) for crc in checksums(manifest, name).values()
+        crc
+        for name in manifest.get("files", {})
+        if name.startswith(file)
+        for crc in checksums(manifest, name).values()
     }
     out = []
     for model in models:
@@ -90,20 +102,25 @@ def _chunks(
                 slab = better[key].whole
                 kept[slab.file, slab.offset] = better[key]
             else:
-                slab = referred(location, file, key, value) if isinstance(value, Reference) else value
+                slab = (
+                    referred(location, file, key, value) if isinstance(value, Reference) else value
+                )
             if not isinstance(slab, Slab):
                 raise CheckpointError(
-                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.", code="checkpoint.damaged"
+                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.",
+                    code="checkpoint.damaged",
                 )
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
                 raise CheckpointError(
-                    f"{location}/{file}: {key} is not what the manifest lists; convert the model again.",
+                    f"{location}/{file}: {key} is not what the manifest lists; convert the model"
+                    " again.",
                     code="checkpoint.damaged",
                 )
             name = canonical(key)
             if name in tensors and name != HEAD:  # the head may be stored under both of its names
                 raise CheckpointError(
-                    f"{location}/{file} has {name[:200]} twice; copy this file again.", code="checkpoint.damaged"
+                    f"{location}/{file} has {name[:200]} twice; copy this file again.",
+                    code="checkpoint.damaged",
                 )
             tensors.setdefault(name, slab)
         out.append(tensors)
@@ -129,7 +146,9 @@ class Master:
             low, high = max(first, number * each), min(first + b - a, (number + 1) * each)
             if low < high:
                 spans = ((a + low - first, a + high - first), *block.spans[1:])
-                yield replace(block, spans=spans, slab=slab, at=(low - number * each, *block.at[1:]))
+                yield replace(
+                    block, spans=spans, slab=slab, at=(low - number * each, *block.at[1:])
+                )
 
 
 def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str, Master]:
@@ -139,32 +158,46 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
     """
     folder, _, name = file.rpartition("/")
     name = re.sub(r"(-last)?\.ckpt$", r"-optimizer_states\1.ckpt", name)
-    pattern = re.compile(re.escape(f"{folder}/" if folder else "") + r"optim/dp_rank_(\d{3})/" + re.escape(name))
+    pattern = re.compile(
+        re.escape(f"{folder}/" if folder else "") + r"optim/dp_rank_(\d{3})/" + re.escape(name)
+    )
     paths = {int(match[1]): path for path in location.files() if (match := pattern.fullmatch(path))}
     if not paths or sorted(paths) != list(range(len(paths))):
         missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
         raise CheckpointError(
-            f"{location} has no {name} in optim/dp_rank_{missing:03d} next to {file}, which would hold the master "
-            "weights; take the weights themselves, without --masters (masters=True)."
+            f"{location} has no {name} in optim/dp_rank_{missing:03d} next to {file}, which would"
+            " hold the master weights; take the weights themselves, without --masters"
+            " (masters=True)."
         )
     states = [_first(location, paths[rank]) for rank in sorted(paths)]
     buffers = buffers_of(state) | {*states[0].get("untrained_buffers", ())}
     names = [key for key in state if key not in buffers and not ignored(key)]
     out: dict[str, Master] = {}
     for number, key in enumerate(names):
-        parts = tuple(_part(location, paths[rank], key, optimizer, number) for rank, optimizer in enumerate(states))
+        parts = tuple(
+            _part(location, paths[rank], key, optimizer, number)
+            for rank, optimizer in enumerate(states)
+        )
         shape = _shape(states[0].get("shape_info", {}).get(number)) or _shape(state[key])
         rows, rest = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
-        if not shape or {p.shape for p in parts} != {parts[0].shape} or rest != shape[1:] or not shape[0] <= rows:
+        if (
+            not shape
+            or {p.shape for p in parts} != {parts[0].shape}
+            or rest != shape[1:]
+            or not shape[0] <= rows
+        ):
             raise CheckpointError(
-                f"{location}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; copy this file "
-                "again.",
+                f"{location}/{paths[0]}: parts of master weight {number} do not make up"
+                f" {key[:200]}; copy this file again.",
                 code="checkpoint.damaged",
             )
-        out[key] = Master(Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
+        out[key] = Master(
+            Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts
+        )
     if any(len(optimizer["sharded_master_weights"]) != len(names) for optimizer in states):
         raise CheckpointError(
-            f"{location}/{paths[0]} has another number of master weights than {file} has names; take both of one step."
+            f"{location}/{paths[0]} has another number of master weights than {file} has names;"
+            " take both of one step."
         )
     return out
 
@@ -173,10 +206,13 @@ def _first(location: Place, file: str) -> dict[str, Any]:
     """Read the state of the first optimizer in a file."""
     content = torchzip.load(location, file, lenient=True)
     optimizer = content[0] if isinstance(content, (list, tuple)) and content else None
-    if not isinstance(optimizer, dict) or not isinstance(optimizer.get("sharded_master_weights"), dict):
+    if not isinstance(optimizer, dict) or not isinstance(
+        optimizer.get("sharded_master_weights"), dict
+    ):
         raise CheckpointError(
-            f"{location}/{file} has no sharded_master_weights: the run kept none (zero_use_master_weights); take the "
-            "weights themselves, without --masters (masters=True)."
+            f"{location}/{file} has no sharded_master_weights: the run kept none"
+            " (zero_use_master_weights); take the weights themselves, without --masters"
+            " (masters=True)."
         )
     return optimizer
 
@@ -186,14 +222,17 @@ def _part(location: Place, file: str, key: str, optimizer: dict[str, Any], numbe
     slab = referred(location, file, key, value) if isinstance(value, Reference) else value
     if not isinstance(slab, Slab) or not slab.shape:
         raise CheckpointError(
-            f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file again.",
+            f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file"
+            " again.",
             code="checkpoint.damaged",
         )
     return slab
 
 
 def buffers_of(state: Mapping[str, Any]) -> set[str]:
-    """Names in a state_dict that are no weights: the buffers that it lists, and that list itself."""
+    """Names in a state_dict that are no weights: the buffers that it lists, and that list
+    itself.
+    """
     listed = state.get(BUFFERS)
     names = listed if isinstance(listed, (list, tuple, set)) else ()
     return {BUFFERS, *(name for name in names if isinstance(name, str))}
@@ -208,8 +247,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 class Reordered(Wrapped):
     """A GPT-NeoX whose rows of q, k and v are in a wrong order, read in the right one.
 
-    neuronx-nemo-megatron's convert_HF_to_nemo_neox.py takes the rows for (3, heads, d) and turns them to (heads, 3, d)
-    once too often. Raises CheckpointError for a family that it does not write.
+    neuronx-nemo-megatron's convert_HF_to_nemo_neox.py takes the rows for (3, heads, d) and turns
+    them to (heads, 3, d) once too often. Raises CheckpointError for a family that it does not
+    write.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -217,8 +257,9 @@ class Reordered(Wrapped):
         self._shape = ModelShape.from_config(source.config)
         if self._shape.family != "gpt_neox":
             raise CheckpointError(
-                f"{source.location} is {with_article(self._shape.family)} model, and convert_HF_to_nemo_neox.py makes "
-                "only GPT-NeoX; leave out --reordered-qkv (reordered_qkv=True)."
+                f"{source.location} is {with_article(self._shape.family)} model, and"
+                " convert_HF_to_nemo_neox.py makes only GPT-NeoX; leave out --reordered-qkv"
+                " (reordered_qkv=True)."
             )
         self._names = {spec.name for spec in self._shape.specs if spec.role is Role.QKV}
 

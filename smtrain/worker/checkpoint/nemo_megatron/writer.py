@@ -13,7 +13,13 @@ from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy_writer import stage_layers, stage_names
 from smtrain.worker.checkpoint.megatron.names import HEAD, LAYER
-from smtrain.worker.checkpoint.nemo_megatron.names import forms, halves, queries, rank_folder, written
+from smtrain.worker.checkpoint.nemo_megatron.names import (
+    forms,
+    halves,
+    queries,
+    rank_folder,
+    written,
+)
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron, NemoMegatron, Release
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
@@ -43,12 +49,16 @@ class _NNMCut(FusedCut):
 
 
 def write_nnm(
-    source: WeightSource, target: Path | str, to: NemoMegatron, overwrite: bool = True, carried: Carried = NOTHING
+    source: WeightSource,
+    target: Path | str,
+    to: NemoMegatron,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
     """Write each rank's `.ckpt`, config.json and a manifest; a few blocks are in memory at a time.
 
-    Release 2.15 stores gate and up, and grouped queries, as separate tensors, 2.21 as one. Raises ConfigError if the
-    model cannot be cut so, CheckpointError if the source cannot be read.
+    Release 2.15 stores gate and up, and grouped queries, as separate tensors, 2.21 as one. Raises
+    ConfigError if the model cannot be cut so, CheckpointError if the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
     layers = stage_layers(shape, Megatron(tp=to.tp, pp=to.pp))
@@ -71,20 +81,31 @@ def write_nnm(
         for t in range(to.tp):
             tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for key in table}
             file = rank_folder(to.tp, to.pp, t, p) + name
-            made, by_key = (_xser if to.form == "xser" else _plain)(file, tensors, table, to.release)
+            made, by_key = (_xser if to.form == "xser" else _plain)(
+                file, tensors, table, to.release
+            )
             containers += made
             ranks.append(by_key)
         groups.append([(Write(key, (key,), tuple(rank[key] for rank in ranks)),) for key in table])
     about = {
-        "kind": "nemo-megatron", "release": to.release, "form": "xser" if to.form == "xser" else "ckpt",
+        "kind": "nemo-megatron",
+        "release": to.release,
+        "form": "xser" if to.form == "xser" else "ckpt",
         "topology": {"tp": to.tp, "pp": to.pp},
-    }  # fmt: skip
+    }
     extras = carried.with_config(source.config)
-    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+    execute(
+        fused,
+        target,
+        ConversionPlan(layout, groups, containers, extras, about, REPLACES),
+        overwrite,
+    )
 
 
 def _checkpoint(state: dict[str, Any]) -> bytes:
-    return dumps({"epoch": 0, "global_step": 0, "pytorch-lightning_version": "1.8.6", "state_dict": state})
+    return dumps(
+        {"epoch": 0, "global_step": 0, "pytorch-lightning_version": "1.8.6", "state_dict": state}
+    )
 
 
 def _plain(

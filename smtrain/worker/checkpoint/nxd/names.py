@@ -1,7 +1,7 @@
 """neuronx-distributed's names for files and the tensors in them.
 
-One table, `stored`: a name, and the Hugging Face parameters whose local parts it holds one after another. `Layout`
-determines the local part of a parameter.
+One table, `stored`: a name, and the Hugging Face parameters whose local parts it holds one after
+another. `Layout` determines the local part of a parameter.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.targets import Qkv
 
-_HELD = ".adapters."  # between a block and its linear's name, in the names of engine nxd's parameters
-_FILE = re.compile(r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)")
+_HELD = (  # between a block and its linear's name, in the names of engine nxd's parameters
+    ".adapters."
+)
+_FILE = re.compile(
+    r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)"
+)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a rank's file: the local parts of `parts`, one after another along dimension 0."""
+    """A tensor of a rank's file: the local parts of `parts`, one after another along dimension
+    0.
+    """
 
     name: str
     parts: tuple[str, ...]
@@ -29,7 +35,8 @@ class Stored:
 def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
     """The tensors in the file of a rank on stage `pp_rank`, in order.
 
-    Gate and up projections are always one tensor. A tied head is stored next to its embedding, as NxD loads both.
+    Gate and up projections are always one tensor. A tied head is stored next to its embedding, as
+    NxD loads both.
     """
     shape = layout.shape
     out = []
@@ -71,5 +78,7 @@ def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
 
 
 def factor_of(parameter: str) -> str | None:
-    """LoRA's name `<module>.lora_A.weight` of a factor of engine nxd; None for a parameter of the base."""
+    """LoRA's name `<module>.lora_A.weight` of a factor of engine nxd; None for a parameter of the
+    base.
+    """
     return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None

@@ -43,13 +43,17 @@ Shards = Mapping[tuple[int, int], Mapping[str, Slab]]
 class NxDSource(WeightSource):
     """A folder of NxD shards as a `WeightSource`; the topology is read from the files.
 
-    `folder` holds `model/`, or is itself the folder of the shards. `config` replaces a missing config.json, and
-    `kv_order` is the chip's order of repeated key/value heads, for shards without our manifest. Raises CheckpointError
-    if a file is missing, cut short or no checkpoint, does not fit the config, or if two copies of a number differ.
+    `folder` holds `model/`, or is itself the folder of the shards. `config` replaces a missing
+    config.json, and `kv_order` is the chip's order of repeated key/value heads, for shards without
+    our manifest. Raises CheckpointError if a file is missing, cut short or no checkpoint, does not
+    fit the config, or if two copies of a number differ.
     """
 
     def __init__(
-        self, folder: Place | Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled"
+        self,
+        folder: Place | Path | str,
+        config: dict[str, Any] | None = None,
+        kv_order: KvOrder = "tiled",
     ) -> None:
         self._place = place(folder)
         manifest = read_manifest(self._place)
@@ -68,10 +72,13 @@ class NxDSource(WeightSource):
         self.tp, self.pp = mesh_of(paths, folder, "shard")
         if manifest and manifest.get("topology") != {"tp": self.tp, "pp": self.pp}:
             raise CheckpointError(
-                f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again.",
+                f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise;"
+                " convert again.",
                 code="checkpoint.damaged",
             )
-        self._shards: Shards = {rank: _load(self._place, file, manifest) for rank, file in paths.items()}
+        self._shards: Shards = {
+            rank: _load(self._place, file, manifest) for rank, file in paths.items()
+        }
         stages = {name: p for p in range(self.pp) for name in self._shards[0, p]}
         self.form, multiplier = self._form(stages)
         order: KvOrder = manifest.get("kv_order", kv_order)
@@ -80,11 +87,15 @@ class NxDSource(WeightSource):
         self.kv_multiplier = self._layout.kv_multiplier
         self._where = {
             part: (stages[tensor.name], tensor)
-            for tensor in reversed(stored(self._layout, 0, self.form))  # of a tied pair, the embedding counts
+            for tensor in reversed(
+                stored(self._layout, 0, self.form)
+            )  # of a tied pair, the embedding counts
             for part in tensor.parts
             if tensor.name in stages
         }
-        self._tied = stages.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
+        self._tied = (
+            stages.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
+        )
         self._check_shapes(stages)
         self._checked: set[tuple[int, str]] = set()
         self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
@@ -141,22 +152,31 @@ class NxDSource(WeightSource):
             head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
             if not np.array_equal(bits, self._assemble(name, self._tied, head, bounds)):
                 raise CheckpointError(
-                    f"{self._place}: {head.name} differs from {name}, to which config.json ties it.",
+                    f"{self._place}: {head.name} differs from {name}, to which config.json"
+                    " ties it.",
                     code="checkpoint.other_model",
                 )
         return bits
 
-    def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """Assemble a window of a parameter from the tp ranks' parts; a view if one rank has all of it."""
+    def _assemble(
+        self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None
+    ) -> Bits:
+        """Assemble a window of a parameter from the tp ranks' parts; a view if one rank has all of
+        it.
+        """
         dim = self._layout.shard(name, 0).dim or 0
         pieces: dict[tuple[int, int], Bits] = {}
         for t, a, b, at in self._parts(name, tensor):
             low, high = max(a, bounds[dim][0]), min(b, bounds[dim][1])
             if low >= high:
                 continue
-            slab, first = self._shards[t, pp][tensor.name], 0 if dim == 0 else self._first_row(name, tensor, t)
+            slab, first = (
+                self._shards[t, pp][tensor.name],
+                (0 if dim == 0 else self._first_row(name, tensor, t)),
+            )
             local = [
-                (start + first, stop + first) if i == 0 else (start, stop) for i, (start, stop) in enumerate(bounds)
+                (start + first, stop + first) if i == 0 else (start, stop)
+                for i, (start, stop) in enumerate(bounds)
             ]
             local[dim] = (at + low - a, at + high - a)
             if self._read is not None:
@@ -166,8 +186,9 @@ class NxDSource(WeightSource):
                 pieces[low, high] = piece
             elif not np.array_equal(pieces[low, high], piece):
                 raise CheckpointError(
-                    f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
-                    "holds; the checkpoint is damaged, or was laid out for another chip (kv_order).",
+                    f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp"
+                    " rank holds; the checkpoint is damaged, or was laid out for another chip"
+                    " (kv_order).",
                     code="checkpoint.damaged",
                 )
         if len(pieces) == 1:
@@ -179,7 +200,9 @@ class NxDSource(WeightSource):
         return out
 
     def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
-        """A parameter's parts along the cut dimension: (tp rank, start, stop, offset in the rank's tensor)."""
+        """A parameter's parts along the cut dimension: (tp rank, start, stop, offset in the rank's
+        tensor).
+        """
         if (name, tensor) not in self._found:
             out = []
             for t in range(self.tp):
@@ -216,15 +239,17 @@ class NxDSource(WeightSource):
         for spec in self._shape.specs:
             if spec.name not in self._where:
                 raise CheckpointError(
-                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this model's.",
+                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this"
+                    " model's.",
                     code="checkpoint.other_model",
                 )
         table = stored(self._layout, 0, self.form)
         for name in stages.keys() - {tensor.name for tensor in table}:
             if not COMPUTED.search(str(name)):
                 raise CheckpointError(
-                    f"{self._place} holds {name}, which is no parameter of {with_article(self._shape.family)} model "
-                    "in NxD's layout; check that config.json is this model's.",
+                    f"{self._place} holds {name}, which is no parameter of"
+                    f" {with_article(self._shape.family)} model in NxD's layout; check that"
+                    " config.json is this model's.",
                     code="checkpoint.other_model",
                 )
         for tensor in table:
@@ -235,17 +260,17 @@ class NxDSource(WeightSource):
                 slab = None if pp is None else self._shards[t, pp].get(tensor.name)
                 if slab is None or slab.shape != wanted:
                     raise CheckpointError(
-                        f"{self._place}: {tensor.name} on tp rank {t} is "
-                        f"{'missing' if slab is None else list(slab.shape)} instead of {list(wanted)}; "
-                        "is config.json of this model?",
+                        f"{self._place}: {tensor.name} on tp rank {t} is"
+                        f" {'missing' if slab is None else list(slab.shape)} instead of"
+                        f" {list(wanted)}; is config.json of this model?",
                         code="checkpoint.other_model",
                     )
                 assert pp is not None
                 first = self._shards[0, pp][tensor.name].dtype
                 if slab.dtype not in FLOATS or slab.dtype != first:
                     raise CheckpointError(
-                        f"{self._place}: {tensor.name} on tp rank {t} is of type {slab.dtype}, on rank 0 of {first}; "
-                        "all shards must be of one floating-point type."
+                        f"{self._place}: {tensor.name} on tp rank {t} is of type {slab.dtype}, on"
+                        f" rank 0 of {first}; all shards must be of one floating-point type."
                     )
 
 
@@ -254,16 +279,22 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
     shard = torchzip.load(location, file)
     if isinstance(shard, dict):  # the public GPT-NeoX examples wrap it
         shard = next((shard[key] for key in NESTS if isinstance(shard.get(key), dict)), shard)
-        shard = {without_wrappers(name) if isinstance(name, str) else name: value for name, value in shard.items()}
+        shard = {
+            without_wrappers(name) if isinstance(name, str) else name: value
+            for name, value in shard.items()
+        }
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
         shard = {name: referred(location, file, name, value) for name, value in shard.items()}
-    if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
+    if not isinstance(shard, dict) or not all(
+        isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()
+    ):
         raise not_tensors(shard, f"{location}/{file}")
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
         if name in crcs and slab.crc32 not in (None, crcs[name]):
             raise CheckpointError(
-                f"{location}/{file}: {name} is not what the manifest lists; convert the model again.",
+                f"{location}/{file}: {name} is not what the manifest lists; convert the model"
+                " again.",
                 code="checkpoint.damaged",
             )
     return shard
@@ -277,19 +308,22 @@ def referred(location: Place, file: str, name: str, value: Any) -> Any:
     folder = f"{file}.tensors"
     if type(tid) is not int or tid < 0:
         raise CheckpointError(
-            f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again.",
+            f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this"
+            " file again.",
             code="checkpoint.damaged",
         )
     if not any(path.startswith(f"{folder}/") for path in location.files()):
         raise CheckpointError(
-            f"{location}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
-            "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option.",
+            f"{location}/{folder} is empty: the checkpoint has no weights but those in the"
+            " optimizer's files (avoid_saving_lower_precision_weights), or they were left behind"
+            " in a copy; save it without that option.",
             code="checkpoint.missing",
         )
     tensor = torchzip.load(location, f"{folder}/tensor_{tid}.pt")
     if not isinstance(tensor, Slab):
         raise CheckpointError(
-            f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.", code="checkpoint.damaged"
+            f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.",
+            code="checkpoint.damaged",
         )
     return tensor
 

@@ -1,4 +1,6 @@
-"""Write neuronx-distributed shards: `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, plain or xser, and config.json."""
+"""Write neuronx-distributed shards: `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, plain or xser, and
+config.json.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 
 
 def write_nxd(
-    source: WeightSource, target: Path | str, to: Nxd, overwrite: bool = True, carried: Carried = NOTHING
+    source: WeightSource,
+    target: Path | str,
+    to: Nxd,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
-    """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory at a time.
+    """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory
+    at a time.
 
     Raises ConfigError if the model cannot be cut so, CheckpointError if the source cannot be read.
     """
@@ -29,11 +36,13 @@ def write_nxd(
     how: Qkv = to.qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
     if how in ("separate", "fused_mha") and layout.kv_multiplier > 1:
         raise CheckpointError(
-            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp {to.tp}, cannot be kept "
-            f"in NxD's {how} form; take the grouped form."
+            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp"
+            f" {to.tp}, cannot be kept in NxD's {how} form; take the grouped form."
         )
     if how == "fused_mha" and shape.heads != shape.kv_heads:
-        raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
+        raise CheckpointError(
+            "NxD's fused_mha form has as many key/value heads as queries; take the fused form."
+        )
     build = _plain if to.form == "pt" else _xser
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
@@ -41,17 +50,30 @@ def write_nxd(
         table = stored(layout, p, how)
         ranks = []
         for t in range(to.tp):
-            made, by_name = build(shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table})
+            made, by_name = build(
+                shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table}
+            )
             containers += made
             ranks.append(by_name)
-        groups.append([(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table])
+        groups.append(
+            [(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table]
+        )
     about = {
-        "kind": "nxd", "topology": {"tp": to.tp, "pp": to.pp}, "form": to.form, "qkv": how, "kv_order": to.kv_order,
+        "kind": "nxd",
+        "topology": {"tp": to.tp, "pp": to.pp},
+        "form": to.form,
+        "qkv": how,
+        "kv_order": to.kv_order,
         "kv_multiplier": layout.kv_multiplier,
-    }  # fmt: skip
+    }
     extras = carried.with_config(source.config)
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
-    execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
+    execute(
+        source,
+        target,
+        ConversionPlan(layout, groups, containers, extras, about, replaces),
+        overwrite,
+    )
 
 
 def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:
@@ -59,7 +81,8 @@ def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) 
     dtypes = {source.dtype(part) for part in tensor.parts}
     if len(dtypes) > 1:
         raise CheckpointError(
-            f"{' and '.join(tensor.parts)} become one tensor and have different types; convert with --dtype."
+            f"{' and '.join(tensor.parts)} become one tensor and have different types; convert with"
+            " --dtype."
         )
     return Tensor(dtypes.pop(), (sum(shape[0] for shape in shapes), *shapes[0][1:]))
 
@@ -74,6 +97,8 @@ def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict
     by_name = torchzip_writer.one_file_each(file, tensors)
     heads = [
         torchzip_writer.container(file, {}, torchzip_writer.pickle_references(list(tensors))),
-        torchzip_writer.container(f"{file}.info.pt", {}, torchzip_writer.pickle_info(list(tensors.values()))),
+        torchzip_writer.container(
+            f"{file}.info.pt", {}, torchzip_writer.pickle_info(list(tensors.values()))
+        ),
     ]
     return [*by_name.values(), *heads], by_name

@@ -1,4 +1,6 @@
-"""Read the container of torch.save before torch 1.6: five pickles, then the numbers of all storages."""
+"""Read the container of torch.save before torch 1.6: five pickles, then the numbers of all
+storages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def is_one(location: Place, file: str) -> bool:
 
 
 def load(location: Place, file: str, lenient: bool) -> Any:
-    """Read the saved object, with a `Slab` for each tensor. Raises ValueError, or any error of a damaged pickle."""
+    """Read the saved object, with a `Slab` for each tensor.
+
+    Raises ValueError, or any error of a damaged pickle.
+    """
     size, head = location.files()[file], _HEAD
     while True:
         data = bytes(location.read(file, 0, min(size, head)))
@@ -42,7 +47,11 @@ def _load(location: Place, file: str, data: bytes, size: int, lenient: bool) -> 
 
     protocol, at = unpickle_at(data, len(_MAGIC), note)
     machine, start = unpickle_at(data, at, note)
-    if protocol != 1001 or not isinstance(machine, dict) or machine.get("little_endian") is not True:
+    if (
+        protocol != 1001
+        or not isinstance(machine, dict)
+        or machine.get("little_endian") is not True
+    ):
         raise ValueError("it was saved by an unknown torch, or on a big-endian machine")
     _, at = unpickle_at(data, start, note, lenient)
     keys, at = unpickle_at(data, at, note)

@@ -17,7 +17,9 @@ class Name:
 
 @dataclass(frozen=True, eq=False)
 class New:
-    """An object of a class, made without arguments and then given a state, usually its attributes."""
+    """An object of a class, made without arguments and then given a state, usually its
+    attributes.
+    """
 
     kind: Name
     state: Any

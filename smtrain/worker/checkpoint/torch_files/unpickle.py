@@ -1,8 +1,10 @@
-"""torch's pickles read as data: no torch, no pickle module, and nothing that a file names is ever imported.
+"""torch's pickles read as data: no torch, no pickle module, and nothing that a file names is ever
+imported.
 
-An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5), each with a small handler in `_OPCODES`.
-Every name that a file may use is in one table, `_NAMES`, which leads to a function of ours; tensors become `Slab`s,
-which say where a tensor lies. If the caller is lenient, any other name makes an `Opaque`, which only holds that name.
+An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5), each with a small
+handler in `_OPCODES`. Every name that a file may use is in one table, `_NAMES`, which leads to a
+function of ours; tensors become `Slab`s, which say where a tensor lies. If the caller is lenient,
+any other name makes an `Opaque`, which only holds that name.
 """
 
 from __future__ import annotations
@@ -19,12 +21,34 @@ REFERENCE = "torch_xla.utils.serialization.TensorReference"
 _STEPS = 20_000_000  # operations of one pickle: a shard of 10,000 tensors takes some 300,000
 _DIMENSIONS = 32
 _SYSTEM_MODULES = {
-    "os", "posix", "nt", "builtins", "__builtin__", "sys", "subprocess", "shutil", "socket", "runpy", "importlib",
-    "ctypes", "pty", "pickle", "webbrowser", "code", "commands", "operator", "functools", "asyncio", "multiprocessing",
-}  # fmt: skip
+    "os",
+    "posix",
+    "nt",
+    "builtins",
+    "__builtin__",
+    "sys",
+    "subprocess",
+    "shutil",
+    "socket",
+    "runpy",
+    "importlib",
+    "ctypes",
+    "pty",
+    "pickle",
+    "webbrowser",
+    "code",
+    "commands",
+    "operator",
+    "functools",
+    "asyncio",
+    "multiprocessing",
+}
 """Modules of Python whose functions an attack uses and a file of weights does not."""
 Stored = Callable[[str, DType, int], Slab]
-"""(key, type, number of elements) of a storage -> all of it as a flat slab. Raises ValueError if it does not fit."""
+"""(key, type, number of elements) of a storage -> all of it as a flat slab.
+
+Raises ValueError if it does not fit.
+"""
 
 
 class Reference:
@@ -55,23 +79,28 @@ class OfObjectsError(ValueError):
     def __init__(self, name: str) -> None:
         called = f"it would call {name[:200]}, which is no part of a checkpoint of tensors"
         if name.split(".")[0] in _SYSTEM_MODULES:
-            super().__init__(f"is not safe: {called}; do not load it, and take the model's safetensors")
+            super().__init__(
+                f"is not safe: {called}; do not load it, and take the model's safetensors"
+            )
         else:
             super().__init__(
-                f"holds more than tensors: {called}; load it in the program that wrote it, if you trust it, and save "
-                "only its tensors: torch.save(model.state_dict(), FILE)"
+                f"holds more than tensors: {called}; load it in the program that wrote it, if you"
+                " trust it, and save only its tensors: torch.save(model.state_dict(), FILE)"
             )
 
 
 class _UnknownName(str):
-    """The name of a class or function that is not in `_NAMES`: text, so that no handler can call it."""
+    """The name of a class or function that is not in `_NAMES`: text, so that no handler can call
+    it.
+    """
 
 
 def unpickle(data: bytes, stored: Stored, lenient: bool = False) -> Any:
-    """Read a pickle as dicts, lists and tuples, with a `Slab` for each tensor and a `Reference` for each of xser's.
+    """Read a pickle as dicts, lists and tuples, with a `Slab` for each tensor and a `Reference` for
+    each of xser's.
 
-    Unknown names are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says what is wrong, or
-    whatever a damaged pickle leads to.
+    Unknown names are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says
+    what is wrong, or whatever a damaged pickle leads to.
     """
     return unpickle_at(data, 0, stored, lenient)[0]
 
@@ -86,7 +115,9 @@ def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> 
             return machine.stack.pop(), machine.at
         handler = _OPCODES.get(opcode)
         if handler is None:
-            raise ValueError(f"its pickle has the opcode {opcode!r}, which torch.save does not write")
+            raise ValueError(
+                f"its pickle has the opcode {opcode!r}, which torch.save does not write"
+            )
         handler(machine)
     raise ValueError(f"its pickle has more than {_STEPS:,} operations")
 
@@ -132,7 +163,9 @@ def _packed(form: str) -> Handler:
 
 
 def _text(length: int, *decoding: str) -> Handler:
-    return lambda machine: machine.stack.append(machine.take(machine.number(length)).decode(*decoding))
+    return lambda machine: machine.stack.append(
+        machine.take(machine.number(length)).decode(*decoding)
+    )
 
 
 def _bytes(length: int) -> Handler:
@@ -175,7 +208,8 @@ def _empty(kind: type) -> Handler:
 
 
 def _set_items(machine: _Machine, items: list[Any]) -> None:
-    # An unknown class may be a dict; what it holds is of no use, and it must not become one of ours.
+    # An unknown class may be a dict; what it holds is of no use, and it must not become one of
+    # ours.
     if not isinstance(machine.stack[-1], Opaque):
         _a(dict, machine.stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
 
@@ -218,7 +252,10 @@ def _new_object_with_keywords(machine: _Machine) -> None:
 
 
 def _build(machine: _Machine) -> None:
-    """Give an object its attributes. Nothing of ours takes any but a `Reference`, and that only its number."""
+    """Give an object its attributes.
+
+    Nothing of ours takes any but a `Reference`, and that only its number.
+    """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Opaque):
         target.state = state
@@ -245,7 +282,8 @@ def _frame(machine: _Machine) -> None:
     machine.take(8)  # its length, a hint for readers of streams
 
 
-# What is not in this table is refused: no opcode here imports, and none calls but `_reduce`, by `_NAMES` only.
+# What is not in this table is refused: no opcode here imports, and none calls but `_reduce`, by
+# `_NAMES` only.
 _OPCODES: dict[bytes, Handler] = {
     b"\x80": _protocol,
     b"\x95": _frame,
@@ -279,7 +317,9 @@ _OPCODES: dict[bytes, Handler] = {
     b"}": _empty(dict),
     b"]": _empty(list),
     b"\x8f": _empty(list),  # EMPTY_SET: a list, for the same reason as FROZENSET
-    b"s": lambda machine: _set_items(machine, [machine.stack.pop(-2), machine.stack.pop()]),  # SETITEM
+    b"s": lambda machine: _set_items(
+        machine, [machine.stack.pop(-2), machine.stack.pop()]
+    ),  # SETITEM
     b"u": lambda machine: _set_items(machine, machine.since_mark()),  # SETITEMS
     b"a": lambda machine: _append_items(machine, [machine.stack.pop()]),  # APPEND
     b"e": lambda machine: _append_items(machine, machine.since_mark()),  # APPENDS
@@ -301,7 +341,9 @@ def _a(kind: type, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value for an error; of a container only its type, since the repr of nested ones may never end."""
+    """A value for an error; of a container only its type, since the repr of nested ones may never
+    end.
+    """
     return repr(value)[:100] if isinstance(value, (str, int, float)) else type(value).__name__
 
 
@@ -320,7 +362,8 @@ def _known(name: str, lenient: bool) -> Any:
 
 
 def _call(function: Any, arguments: Any) -> Any:
-    # `_NAMES` leads to types too, and a pickle may try to call a number: only these functions are ever called.
+    # `_NAMES` leads to types too, and a pickle may try to call a number: only these functions are
+    # ever called.
     if function not in _CALLED:
         raise ValueError("it calls what cannot be called")
     return function(*_a(tuple, arguments))
@@ -337,14 +380,40 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> S
     if numel and start + reach > available:
         raise ValueError("it holds a tensor that reaches beyond its storage")
     at = whole.offset + start * whole.dtype.itemsize
-    return Slab(whole.place, whole.file, at, whole.dtype, shape, strides, whole.crc32 if numel == available else None)
+    return Slab(
+        whole.place,
+        whole.file,
+        at,
+        whole.dtype,
+        shape,
+        strides,
+        whole.crc32 if numel == available else None,
+    )
 
 
-def _tensor_of_type(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any,
-                    *_rest: Any) -> Slab:  # fmt: skip
-    """torch._utils._rebuild_tensor_v3: a tensor of a type without a storage class, such as the 8-bit floats."""
+def _tensor_of_type(
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Any,
+    *_rest: Any,
+) -> Slab:
+    """torch._utils._rebuild_tensor_v3: a tensor of a type without a storage class, such as the
+    8-bit floats.
+    """
     whole, kind = _a(Slab, storage), _a(DType, dtype)
-    typed = Slab(whole.place, whole.file, whole.offset, kind, (whole.size // kind.itemsize,), (1,), whole.crc32)
+    typed = Slab(
+        whole.place,
+        whole.file,
+        whole.offset,
+        kind,
+        (whole.size // kind.itemsize,),
+        (1,),
+        whole.crc32,
+    )
     return _tensor(typed, offset, size, stride)
 
 
@@ -366,7 +435,9 @@ def _ordered(pairs: Any = ()) -> dict[Any, Any]:
 
 
 def _keys(keys: list[Any]) -> list[Any]:
-    """Keys of a dict, as long as they are quick to hash: the hash of nested tuples may take forever."""
+    """Keys of a dict, as long as they are quick to hash: the hash of nested tuples may take
+    forever.
+    """
     if not all(isinstance(key, (str, int, Opaque)) for key in keys):
         raise ValueError("it has keys that are neither names nor numbers")
     return keys

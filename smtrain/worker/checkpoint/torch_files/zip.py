@@ -1,7 +1,7 @@
 """Read torch.save's zip container: the offset of each tensor in a file.
 
-It takes no memory for tensors and runs no code of the file (unpickle.py). torch and torch_xla, whose TensorReference is
-read as `Reference`, are not needed.
+It takes no memory for tensors and runs no code of the file (unpickle.py). torch and torch_xla,
+whose TensorReference is read as `Reference`, are not needed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class _Record:
 
 
 def load(location: Place, file: str, lenient: bool = False) -> Any:
-    """Read the saved object, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
+    """Read the saved object, with a `Slab` in place of each tensor and a `Reference` in place of
+    xser's.
 
-    If `lenient`, other objects become `Opaque`. Raises CheckpointError if the file is cut short, damaged, or
-    would run code when loaded.
+    If `lenient`, other objects become `Opaque`. Raises CheckpointError if the file is cut short,
+    damaged, or would run code when loaded.
     """
     try:
         if torchpickles.is_one(location, file):
@@ -64,7 +65,9 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
             content = unpickle(pickled, partial(_storage, location, file, records), lenient)
             return _plain(content, _as_it_is, 0, [_VALUES])
         content, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
-        placed = {key: _storage(location, file, records, key, *about) for key, about in storages.items()}
+        placed = {
+            key: _storage(location, file, records, key, *about) for key, about in storages.items()
+        }
         return _plain(content, partial(_placed, placed), 0, [_VALUES])
     except CheckpointError:
         raise
@@ -75,7 +78,8 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
         if isinstance(error, OfObjectsError):
             raise CheckpointError(f"{location}/{file} {error}.") from None
         raise CheckpointError(
-            f"{location}/{file} is not a complete torch checkpoint ({reason}); copy this file again.",
+            f"{location}/{file} is not a complete torch checkpoint ({reason}); copy this file"
+            " again.",
             code="checkpoint.damaged",
         ) from None
 
@@ -83,7 +87,9 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
 def _records(location: Place, file: str) -> dict[str, _Record]:
     size = location.files().get(file)
     if size is None:
-        raise CheckpointError(f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged"
+        )
     out: dict[str, _Record] = {}
     with zipfile.ZipFile(io.BufferedReader(_Raw(location, file, size), 1 << 16)) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
@@ -92,14 +98,18 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename!r} is compressed")
             stored = entry.orig_filename.encode()
-            head = bytes(location.read(file, entry.header_offset, entry.header_offset + 30 + len(stored)))
+            head = bytes(
+                location.read(file, entry.header_offset, entry.header_offset + 30 + len(stored))
+            )
             signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
             start = entry.header_offset + 30 + names + extra
             if signature != b"PK\3\4" or start + entry.file_size > end:
                 raise ValueError(f"{entry.filename!r} does not fit its place")
             if names != len(stored) or head[30:] != stored:
                 raise ValueError(f"{entry.filename!r} has another name in its own header")
-            stem, name = entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
+            stem, name = (
+                entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
+            )
             if _number_of(stem) not in (None, _number_of(file)):
                 raise ValueError(f"it was saved as {stem}.pt")
             if name in out:
@@ -109,13 +119,19 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
 
 
 def _number_of(file: str) -> str | None:
-    """The rank or tensor in a file's name; torch.save stores the name inside too, so that swapped files are noticed."""
+    """The rank or tensor in a file's name; torch.save stores the name inside too, so that swapped
+    files are noticed.
+    """
     match = _NUMBER.search(file)
     return None if match is None else match[0]
 
 
 def _bytes(location: Place, file: str, record: _Record | None) -> memoryview:
-    return memoryview(b"") if record is None else location.read(file, record.offset, record.offset + record.size)
+    return (
+        memoryview(b"")
+        if record is None
+        else location.read(file, record.offset, record.offset + record.size)
+    )
 
 
 _Storages = dict[str, tuple[DType, int]]
@@ -123,7 +139,9 @@ _Storages = dict[str, tuple[DType, int]]
 
 
 def _parse(pickled: bytes) -> tuple[Any, _Storages]:
-    """Read a pickle's object and storages; a slab's file is the key of its storage, which begins at 0."""
+    """Read a pickle's object and storages; a slab's file is the key of its storage, which begins at
+    0.
+    """
     storages: _Storages = {}
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
@@ -138,10 +156,14 @@ _parsed = lru_cache(2)(_parse)
 """`_parse`, cached: most ranks of a mesh save the same names and shapes, so the same pickle."""
 
 
-def _storage(location: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
+def _storage(
+    location: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int
+) -> Slab:
     record = records[f"data/{key}"]
     if numel * dtype.itemsize != record.size:
-        raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
+        raise ValueError(
+            f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong"
+        )
     return Slab(location, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
 
@@ -149,7 +171,15 @@ def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
     """Locate a slab of `_parse` in the file."""
     storage = storages[slab.file]
     crc = None if slab.crc32 is None else storage.crc32
-    return Slab(storage.place, storage.file, storage.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
+    return Slab(
+        storage.place,
+        storage.file,
+        storage.offset + slab.offset,
+        slab.dtype,
+        slab.shape,
+        slab.strides,
+        crc,
+    )
 
 
 def _as_it_is(slab: Slab) -> Slab:
@@ -157,7 +187,10 @@ def _as_it_is(slab: Slab) -> Slab:
 
 
 def _plain(value: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
-    """Copy to plain dicts and lists. One value may be referred to often, so the work is counted in `left`."""
+    """Copy to plain dicts and lists.
+
+    One value may be referred to often, so the work is counted in `left`.
+    """
     left[0] -= 1
     if left[0] < 0:
         raise ValueError(f"it holds more than {_VALUES:,} values")

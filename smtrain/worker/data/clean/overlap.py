@@ -62,7 +62,9 @@ class OverlapFinder:
         return f"tests {hashlib.sha256(self._grams.tobytes()).hexdigest()[:16]}"
 
     def in_text(self, text: str) -> tuple[set[int], str]:
-        """Numbers of the test's texts that share a run of words with this text, and the first such run."""
+        """Numbers of the test's texts that share a run of words with this text, and the first such
+        run.
+        """
         words, grams = _grams(text)
         if not len(grams) or not len(self._grams):
             return set(), ""
@@ -75,7 +77,10 @@ class OverlapFinder:
 
 @lru_cache(maxsize=4)
 def read_tests(tests: EvaluationTexts) -> OverlapFinder:
-    """The texts of a test. Raises DataError if one cannot be read or all are too short to compare."""
+    """The texts of a test.
+
+    Raises DataError if one cannot be read or all are too short to compare.
+    """
     try:
         return finder_of([tests.path], UnreadText(), tests.text_column)
     except DataError as error:
@@ -84,22 +89,32 @@ def read_tests(tests: EvaluationTexts) -> OverlapFinder:
 
 
 def finder_of(
-    sources: Sequence[Path | str], unread: UnreadText, text_column: str = "text", format: Format = "auto",
+    sources: Sequence[Path | str],
+    unread: UnreadText,
+    text_column: str = "text",
+    format: Format = "auto",
     encoding: str | None = None,
-) -> OverlapFinder:  # fmt: skip
+) -> OverlapFinder:
     """The texts of several sources; `unread` counts text of their records that is not compared.
 
-    Raises DataError if one cannot be read, as its text would stay in what is trained on unnoticed, or if all are too
-    short to compare.
+    Raises DataError if one cannot be read, as its text would stay in what is trained on unnoticed,
+    or if all are too short to compare.
     """
     finder = OverlapFinder(_texts(sources, text_column, format, encoding, unread))
     if finder.texts == finder.short:
-        raise DataError(f"{sources[0]}: no text of {finder.texts} has {WORDS} words; give longer ones to compare with.")
+        raise DataError(
+            f"{sources[0]}: no text of {finder.texts} has {WORDS} words; give longer ones to"
+            " compare with."
+        )
     return finder
 
 
 def _texts(
-    sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None, unread: UnreadText
+    sources: Sequence[Path | str],
+    text_column: str,
+    format: Format,
+    encoding: str | None,
+    unread: UnreadText,
 ) -> Iterator[str]:
     for source in sources:
         for file in find_files(source, format, encoding=encoding):
@@ -107,5 +122,7 @@ def _texts(
                 documents = read_block(block, text_column)
                 unread.count(documents.unread)
                 if documents.bad:
-                    raise DataError(f"{documents.bad[0]}; correct it, as every text of a test is compared.")
+                    raise DataError(
+                        f"{documents.bad[0]}; correct it, as every text of a test is compared."
+                    )
                 yield from documents.texts.to_pylist()

@@ -23,7 +23,10 @@ Judge = Callable[[str], tuple[str | None, str]]
 
 
 def judge(name: str) -> Judge:
-    """The filter of that name, with datatrove's own settings. Raises DataError if it is not installed."""
+    """The filter of that name, with datatrove's own settings.
+
+    Raises DataError if it is not installed.
+    """
     require("data.filters", *PACKAGES)
     from datatrove.data import Document
 
@@ -34,7 +37,11 @@ def judge(name: str) -> Judge:
         document = Document(text=text, id="")
         try:
             result = filter_.filter(document)
-        except (ZeroDivisionError, ValueError, IndexError) as error:  # for texts that its author did not expect
+        except (
+            ZeroDivisionError,
+            ValueError,
+            IndexError,
+        ) as error:  # for texts that its author did not expect
             return None, type(error).__name__
         kept, reason = result if isinstance(result, tuple) else (result, "")
         return (document.text if kept else None), reason

@@ -1,4 +1,6 @@
-"""Refine documents in worker processes: encodings, languages, tests, filters, personal data, signatures."""
+"""Refine documents in worker processes: encodings, languages, tests, filters, personal data,
+signatures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass
 class Refined:
-    """Refined documents: texts that stay, their `keys` for near duplicates, and what was found in all."""
+    """Refined documents: texts that stay, their `keys` for near duplicates, and what was found in
+    all.
+    """
 
     texts: list[str] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
@@ -40,8 +44,9 @@ Refine = Callable[[Sequence[str]], Refined]
 
 
 class Refiner:
-    """Refines documents one by one, without those that share text with `tests`. Raises DataError if a package is
-    missing."""
+    """Refines documents one by one, without those that share text with `tests`. Raises DataError if
+    a package is missing.
+    """
 
     def __init__(self, cleaning: Cleaning, tests: OverlapFinder | None = None) -> None:
         self._cleaning, self._tests = cleaning, tests
@@ -119,7 +124,10 @@ class Refiner:
 
 
 def refine_versions(cleaning: Cleaning) -> list[str]:
-    """Versions that the result depends on besides text and settings. Raises DataError if a package is missing."""
+    """Versions that the result depends on besides text and settings.
+
+    Raises DataError if a package is missing.
+    """
     versions: list[str] = []
     if cleaning.fix_mojibake:
         versions.append(language.mojibake_version())
@@ -140,7 +148,8 @@ def refine_versions(cleaning: Cleaning) -> list[str]:
 
 @contextmanager
 def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Refine | None]:
-    """A function that refines documents, for `size` bytes of text; None if the cleaning refines nothing.
+    """A function that refines documents, for `size` bytes of text; None if the cleaning refines
+    nothing.
 
     It may be called from any thread.
     """

@@ -1,12 +1,14 @@
 """Token batches for training, in an order that is a pure function of (seed, epoch).
 
-Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1 tokens that `order`
-names. A global batch is `global_batch_size` consecutive samples, dealt to the data-parallel ranks in equal
-contiguous parts, so it is the same batch for every number of ranks, and (seed, samples consumed) is the whole state.
+Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1
+tokens that `order` names. A global batch is `global_batch_size` consecutive samples, dealt to the
+data-parallel ranks in equal contiguous parts, so it is the same batch for every number of ranks,
+and (seed, samples consumed) is the whole state.
 
-Several threads with their own open files read batches ahead: a FastFile channel answers one read of an open file at a
-time, and each jump is a request to S3. Also, one process per host reads such a channel once from beginning to end,
-which is fast, so that the kernel has the pages when the jumps come.
+Several threads with their own open files read batches ahead: a FastFile channel answers one read of
+an open file at a time, and each jump is a request to S3. Also, one process per host reads such a
+channel once from beginning to end, which is fast, so that the kernel has the pages when the jumps
+come.
 """
 
 from __future__ import annotations
@@ -54,20 +56,34 @@ class Deal(NamedTuple):
 class TokenLoader:
     """Batches of one data-parallel rank from a prepared folder; `vocab_size` is the model's.
 
-    `weights` and `document_mask` are for text, whose samples are its rows. Rows of instruction data are samples or
-    pairs packed together, and global batches and the position of a checkpoint count these rows. Raises DataError if the
-    folder is not a prepared dataset, is damaged, or was prepared for another seq_len or vocabulary, or if there is not
-    one weight per part.
+    `weights` and `document_mask` are for text, whose samples are its rows. Rows of instruction data
+    are samples or pairs packed together, and global batches and the position of a checkpoint count
+    these rows. Raises DataError if the folder is not a prepared dataset, is damaged, or was
+    prepared for another seq_len or vocabulary, or if there is not one weight per part.
     """
 
     def __init__(
-        self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
-        vocab_size: int, weights: Sequence[float] | None = None, document_mask: bool = False, packing: bool = True,
+        self,
+        folder: Path,
+        *,
+        seq_len: int,
+        global_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        seed: int,
+        vocab_size: int,
+        weights: Sequence[float] | None = None,
+        document_mask: bool = False,
+        packing: bool = True,
         batch_at: Callable[[int], int] | None = None,
-    ) -> None:  # fmt: skip
-        """`batch_at` is the global batch that follows a number of samples, if it is not always the same."""
+    ) -> None:
+        """`batch_at` is the global batch that follows a number of samples, if it is not always the
+        same.
+        """
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
-            raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
+            raise ValueError(
+                f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}"
+            )
         self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
         self.samples = self.manifest.samples
@@ -75,13 +91,23 @@ class TokenLoader:
         """Seconds that `batch` has waited for data so far."""
         self.deal = Deal(dp_rank, dp_size, batch_at or (lambda samples: global_batch_size))
         self.rows = rows_of(
-            folder, self.manifest, seq_len, seed, packing=packing, document_mask=document_mask, weights=weights,
+            folder,
+            self.manifest,
+            seq_len,
+            seed,
+            packing=packing,
+            document_mask=document_mask,
+            weights=weights,
             readers=READERS,
-        )  # fmt: skip
+        )
         text = isinstance(self.rows, TextRows)
         self._closing = threading.Event()
         self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
-        if text and kind_of_mount(folder).startswith("fuse") and os.environ.get("LOCAL_RANK", "0") == "0":
+        if (
+            text
+            and kind_of_mount(folder).startswith("fuse")
+            and os.environ.get("LOCAL_RANK", "0") == "0"
+        ):
             self._warmer.start()
         # one thread packs rows
         self._readers = ThreadPoolExecutor(READERS if text else 1, thread_name_prefix="read-ahead")
@@ -91,8 +117,9 @@ class TokenLoader:
     def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         """This rank's part of the global batch that follows `samples_consumed` samples.
 
-        Returns (input_ids, labels) and perhaps more (`Rows`), int64, each [global_batch_size / dp_size, seq_len];
-        labels are the inputs shifted by one. The batches after it are read in the background.
+        Returns (input_ids, labels) and perhaps more (`Rows`), int64, each [global_batch_size /
+        dp_size, seq_len]; labels are the inputs shifted by one. The batches after it are read in
+        the background.
         """
         wanted = [samples_consumed]
         for _ in range(self._most):
@@ -101,7 +128,9 @@ class TokenLoader:
             self._ahead.pop(consumed).cancel()
         for consumed in wanted:
             if consumed not in self._ahead:
-                self._ahead[consumed] = self._readers.submit(self.rows.batch, self.deal.own(consumed))
+                self._ahead[consumed] = self._readers.submit(
+                    self.rows.batch, self.deal.own(consumed)
+                )
         began = time.perf_counter()
         batch = self._ahead.pop(samples_consumed).result()
         self.waited += time.perf_counter() - began
@@ -150,6 +179,6 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
     largest = max(manifest.vocab_size - 1, -1 if end is None else end)
     if largest >= vocab_size or (known is not None and known != vocab_size):
         raise DataError(
-            f"{folder} was prepared for a vocabulary of {max(known or 0, largest + 1)} and the model has {vocab_size}; "
-            "prepare it again with this model's tokenizer."
+            f"{folder} was prepared for a vocabulary of {max(known or 0, largest + 1)} and the"
+            f" model has {vocab_size}; prepare it again with this model's tokenizer."
         )

@@ -1,12 +1,13 @@
-"""The order of samples and their packing into rows: pure functions of the seed, the samples' sizes and the weights.
+"""The order of samples and their packing into rows: pure functions of the seed, the samples' sizes
+and the weights.
 
-Without weights an epoch is every sample of every part once. With weights an epoch has as many samples, dealt to the
-parts by weight. Each part has its own endless stream of permutations, which each epoch continues, so a part is never
-repeated before all of it has been seen.
+Without weights an epoch is every sample of every part once. With weights an epoch has as many
+samples, dealt to the parts by weight. Each part has its own endless stream of permutations, which
+each epoch continues, so a part is never repeated before all of it has been seen.
 
-Samples that are packed come in the epoch's order and go into the first open row with room (first fit), of a bounded
-number of open rows; rows come in the order in which they were opened. The number of rows differs a little between
-epochs, so to find a row the epochs before it are packed once.
+Samples that are packed come in the epoch's order and go into the first open row with room (first
+fit), of a bounded number of open rows; rows come in the order in which they were opened. The number
+of rows differs a little between epochs, so to find a row the epochs before it are packed once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
     """The order of an epoch's samples, int32 or int64 [samples].
 
-    RandomState over Philox, because numpy guarantees that both never change, and a resumed run may have another numpy.
+    RandomState over Philox, because numpy guarantees that both never change, and a resumed run may
+    have another numpy.
     """
     order = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
     key = np.array([seed % 2**64, epoch], np.uint64)
@@ -32,7 +34,9 @@ def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
 class Order:
     """The endless stream of samples of one or several datasets of `samples` each."""
 
-    def __init__(self, seed: int, samples: Sequence[int], weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, seed: int, samples: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
         self._seed, self._samples = seed, list(samples)
         self.epoch_samples = sum(samples)
         self._dealt = _dealt(self.epoch_samples, weights) if weights else None
@@ -47,7 +51,9 @@ class Order:
         if order is None:
             order = epoch_order(self._seed, epoch, self.epoch_samples)
             # a global batch may span two epochs, so the one before is still needed
-            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1} | {epoch: order}
+            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1} | {
+                epoch: order
+            }
         sample = int(order[place])
         part = int(np.searchsorted(self._starts, sample, "right")) - 1
         within = sample - int(self._starts[part])
@@ -62,7 +68,9 @@ class Order:
             first = (epoch - 1) * dealt // samples
             self._own = {(p, e): o for (p, e), o in self._own.items() if p != part or e >= first}
             # its own seed, or parts of equal size would have the same order
-            order = self._own[part, own] = epoch_order(self._seed + (part + 1) * 0x9E3779B97F4A7C15, own, samples)
+            order = self._own[part, own] = epoch_order(
+                self._seed + (part + 1) * 0x9E3779B97F4A7C15, own, samples
+            )
         return int(order[place])
 
 
@@ -80,7 +88,9 @@ OPEN_ROWS = 64
 
 
 class Packing:
-    """The endless stream of rows of `seq_len` positions; sample i takes `sizes[i]` of them, at least 1."""
+    """The endless stream of rows of `seq_len` positions; sample i takes `sizes[i]` of them, at
+    least 1.
+    """
 
     def __init__(self, seed: int, sizes: NDArray[np.integer], seq_len: int) -> None:
         self._seed, self._sizes, self._seq_len = seed, sizes, seq_len
@@ -112,8 +122,13 @@ class Packing:
         return self._packed[epoch]
 
 
-def first_fit(sizes: NDArray[np.integer], seq_len: int, open_rows: int = OPEN_ROWS) -> NDArray[np.int64]:
-    """The row of each of `sizes`, int64. If no open row has room, a new one replaces the fullest."""
+def first_fit(
+    sizes: NDArray[np.integer], seq_len: int, open_rows: int = OPEN_ROWS
+) -> NDArray[np.int64]:
+    """The row of each of `sizes`, int64.
+
+    If no open row has room, a new one replaces the fullest.
+    """
     rows = np.empty(len(sizes), np.int64)
     free = np.full(open_rows, -1, np.int64)
     numbers = np.zeros(open_rows, np.int64)

@@ -1,7 +1,8 @@
 """Rows of a batch: windows of text, or whole samples or pairs of samples packed into rows.
 
-A row is (input_ids, labels), and segments if its tokens must not all attend to each other: a run of equal segment
-numbers is one sample or document with its own attention and positions, whose last token predicts nothing.
+A row is (input_ids, labels), and segments if its tokens must not all attend to each other: a run of
+equal segment numbers is one sample or document with its own attention and positions, whose last
+token predicts nothing.
 """
 
 from __future__ import annotations
@@ -29,52 +30,82 @@ class Rows(Protocol):
     def epoch_rows(self) -> int: ...
 
     def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
-        """Rows of the stream by number, int64, each [rows, seq_len]; None is a row without labels."""
+        """Rows of the stream by number, int64, each [rows, seq_len]; None is a row without
+        labels.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 def rows_of(
-    folder: Path, manifest: DatasetManifest, seq_len: int, seed: int, *, held_out: bool = False, packing: bool = True,
-    document_mask: bool = False, weights: Sequence[float] | None = None, readers: int = 1,
-) -> Rows:  # fmt: skip
+    folder: Path,
+    manifest: DatasetManifest,
+    seq_len: int,
+    seed: int,
+    *,
+    held_out: bool = False,
+    packing: bool = True,
+    document_mask: bool = False,
+    weights: Sequence[float] | None = None,
+    readers: int = 1,
+) -> Rows:
     """The rows of a prepared folder, or of what it holds out, in the order of `seed`.
 
-    `packing` is for pairs, without which each has a row of its own; the rest is for text: see `TextRows` and `Order`.
-    Raises DataError if the files do not match the manifest, or if there is not one weight per part.
+    `packing` is for pairs, without which each has a row of its own; the rest is for text: see
+    `TextRows` and `Order`. Raises DataError if the files do not match the manifest, or if there is
+    not one weight per part.
     """
     parts = [manifest.validation] if held_out and manifest.validation else manifest.parts
     if manifest.objective == "pretrain":
         if weights and len(weights) != len(parts):
             raise DataError(
-                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
+                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one"
+                " for each."
             )
         order = Order(seed, [part["samples"] for part in parts], weights)
-        return TextRows(folder, manifest, parts, seq_len, order, document_mask=document_mask, readers=readers)
+        return TextRows(
+            folder, manifest, parts, seq_len, order, document_mask=document_mask, readers=readers
+        )
     if manifest.objective == "dpo":
         return PairRows(Samples(folder, manifest, parts[0], 2), seq_len, seed, packing=packing)
     return SampleRows(Samples(folder, manifest, parts[0]), seq_len, seed)
 
 
 class TextRows:
-    """Windows of `seq_len` + 1 tokens of the parts, one every `seq_len`; the last of a part may be shorter.
+    """Windows of `seq_len` + 1 tokens of the parts, one every `seq_len`; the last of a part may be
+    shorter.
 
-    With `document_mask` the documents of a window are segments, and the last token of each has the label -100; that
-    takes 16 bytes of memory per document. At most `readers` threads read at a time, each its own open files.
+    With `document_mask` the documents of a window are segments, and the last token of each has the
+    label -100; that takes 16 bytes of memory per document. At most `readers` threads read at a
+    time, each its own open files.
     """
 
     def __init__(
-        self, folder: Path, manifest: DatasetManifest, parts: Sequence[dict[str, Any]], seq_len: int, order: Order, *,
-        document_mask: bool, readers: int,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        manifest: DatasetManifest,
+        parts: Sequence[dict[str, Any]],
+        seq_len: int,
+        order: Order,
+        *,
+        document_mask: bool,
+        readers: int,
+    ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._seq_len, self._order, self._tokens = seq_len, order, [part["tokens"] for part in parts]
+        self._seq_len, self._order, self._tokens = (
+            seq_len,
+            order,
+            [part["tokens"] for part in parts],
+        )
         self.files = VerifiedFiles(folder, [(part, self._dtype.itemsize, False) for part in parts])
         self._starts: list[NDArray[np.int64]] | None = None
         if document_mask:
-            self._starts = [self.files.index(number).document_starts() for number in range(len(parts))]
-        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
+            self._starts = [
+                self.files.index(number).document_starts() for number in range(len(parts))
+            ]
+        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE
+        # file
         self._free = self.files.open(readers)
         self._ordering = threading.Lock()
         self.epoch_rows = order.epoch_samples
@@ -101,7 +132,10 @@ class TextRows:
                 ids[row, : length - 1], labels[row, : length - 1] = tokens[:-1], tokens[1:]
                 if self._starts is not None:
                     documents = _documents(self._starts[part], start, length)
-                    segments[row, : length - 1], segments[row, length - 1 :] = documents[:-1], documents[-1] + 1
+                    segments[row, : length - 1], segments[row, length - 1 :] = (
+                        documents[:-1],
+                        documents[-1] + 1,
+                    )
                     labels[row, : length - 1][documents[:-1] != documents[1:]] = IGNORED
         finally:
             self._free.append(files)
@@ -122,26 +156,33 @@ def _documents(starts: NDArray[np.int64], first: int, length: int) -> NDArray[np
 
 
 class Samples:
-    """The samples of a row of the manifest that `prepare_sft` wrote: tokens, and the mask of tokens to learn.
+    """The samples of a row of the manifest that `prepare_sft` wrote: tokens, and the mask of tokens
+    to learn.
 
-    There are `sequences` times as many as the row says. `lengths` are their numbers of tokens. Raises DataError if the
-    files do not match the manifest.
+    There are `sequences` times as many as the row says. `lengths` are their numbers of tokens.
+    Raises DataError if the files do not match the manifest.
     """
 
-    def __init__(self, folder: Path, manifest: DatasetManifest, row: dict[str, Any], sequences: int = 1) -> None:
+    def __init__(
+        self, folder: Path, manifest: DatasetManifest, row: dict[str, Any], sequences: int = 1
+    ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0
         self.checks = VerifiedFiles(folder, [(row, self._dtype.itemsize, False), (row, 1, True)])
         index = self.checks.index(0)
         self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
         if len(self.lengths) != sequences * row["samples"] or (self.lengths < 2).any():
-            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
+            raise DataError(
+                f"{folder} has an index that is not its manifest's; prepare the data again."
+            )
         self._files = self.checks.open()[0]
 
     def rows(self, samples: list[list[int]], seq_len: int) -> tuple[torch.Tensor, ...]:
-        """Rows of these samples, one after another: (input_ids, labels, segments), int64, each [rows, seq_len].
+        """Rows of these samples, one after another: (input_ids, labels, segments), int64, each
+        [rows, seq_len].
 
-        Labels outside of answers are -100. The end of a row is padding, a segment of its own without labels.
+        Labels outside of answers are -100. The end of a row is padding, a segment of its own
+        without labels.
         """
         shape = (len(samples), seq_len)
         ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
@@ -174,7 +215,10 @@ class Samples:
 
 
 class SampleRows:
-    """Samples of instruction data. A sample of n tokens takes n - 1 positions: its last token is only predicted."""
+    """Samples of instruction data.
+
+    A sample of n tokens takes n - 1 positions: its last token is only predicted.
+    """
 
     def __init__(self, samples: Samples, seq_len: int, seed: int) -> None:
         self.samples, self._seq_len = samples, seq_len
@@ -205,16 +249,27 @@ class PairRows(SampleRows):
         super().__init__(samples, seq_len, seed)
         positions = (samples.lengths - 1).reshape(-1, 2).sum(-1)
         if (positions > seq_len).any():
-            raise DataError(f"a pair of the prepared data does not fit into a row of {seq_len}; prepare it again.")
-        self.packing = Packing(seed, positions if packing else np.full_like(positions, seq_len), seq_len)
+            raise DataError(
+                f"a pair of the prepared data does not fit into a row of {seq_len}; prepare it"
+                " again."
+            )
+        self.packing = Packing(
+            seed, positions if packing else np.full_like(positions, seq_len), seq_len
+        )
         self.most = max(1, seq_len // int(positions.min())) if packing else 1
         """The most pairs of a row."""
         self.references: NDArray[np.float32] = np.zeros((len(positions), 2), np.float32)
-        """[pairs, 2]: the reference's log-probability of the chosen and of the rejected answer of each pair."""
+        """[pairs, 2]: the reference's log-probability of the chosen and of the rejected answer of
+        each pair.
+        """
 
     def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
-        """Rows of the pairs of these numbers for `Engine.step`: (input_ids, labels, segments, references)."""
-        samples = [[sample for pair in row for sample in (2 * pair, 2 * pair + 1)] for row in numbers]
+        """Rows of the pairs of these numbers for `Engine.step`: (input_ids, labels, segments,
+        references).
+        """
+        samples = [
+            [sample for pair in row for sample in (2 * pair, 2 * pair + 1)] for row in numbers
+        ]
         references = np.full((len(numbers), self.most, 2), np.nan, np.float32)
         for row, within in enumerate(numbers):
             references[row, : len(within)] = self.references[within]

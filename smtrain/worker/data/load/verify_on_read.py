@@ -24,18 +24,22 @@ _MOST_OPEN = 256
 class VerifiedFiles:
     """The .bin files of datasets in a prepared folder, for the threads of one process.
 
-    A dataset is the tokens of a row of the manifest, and their bytes, or with True their masks. Raises DataError if
-    files or checksums are missing or damaged.
+    A dataset is the tokens of a row of the manifest, and their bytes, or with True their masks.
+    Raises DataError if files or checksums are missing or damaged.
     """
 
-    def __init__(self, folder: Path, datasets: Sequence[tuple[Mapping[str, Any], int, bool]]) -> None:
+    def __init__(
+        self, folder: Path, datasets: Sequence[tuple[Mapping[str, Any], int, bool]]
+    ) -> None:
         self.paths: list[Path] = []
         self._first: list[int] = []  # number of each dataset's first file
         self._ends: list[list[int]] = []  # of each dataset's files, in bytes
         for row, itemsize, mask in datasets:
             shards = shards_of(row)
             self._first.append(len(self.paths))
-            self._ends.append((np.cumsum([shard.tokens for shard in shards], dtype=np.int64) * itemsize).tolist())
+            self._ends.append(
+                (np.cumsum([shard.tokens for shard in shards], dtype=np.int64) * itemsize).tolist()
+            )
             for shard in shards:
                 self.paths.append(folder / f"{shard.mask if mask else shard.prefix}.bin")
                 check_size(self.paths[-1], shard.tokens * itemsize)
@@ -46,14 +50,21 @@ class VerifiedFiles:
         ]
 
     def open(self, times: int = 1) -> list[OpenFiles]:
-        """The files, opened up to `times` times: a FastFile channel answers one read of an open file at a time."""
-        sets = [OpenFiles(self.paths) for _ in range(times if times * len(self.paths) <= _MOST_OPEN else 1)]
+        """The files, opened up to `times` times: a FastFile channel answers one read of an open
+        file at a time.
+        """
+        sets = [
+            OpenFiles(self.paths)
+            for _ in range(times if times * len(self.paths) <= _MOST_OPEN else 1)
+        ]
         return [sets[i % len(sets)] for i in range(times)]
 
     def index(self, number: int) -> Index:
         """The index of dataset `number`. Raises DataError if it is damaged."""
         files = range(self._first[number], self._first[number] + len(self._ends[number]))
-        return joined_index([read_index(self.paths[at].with_suffix(".idx"), self._sums[at]) for at in files])
+        return joined_index(
+            [read_index(self.paths[at].with_suffix(".idx"), self._sums[at]) for at in files]
+        )
 
     def read(self, number: int, files: OpenFiles, start: int, length: int) -> bytes:
         """`length` bytes from byte `start` of dataset `number`.
@@ -89,18 +100,24 @@ class VerifiedFiles:
 class OpenFiles:
     """Files open for reading.
 
-    Plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error.
+    Plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an
+    error.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * len(paths) + 1024)), hard))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * len(paths) + 1024)), hard)
+            )
         self._paths = paths
         self._open = [os.open(path, os.O_RDONLY) for path in paths]
 
     def read(self, number: int, count: int, start: int) -> bytes:
-        """`count` bytes of a file from byte `start`, fewer at its end. A read that fails is tried again."""
+        """`count` bytes of a file from byte `start`, fewer at its end.
+
+        A read that fails is tried again.
+        """
         return retry(lambda: self._read(number, count, start))
 
     def _read(self, number: int, count: int, start: int) -> bytes:
@@ -128,4 +145,6 @@ def check_size(path: Path, wanted: int) -> None:
     except OSError as error:
         raise unread(path, error, "prepare the data again") from error
     if size != wanted:
-        raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")
+        raise DataError(
+            f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again."
+        )

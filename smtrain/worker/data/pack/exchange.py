@@ -1,7 +1,8 @@
-"""Import and export of Arrow blocks and Megatron pairs (`PREFIX.bin/.idx` of any writer), and their merge and split.
+"""Import and export of Arrow blocks and Megatron pairs (`PREFIX.bin/.idx` of any writer), and their
+merge and split.
 
-A block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same ids), in a folder that
-`datasets.load_from_disk` opens. The files are written with pyarrow only.
+A block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same
+ids), in a folder that `datasets.load_from_disk` opens. The files are written with pyarrow only.
 """
 
 from __future__ import annotations
@@ -55,22 +56,28 @@ _COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.i
 def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
     """The indexed datasets at a path: those of a prepared folder, or the one with this prefix.
 
-    Each is a list of pairs of files to be read end to end, more than one for the shards `PREFIX-00000`... of a set.
+    Each is a list of pairs of files to be read end to end, more than one for the shards
+    `PREFIX-00000`... of a set.
 
-    Raises DataError for prepared instruction or preference data, unless the caller handles the mask of `answers`.
+    Raises DataError for prepared instruction or preference data, unless the caller handles the mask
+    of `answers`.
     """
     found = _prefixes(path)
     if not answers and any(is_marked(pair) for pairs in found for pair in pairs):
         raise DataError(
-            f"{path} holds data whose answers are marked in files of their own, which would be lost; "
-            "change the records and prepare them again, or append whole folders with `smtrain data merge`."
+            f"{path} holds data whose answers are marked in files of their own, which would be"
+            " lost; change the records and prepare them again, or append whole folders with"
+            " `smtrain data merge`."
         )
     return found
 
 
 def _prefixes(path: Path) -> list[list[Path]]:
     if path.is_dir():
-        return [[path / shard.prefix for shard in shards_of(part)] for part in DatasetManifest.load(path).parts]
+        return [
+            [path / shard.prefix for shard in shards_of(part)]
+            for part in DatasetManifest.load(path).parts
+        ]
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if prefix.with_name(f"{prefix.name}.idx").is_file():
         return [[prefix]]
@@ -87,9 +94,15 @@ def held_out(path: Path) -> list[Path]:
 
 
 def held_out_note(path: Path) -> str:
-    """A sentence on the held-out documents of a prepared folder, which `prefixes` leaves out; "" without any."""
+    """A sentence on the held-out documents of a prepared folder, which `prefixes` leaves out; ""
+    without any.
+    """
     row = _held_out_row(path)
-    return f"{path}: its {row['documents']:,} documents held out for validation are not in it" if row else ""
+    return (
+        f"{path}: its {row['documents']:,} documents held out for validation are not in it"
+        if row
+        else ""
+    )
 
 
 def _held_out_row(path: Path) -> dict[str, Any] | None:
@@ -97,9 +110,11 @@ def _held_out_row(path: Path) -> dict[str, Any] | None:
 
 
 def export_blocks(source: Path, output: Path, seq_len: int) -> int:
-    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; return their number.
+    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; return their
+    number.
 
-    Tokens left at the end are dropped. Raises DataError if `output` exists or there is not one block.
+    Tokens left at the end are dropped. Raises DataError if `output` exists or there is not one
+    block.
     """
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
@@ -124,7 +139,10 @@ def _export(source: Path, output: Path, seq_len: int) -> int:
     )
     names = _write_arrow(partial, batches, seq_len)
     feature = {"_type": "List", "length": -1}
-    features = {name: {"feature": {"dtype": str(kind), "_type": "Value"}, **feature} for name, kind in _COLUMNS.items()}
+    features = {
+        name: {"feature": {"dtype": str(kind), "_type": "Value"}, **feature}
+        for name, kind in _COLUMNS.items()
+    }
     (partial / "dataset_info.json").write_text(json.dumps({"features": features}))
     state: dict[str, Any] = dict.fromkeys(("_format_columns", "_format_type", "_split"))
     state |= {"_format_kwargs": {}, "_output_all_columns": False}
@@ -164,10 +182,11 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
 def import_tokens(
     source: Path, output: Path, tokenizer: Path, seq_len: int, *, overwrite: bool = False
 ) -> DatasetManifest:
-    """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
+    """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a
+    column input_ids.
 
-    Raises DataError if ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or, without
-    `overwrite`, `output` holds a dataset.
+    Raises DataError if ids are beyond the tokenizer's vocabulary, there is not one sample of
+    `seq_len` + 1 or, without `overwrite`, `output` holds a dataset.
     """
     facts = tokenizer_facts(tokenizer)
     if not overwrite:
@@ -198,14 +217,21 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
         lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
         unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
         rows = [
-            {"name": one.bin_path.stem, "bytes": len(one.tokens) * facts.dtype.itemsize,
-             "documents": len(one.document_index) - 1}
+            {
+                "name": one.bin_path.stem,
+                "bytes": len(one.tokens) * facts.dtype.itemsize,
+                "documents": len(one.document_index) - 1,
+            }
             for one in pair.pairs
-        ]  # fmt: skip
+        ]
     else:
         listed = find_files(source, say=left_out.append)
         files = [file for file in listed if file.kind in ("arrow", "parquet")]
-        left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in listed if f not in files]
+        left_out += [
+            f"{f.name} is left out: rows of tokens are Arrow or Parquet"
+            for f in listed
+            if f not in files
+        ]
         lengths, unread = _copy_rows(files, bin_path, facts)
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
@@ -213,20 +239,35 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
     data = JoinedPairs([bin_path.with_suffix("")])
     total = data.total
     if total < seq_len + 1:
-        raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
+        raise DataError(
+            f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}."
+        )
     stored = np.diff(data.document_index) > 0
     ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][stored] - 1] - 1
     last = data.pairs[0].tokens[ends]
     count, samples = len(documents) - 1, (total - 1) // seq_len
     return DatasetManifest(
-        **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((last == facts.eos_id).all()),
-        seq_len=seq_len, text_column="", sources=rows, files=fingerprints(folder / PREFIX), bad_line_count=0,
-        bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out, documents=count, tokens=total,
-        samples=samples, parts=[{"prefix": PREFIX, "documents": count, "tokens": total, "samples": samples}],
-    )  # fmt: skip
+        **facts.in_manifest(),
+        append_eod=facts.eos_id is not None and bool((last == facts.eos_id).all()),
+        seq_len=seq_len,
+        text_column="",
+        sources=rows,
+        files=fingerprints(folder / PREFIX),
+        bad_line_count=0,
+        bad_lines=[],
+        tokenized_by="imported",
+        unread=dict(unread),
+        left_out=left_out,
+        documents=count,
+        tokens=total,
+        samples=samples,
+        parts=[{"prefix": PREFIX, "documents": count, "tokens": total, "samples": samples}],
+    )
 
 
-def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
+def _copy_rows(
+    files: list[SourceFile], target: Path, facts: TokenizerFacts
+) -> tuple[NDArray[Any], UnreadText]:
     """Write the tokens of all rows; return the rows' lengths and counts of what is not read."""
     unread = UnreadText()
     lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
@@ -234,13 +275,21 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
         for file in files:
             for block in cut_file(file, "input_ids", wanted="ids"):
                 kind = block.payload.type
-                if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-                    raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids; write lists.")
+                if not (
+                    pa.types.is_list(kind)
+                    or pa.types.is_large_list(kind)
+                    or pa.types.is_fixed_size_list(kind)
+                ):
+                    raise DataError(
+                        f"{file.path}: input_ids holds {kind} and not lists of ids; write lists."
+                    )
                 unread.count(block.unread)
                 tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
                 facts.check(tokens, file.path)
                 out.write(np.ascontiguousarray(tokens, facts.dtype).data)
-                lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
+                lengths.append(
+                    pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False)
+                )
             for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
                 unread.count(_lost_labels(batch))
     every = np.concatenate(lengths)
@@ -248,10 +297,15 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
 
 
 def _lost_labels(batch: Any) -> UnreadText:
-    """Count rows with tokens marked as not to be learned, or as padding: an import learns all tokens."""
+    """Count rows with tokens marked as not to be learned, or as padding: an import learns all
+    tokens.
+    """
     unread = UnreadText()
     ids = batch["input_ids"].to_pylist()
-    for name, what in (("labels", "rows with other labels than input_ids"), ("attention_mask", "rows with padding")):
+    for name, what in (
+        ("labels", "rows with other labels than input_ids"),
+        ("attention_mask", "rows with padding"),
+    ):
         if name in batch.schema.names:
             wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
             lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
@@ -260,12 +314,17 @@ def _lost_labels(batch: Any) -> UnreadText:
 
 
 def merge(
-    datasets: Sequence[Path], target: Path, held_out: Sequence[Path] = (), *, overwrite: bool = False
+    datasets: Sequence[Path],
+    target: Path,
+    held_out: Sequence[Path] = (),
+    *,
+    overwrite: bool = False,
 ) -> tuple[int, int]:
-    """Append the pairs with these prefixes as Megatron's own tool does; return the documents, and those held out.
+    """Append the pairs with these prefixes as Megatron's own tool does; return the documents, and
+    those held out.
 
-    Those that are `held_out` become the pair `TARGET_validation`. Raises DataError if their token types differ, only
-    some have modes or, without `overwrite`, a target exists.
+    Those that are `held_out` become the pair `TARGET_validation`. Raises DataError if their token
+    types differ, only some have modes or, without `overwrite`, a target exists.
     """
     jobs = [(JoinedPairs(datasets), target)]
     if held_out:
@@ -285,19 +344,22 @@ def _append(data: JoinedPairs, prefix: Path) -> None:
     write_index(index, data.dtype, data.lengths, data.document_index, data.modes)
 
 
-def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = False) -> DatasetManifest:
-    """Append prepared instruction or preference data, with its masks and what is held out, as a prepared folder.
+def merge_marked(
+    folders: Sequence[Path], output: Path, *, overwrite: bool = False
+) -> DatasetManifest:
+    """Append prepared instruction or preference data, with its masks and what is held out, as a
+    prepared folder.
 
-    Raises DataError if the folders were prepared with different settings or, without `overwrite`, `output` holds a
-    dataset.
+    Raises DataError if the folders were prepared with different settings or, without `overwrite`,
+    `output` holds a dataset.
     """
     made = [DatasetManifest.load(folder) for folder in folders]
     for name in ("objective", "tokenizer_sha256", "seq_len", "dtype", "eos_id"):
         values = [getattr(one, name) for one in made]
         if other := next((at for at, value in enumerate(values) if value != values[0]), None):
             raise DataError(
-                f"{folders[0]} was prepared with {name} {values[0]} and {folders[other]} with {values[other]}; prepare "
-                "both with the same settings."
+                f"{folders[0]} was prepared with {name} {values[0]} and {folders[other]} with"
+                f" {values[other]}; prepare both with the same settings."
             )
     if any(output.resolve() == folder.resolve() for folder in folders):
         raise DataError(f"{output} is one of the folders to merge; give another folder.")
@@ -308,7 +370,9 @@ def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = Fal
         return publish(journal, _merge_marked(folders, made, journal.folder), output)
 
 
-def _merge_marked(folders: Sequence[Path], made: Sequence[DatasetManifest], output: Path) -> DatasetManifest:
+def _merge_marked(
+    folders: Sequence[Path], made: Sequence[DatasetManifest], output: Path
+) -> DatasetManifest:
     """Write all pairs of files into `output`; returns the manifest of the whole."""
     held = [one.validation for one in made if one.validation]
     pairs: dict[str, list[Path]] = {PREFIX: [], MASK: [], VALIDATION: [], VALIDATION_MASK: []}
@@ -357,15 +421,22 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def split(
-    dataset: Path | Sequence[Path], target: Path, shares: Sequence[float], *, overwrite: bool = False
+    dataset: Path | Sequence[Path],
+    target: Path,
+    shares: Sequence[float],
+    *,
+    overwrite: bool = False,
 ) -> list[Path]:
-    """Cut a dataset, one or several pairs, between documents into `TARGET_0`, `TARGET_1`..., in order.
+    """Cut a dataset, one or several pairs, between documents into `TARGET_0`, `TARGET_1`..., in
+    order.
 
-    Each part has its share of the tokens. Returns their prefixes. Raises DataError for shares that are not positive, if
-    a part would have no document or, without `overwrite`, if a target exists.
+    Each part has its share of the tokens. Returns their prefixes. Raises DataError for shares that
+    are not positive, if a part would have no document or, without `overwrite`, if a target exists.
     """
     if len(shares) < 2 or not all(0 < share < inf for share in shares):
-        raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
+        raise DataError(
+            f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01."
+        )
     if not target.name:
         raise DataError(f"{target} is a folder; give the PREFIX of the files to write.")
     parts = [target.with_name(f"{target.name}_{number}") for number in range(len(shares))]
@@ -377,7 +448,10 @@ def split(
     wanted = np.cumsum(shares)[:-1] / sum(shares) * tokens[-1]
     cuts = [0, *np.searchsorted(ends_in_tokens, wanted).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
-        raise DataError(f"{pairs[0]} has {len(documents) - 1} documents, too few for these shares; use fewer parts.")
+        raise DataError(
+            f"{pairs[0]} has {len(documents) - 1} documents, too few for these shares; use fewer"
+            " parts."
+        )
     with _written_together(parts, overwrite):
         for part, (first, last) in zip(parts, pairwise(cuts), strict=True):
             start, stop = int(documents[first]), int(documents[last])
@@ -392,19 +466,28 @@ def split(
 
 @contextmanager
 def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None]:
-    """Give pairs their names after the block has written them under partial ones; old pairs of these names go first.
+    """Give pairs their names after the block has written them under partial ones; old pairs of
+    these names go first.
 
-    A kill leaves no mixture of old and new pairs. Raises DataError for a target that another process writes or, without
-    `overwrite`, that exists.
+    A kill leaves no mixture of old and new pairs. Raises DataError for a target that another
+    process writes or, without `overwrite`, that exists.
     """
     if not targets[0].name:
         some = targets[0] / "tokens"
-        raise DataError(f"{targets[0]} is a folder; give the PREFIX of the files to write, such as {some}.")
+        raise DataError(
+            f"{targets[0]} is a folder; give the PREFIX of the files to write, such as {some}."
+        )
     with ExitStack() as held:
         for target in targets:
             held.enter_context(only_writer(target, DataError))
         if not overwrite:
-            refuse_others(*(target.with_name(target.name + end) for target in targets for end in (".bin", ".idx")))
+            refuse_others(
+                *(
+                    target.with_name(target.name + end)
+                    for target in targets
+                    for end in (".bin", ".idx")
+                )
+            )
         try:
             yield
             for target in targets:

@@ -1,4 +1,6 @@
-"""The files that a preparation appends to, with their counts; all of it can be marked and restored."""
+"""The files that a preparation appends to, with their counts; all of it can be marked and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ class TallyPart:
             file.close(flush=True)
         index_of_documents(self._path(".lengths"), self._path(".idx"), self.dtype)
         tokens, index = self._files[".bin"], Rolling()
-        files = {f"{self.prefix}.bin": tokens.mark(), f"{self.prefix}.idx": fingerprint(self._path(".idx"), index)}
+        files = {
+            f"{self.prefix}.bin": tokens.mark(),
+            f"{self.prefix}.idx": fingerprint(self._path(".idx"), index),
+        }
         write_sums(self._path(SUFFIX), tokens.sums, index)
         return files | {f"{self.prefix}{SUFFIX}": fingerprint(self._path(SUFFIX))}
 
@@ -79,7 +84,9 @@ class TallyPart:
 
 
 class PairSet:
-    """The pairs of files of one part of a corpus, or of what is held out: one, or `several` shards."""
+    """The pairs of files of one part of a corpus, or of what is held out: one, or `several`
+    shards.
+    """
 
     def __init__(self, prefix: str, several: bool) -> None:
         self.prefix, self.several = prefix, several
@@ -96,15 +103,23 @@ class PairSet:
 
 
 class WrittenSet(PairSet):
-    """A set whose files are appended to, shard after shard; with `mask` each pair has one with marks of the answers."""
+    """A set whose files are appended to, shard after shard; with `mask` each pair has one with
+    marks of the answers.
+    """
 
-    def __init__(self, folder: Path, prefix: str, names: Sequence[str], dtype: np.dtype, *, mask: bool) -> None:
+    def __init__(
+        self, folder: Path, prefix: str, names: Sequence[str], dtype: np.dtype, *, mask: bool
+    ) -> None:
         super().__init__(prefix, len(names) > 1)
         self._names = names
         self._shards: list[list[TallyPart]] = []
         for name in names:
             tokens = TallyPart(folder, f"{prefix}{name}", dtype)
-            marks = [TallyPart(folder, mask_of(Path(tokens.prefix)).name, np.dtype("u1"))] if mask else []
+            marks = (
+                [TallyPart(folder, mask_of(Path(tokens.prefix)).name, np.dtype("u1"))]
+                if mask
+                else []
+            )
             self._shards.append([tokens, *marks])
 
     def open(self, name: str) -> None:
@@ -122,7 +137,9 @@ class WrittenSet(PairSet):
         """Append the documents of a piece that are `kept`."""
         lengths = piece.lengths if kept is None else piece.lengths[kept]
         of_token = None if kept is None else np.repeat(kept, piece.lengths)
-        for part, values in zip(self._shards[len(self.rows) - 1], (piece.tokens, piece.mask), strict=False):
+        for part, values in zip(
+            self._shards[len(self.rows) - 1], (piece.tokens, piece.mask), strict=False
+        ):
             assert values is not None
             part.add(values if of_token is None else values[of_token], lengths)
         self.rows[-1] = self._shards[len(self.rows) - 1][0].row()
@@ -140,13 +157,22 @@ class WrittenSet(PairSet):
         return True
 
     def sizes(self, marks: list[list[dict[str, Any]]]) -> dict[str, int]:
-        pairs = (zip(parts, of, strict=True) for parts, of in zip(self._shards, marks, strict=False))
-        return {name: size for some in pairs for part, mark in some for name, size in part.sizes(mark).items()}
+        pairs = (
+            zip(parts, of, strict=True) for parts, of in zip(self._shards, marks, strict=False)
+        )
+        return {
+            name: size
+            for some in pairs
+            for part, mark in some
+            for name, size in part.sizes(mark).items()
+        }
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Write the indexes; a shard of several without a document has no files."""
         self.close()
-        parts = [part for parts in self._opened for part in parts if part.documents or not self.several]
+        parts = [
+            part for parts in self._opened for part in parts if part.documents or not self.several
+        ]
         return {name: file for part in parts for name, file in part.finish().items()}
 
     @property
@@ -162,7 +188,8 @@ class WrittenSet(PairSet):
 class CorpusTally:
     """The counts of a corpus, added up in the order of the text.
 
-    A document of records is a sample, of one or two sequences; `compared` and `near` are of near duplicates.
+    A document of records is a sample, of one or two sequences; `compared` and `near` are of near
+    duplicates.
     """
 
     def __init__(self, corpus: Corpus, tokenized_by: str) -> None:
@@ -201,8 +228,17 @@ class CorpusTally:
 
     def row(self, one: PairSet, samples: int) -> dict[str, Any]:
         """The row of the manifest."""
-        row = {"prefix": one.prefix, "documents": self.documents_of(one), "tokens": one.tokens, "samples": samples}
-        return {**row, "shards": [pair for pair in one.rows if pair["documents"]]} if one.several else row
+        row = {
+            "prefix": one.prefix,
+            "documents": self.documents_of(one),
+            "tokens": one.tokens,
+            "samples": samples,
+        }
+        return (
+            {**row, "shards": [pair for pair in one.rows if pair["documents"]]}
+            if one.several
+            else row
+        )
 
     def source_rows(self) -> list[dict[str, Any]]:
         return [
@@ -211,7 +247,9 @@ class CorpusTally:
         ]
 
     def refined(self, tokenizer: Path) -> dict[str, Any]:
-        """The manifest's fields on filters, personal data and near duplicates; empty if the options have none."""
+        """The manifest's fields on filters, personal data and near duplicates; empty if the options
+        have none.
+        """
         cleaning, found = self.corpus.options.cleaning, self.findings
         if not cleaning.refines:
             return {}
@@ -229,8 +267,9 @@ class CorpusTally:
 class LocalTally(CorpusTally):
     """The files and counts of all pieces on this machine.
 
-    `begin` starts with empty files; `mark` returns the state for `restore`, which is False if the files do not match;
-    `sizes` are the bytes of each file at a mark, by name; `close` leaves the files as they are.
+    `begin` starts with empty files; `mark` returns the state for `restore`, which is False if the
+    files do not match; `sizes` are the bytes of each file at a mark, by name; `close` leaves the
+    files as they are.
     """
 
     def __init__(self, folder: Path, corpus: Corpus, tokenized_by: str) -> None:
@@ -238,12 +277,22 @@ class LocalTally(CorpusTally):
         records, dtype = corpus.sequences > 0, np.dtype(corpus.facts.dtype)
         self._parts = [
             WrittenSet(
-                folder, prefix, [shard.name for shard in corpus.shards if shard.part == part], dtype, mask=records
+                folder,
+                prefix,
+                [shard.name for shard in corpus.shards if shard.part == part],
+                dtype,
+                mask=records,
             )
             for part, prefix in enumerate(corpus.prefixes)
         ]
-        self._held = WrittenSet(folder, VALIDATION, corpus.held_names, dtype, mask=records) if corpus.sided else None
-        self._deduplicator = Deduplicator(folder, Cleaning() if records else corpus.options.cleaning)
+        self._held = (
+            WrittenSet(folder, VALIDATION, corpus.held_names, dtype, mask=records)
+            if corpus.sided
+            else None
+        )
+        self._deduplicator = Deduplicator(
+            folder, Cleaning() if records else corpus.options.cleaning
+        )
         self.shard = self.blocks = self.done_bytes = 0
         self._opened = -1
 
@@ -273,7 +322,9 @@ class LocalTally(CorpusTally):
         kept, sides = self._deduplicator.first(piece, self.findings), piece.sides
         self.compared, self.near = self._deduplicator.compared, self._deduplicator.examples
         if sides is None and self._held:
-            sides = np.full(len(piece.lengths), HELD if file in self.corpus.held else TRAIN, np.int8)
+            sides = np.full(
+                len(piece.lengths), HELD if file in self.corpus.held else TRAIN, np.int8
+            )
         if sides is not None and self._held:
             there = np.ones(len(sides), bool) if kept is None else kept
             self._held.add(piece, there & (sides == HELD))
@@ -309,7 +360,11 @@ class LocalTally(CorpusTally):
         if not all(one.restore(marks) for one, marks in zip(self.sets, mark["sets"], strict=True)):
             return False
         self.shard = self._opened = mark["shard"]
-        self.blocks, self.done_bytes, self.per_file = mark["blocks"], mark["done_bytes"], mark["per_file"]
+        self.blocks, self.done_bytes, self.per_file = (
+            mark["blocks"],
+            mark["done_bytes"],
+            mark["per_file"],
+        )
         vars(self.bad).update(mark["bad"])
         self.findings = Findings.of(mark["findings"])
         return True

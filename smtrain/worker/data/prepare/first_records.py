@@ -1,4 +1,6 @@
-"""The first records of each source, read and tokenized as a preparation does, without writing a dataset."""
+"""The first records of each source, read and tokenized as a preparation does, without writing a
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _TEXT_BYTES = 1 << 20
 
 @dataclass
 class FirstRecords:
-    """The first records of a source: their blocks, pieces and bad lines, and whether they are all that it has."""
+    """The first records of a source: their blocks, pieces and bad lines, and whether they are all
+    that it has.
+    """
 
     bad: BadLines
     files: list[SourceFile] = field(default_factory=list)
@@ -40,7 +44,11 @@ class FirstRecords:
     def name(self) -> str:
         """The name of the file, or of the first one and the number of the rest."""
         more = len(self.files) - 1
-        return self.files[0].name + (f" and {more:,} more" if more > 0 else "") if self.files else "no file"
+        return (
+            self.files[0].name + (f" and {more:,} more" if more > 0 else "")
+            if self.files
+            else "no file"
+        )
 
     @property
     def findings(self) -> Findings:
@@ -51,7 +59,10 @@ class FirstRecords:
 
 
 def read_first(preparation: Preparation, most: int = FIRST) -> list[FirstRecords]:
-    """The first `most` records of each source. Raises DataError for a file that the preparation cannot read."""
+    """The first `most` records of each source.
+
+    Raises DataError for a file that the preparation cannot read.
+    """
     return [_of_source(preparation, files, most) for files in preparation.corpus.files]
 
 
@@ -62,7 +73,9 @@ def check_whole(preparation: Preparation, sources: list[FirstRecords]) -> None:
     """
     if not all(source.whole for source in sources):
         return
-    corpus = replace(preparation.corpus, options=replace(preparation.corpus.options, max_bad=1 << 62))
+    corpus = replace(
+        preparation.corpus, options=replace(preparation.corpus.options, max_bad=1 << 62)
+    )
     pieces = [piece for source in sources for piece in source.pieces]
     with tempfile.TemporaryDirectory() as folder:
         tally = LocalTally(Path(folder), corpus, "tokenizers")
@@ -85,7 +98,11 @@ def _of_source(preparation: Preparation, files: list[SourceFile], most: int) -> 
         if first.count >= most:
             first.whole = False
             break
-        if file.kind == "text" and not preparation.corpus.options.separator and file.bytes > _LARGEST_TEXT:
+        if (
+            file.kind == "text"
+            and not preparation.corpus.options.separator
+            and file.bytes > _LARGEST_TEXT
+        ):
             first.whole = False
             continue
         first.files.append(file)

@@ -32,7 +32,8 @@ from smtrain.worker.data.tokenizer import TokenizerFacts, unknown_token
 from smtrain.worker.data.workers import in_order, read_ahead
 
 READ_AHEAD = 4
-"""Blocks to read early: a file in S3 or on a FastFile mount takes as long to read as to tokenize."""
+"""Blocks to read early: a file in S3 or on a FastFile mount takes as long to read as to tokenize.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,37 @@ class TokenizeSettings:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
         names = [[file.identity(elsewhere=elsewhere) for file in part] for part in files]
         o = self.options
-        settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, o.text_column, o.separator]
+        settings = [
+            self.facts.sha256,
+            str(self.facts.dtype),
+            self.eos_id,
+            o.text_column,
+            o.separator,
+        ]
         held_out = [str(part) for part in (o.holdout, o.listings) if part]
         versions = refine_versions(o.cleaning)
         refined = [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
-        return digest([names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refined])
+        return digest(
+            [names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refined]
+        )
 
 
 def pieces(
     todo: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
 ) -> Iterator[Piece]:
     """The tokens of each block, in the order of the text."""
-    submitted = (pool.submit(tokenize, task, settings, encoder) for task in tasks(read_ahead(todo, READ_AHEAD)))
+    submitted = (
+        pool.submit(tokenize, task, settings, encoder)
+        for task in tasks(read_ahead(todo, READ_AHEAD))
+    )
     for some in in_order(submitted, settings.options.worker_count + 2):
         yield from some
 
 
 def span_blocks(
-    spans: Sequence[Span], files: Sequence[SourceFile] | Mapping[int, SourceFile], options: PrepareOptions
+    spans: Sequence[Span],
+    files: Sequence[SourceFile] | Mapping[int, SourceFile],
+    options: PrepareOptions,
 ) -> Iterator[Block]:
     """The blocks of spans of text, in order."""
     for number, stretch in spans:
@@ -77,7 +91,9 @@ def span_blocks(
 
 
 def tasks(todo: Iterator[Block]) -> Iterator[list[Block]]:
-    """Group blocks to about BLOCK_BYTES, so that many small files do not become many small tasks."""
+    """Group blocks to about BLOCK_BYTES, so that many small files do not become many small
+    tasks.
+    """
     task: list[Block] = []
     size = 0
     for block in todo:
@@ -103,10 +119,17 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     read = [reading.read_block(block, options.text_column, options.separator) for block in task]
     refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
     if unknown_token(ids, vocabulary, settings.tokenizer):
-        read = [_known(block, documents, settings, encoder) for block, documents in zip(task, read, strict=True)]
+        read = [
+            _known(block, documents, settings, encoder)
+            for block, documents in zip(task, read, strict=True)
+        ]
         refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
-        if fault := unknown_token(ids, vocabulary, settings.tokenizer):  # cleaning has made such a token
-            raise DataError(f"{task[0].file.path}: a text, as it is cleaned, is bad: {fault}; correct the text.")
+        if fault := unknown_token(
+            ids, vocabulary, settings.tokenizer
+        ):  # cleaning has made such a token
+            raise DataError(
+                f"{task[0].file.path}: a text, as it is cleaned, is bad: {fault}; correct the text."
+            )
     kept = [texts for texts, _ in cleaned]
     tokens, ends = with_ends(ids, lengths, settings.facts.dtype, settings.eos_id)
     deduplicate, holdout = options.cleaning.deduplicate, options.holdout
@@ -114,19 +137,26 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
     hashes = cleaning.hashes(texts) if deduplicate or by_hash else None
     sides = None if holdout is None or hashes is None else holdout.by_hash(hashes)
     pieces, at, text_at = [], 0, 0
-    for block, documents, left, r, (_, short) in zip(task, read, kept, refined, cleaned, strict=True):
+    for block, documents, left, r, (_, short) in zip(
+        task, read, kept, refined, cleaned, strict=True
+    ):
         rows = slice(text_at, text_at + len(left))
         size = int(ends[rows].sum(dtype=np.int64))
         findings = r.findings if r else Findings(+Counter({TOO_SHORT: short}))
         findings.unread.count(documents.unread)
         pieces.append(
             Piece(
-                block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, findings,
+                block.without_payload(),
+                tokens[at : at + size],
+                ends[rows],
+                documents.bad,
+                documents.lines,
+                findings,
                 sides=None if sides is None else sides[rows],
                 hashes=hashes[rows] if deduplicate and hashes is not None else None,
                 near=r.keys if r else None,
             )
-        )  # fmt: skip
+        )
         at, text_at = at + size, text_at + len(left)
     return pieces
 
@@ -134,7 +164,9 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
 def _encoded(
     task: list[Block], read: list[Documents], settings: TokenizeSettings, encoder: Encoder
 ) -> tuple[list[Refined | None], list[tuple[Any, int]], Any, NDArray[Any], NDArray[np.int64]]:
-    """The documents of each block as they are refined and cleaned, their texts end to end, ids and lengths."""
+    """The documents of each block as they are refined and cleaned, their texts end to end, ids and
+    lengths.
+    """
     refine, cleaning = settings.refine, settings.options.cleaning
     refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
     cleaned = [
@@ -147,14 +179,22 @@ def _encoded(
     return refined, cleaned, texts, ids, lengths
 
 
-def _known(block: Block, documents: Documents, settings: TokenizeSettings, encoder: Encoder) -> Documents:
+def _known(
+    block: Block, documents: Documents, settings: TokenizeSettings, encoder: Encoder
+) -> Documents:
     """The documents whose tokens the model has; all others become bad lines."""
     ids, lengths = encoder.encode(documents.texts, block.first)
     vocabulary = settings.facts.model_vocab_size
     places = np.flatnonzero(ids >= vocabulary)
     rows = np.searchsorted(np.cumsum(lengths), places, side="right")
-    reasons = {one: unknown_token(np.array([one]), vocabulary, settings.tokenizer) for one in {*ids[places].tolist()}}
-    faults = {row: reasons[one] for row, one in zip(rows[::-1].tolist(), ids[places][::-1].tolist(), strict=True)}
+    reasons = {
+        one: unknown_token(np.array([one]), vocabulary, settings.tokenizer)
+        for one in {*ids[places].tolist()}
+    }
+    faults = {
+        row: reasons[one]
+        for row, one in zip(rows[::-1].tolist(), ids[places][::-1].tolist(), strict=True)
+    }
     return documents.without(faults, block.file.name)
 
 

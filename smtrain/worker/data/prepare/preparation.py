@@ -1,7 +1,8 @@
 """One preparation of text or of records, on this machine or on several. The bytes are the same.
 
-Pieces are appended in the order of the text, so the bytes written depend on the input and the settings only. A few
-blocks per thread or process are in progress at a time, which bounds the memory for an input of any size.
+Pieces are appended in the order of the text, so the bytes written depend on the input and the
+settings only. A few blocks per thread or process are in progress at a time, which bounds the memory
+for an input of any size.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Pieces = Callable[[TextShard, int], Iterator[Piece]]
 
 @dataclass(frozen=True)
 class Preparation(ABC):
-    """A corpus to prepare from `sources`, with the `commits` of those of the hub at which machines read them."""
+    """A corpus to prepare from `sources`, with the `commits` of those of the hub at which machines
+    read them.
+    """
 
     corpus: Corpus
     tokenizer: Path
@@ -74,7 +77,11 @@ class Preparation(ABC):
         """The fields of the manifest that differ between text and records."""
 
     def run(
-        self, output: Path, progress: Report | None, parts: PartUploads | None, spread: Spread | None
+        self,
+        output: Path,
+        progress: Report | None,
+        parts: PartUploads | None,
+        spread: Spread | None,
     ) -> DatasetManifest:
         """Write the dataset; `prepare` explains the arguments and errors."""
         self._refuse_folder_of_input(output)
@@ -88,7 +95,9 @@ class Preparation(ABC):
             def attempt(chosen: Encoder | None, name: str) -> CorpusTally:
                 if spread is None:
                     return self._here(chosen, name, journal, report)
-                hub = tuple((uri, self.commits.get(uri)) for uri in self.sources if uri.startswith(HUB))
+                hub = tuple(
+                    (uri, self.commits.get(uri)) for uri in self.sources if uri.startswith(HUB)
+                )
                 # Next to the output, all machines see the same files, with the same times.
                 key = self.key(elsewhere=spread.work is not None)
                 job = SpreadJob(key, self.corpus, self.tokenizer, name, hub)
@@ -100,17 +109,21 @@ class Preparation(ABC):
             return publish(journal, self._manifest(tally), output, spread.out if spread else None)
 
     def _refuse_folder_of_input(self, output: Path) -> None:
-        """Raise DataError if the output holds a file of the input, which would lie among tokens then."""
+        """Raise DataError if the output holds a file of the input, which would lie among tokens
+        then.
+        """
         within = output.resolve()
         for file in self.corpus.flat:
             if "://" not in file.path and Path(file.path).resolve().is_relative_to(within):
                 raise DataError(
-                    f"{output} is the output and holds {file.name} of the input; name another folder, such as "
-                    f"{output.parent / f'{within.name}-tokens'}."
+                    f"{output} is the output and holds {file.name} of the input; name another"
+                    f" folder, such as {output.parent / f'{within.name}-tokens'}."
                 )
 
     def _encoded(self, attempt: Callable[[Encoder | None, str], CorpusTally]) -> CorpusTally:
-        """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives other ids."""
+        """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives
+        other ids.
+        """
         if self.corpus.sequences:
             return attempt(None, "tokenizers")
         fast, why = encoder.choose(self.tokenizer, self.corpus.options.workers)
@@ -123,7 +136,9 @@ class Preparation(ABC):
             other = TokenizersEncoder(self.tokenizer)
             return attempt(other, other.name)
 
-    def _here(self, chosen: Encoder | None, name: str, journal: Journal, report: Report) -> LocalTally:
+    def _here(
+        self, chosen: Encoder | None, name: str, journal: Journal, report: Report
+    ) -> LocalTally:
         """Write everything but the manifest, from the journal's last mark."""
         corpus = self.corpus
         several = any(shard.name for shard in corpus.shards)
@@ -144,7 +159,9 @@ class Preparation(ABC):
         return tally
 
     def _restored(self, name: str, key: str, journal: Journal) -> LocalTally:
-        """The tally at its newest mark with the same key and undamaged files; else empty, and all marks are lost."""
+        """The tally at its newest mark with the same key and undamaged files; else empty, and all
+        marks are lost.
+        """
         for mark in journal.marks(key):
             tally = LocalTally(journal.folder, self.corpus, name)
             if tally.restore(mark):
@@ -174,13 +191,21 @@ class Preparation(ABC):
 
 
 class _Marker:
-    """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
+    """Reports progress after every piece, and marks it every so many bytes of input and at a
+    stop.
+    """
 
-    def __init__(self, tally: LocalTally, key: str, journal: Journal, report: Report, say: Say) -> None:
+    def __init__(
+        self, tally: LocalTally, key: str, journal: Journal, report: Report, say: Say
+    ) -> None:
         self._tally, self._key, self._journal, self._report = tally, key, journal, report
         self._total = sum(file.bytes for file in tally.files)
         self._before = self._marked = tally.done_bytes
-        self._every = min(resumable.MARK_BYTES, journal.parts.every) if journal.parts else resumable.MARK_BYTES
+        self._every = (
+            min(resumable.MARK_BYTES, journal.parts.every)
+            if journal.parts
+            else resumable.MARK_BYTES
+        )
         self._began = time.monotonic()
         if tally.done_bytes:
             say(f"prepare: continuing after {tally.done_bytes / 1e6:,.1f} MB that are done")
@@ -189,11 +214,15 @@ class _Marker:
         """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
         tally, seconds = self._tally, time.monotonic() - self._began
         done = tally.done_bytes
-        self._report(DataProgress(done, self._total, tally.documents, tally.tokens, seconds, self._before))
+        self._report(
+            DataProgress(done, self._total, tally.documents, tally.tokens, seconds, self._before)
+        )
         stop = self._journal.stops
         if done - self._marked >= self._every or stop:
             self._marked = done
             mark = {"settings": self._key, **tally.mark()}
             self._journal.mark(mark, tally.sizes(mark))
         if stop:
-            raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume")
+            raise StoppedError(
+                f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume"
+            )

@@ -1,4 +1,6 @@
-"""Text to packed tokens: `tokens.bin` and `tokens.idx` in Megatron's format, and a manifest written last."""
+"""Text to packed tokens: `tokens.bin` and `tokens.idx` in Megatron's format, and a manifest written
+last.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def prepare(
 ) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
-    A killed run resumes when it is called again with the same arguments; on another machine if `parts` keeps copies.
+    A killed run resumes when it is called again with the same arguments; on another machine if
+    `parts` keeps copies.
 
     Args:
         inputs: A file, folder, glob or URI, or several of them; each becomes a part to mix.
@@ -54,13 +57,13 @@ def prepare(
         progress: Receives the progress; default: a bar or lines on stderr.
         say: Receives sentences for the user; default: stderr.
         parts: Copies of finished work in a folder that outlives the machine.
-        spread: Several machines to prepare on; the result is the same. They keep finished work themselves, without
-            `parts`.
+        spread: Several machines to prepare on; the result is the same. They keep finished work
+            themselves, without `parts`.
 
     Raises:
-        DataError: If the input cannot be used: no text, more bad lines than allowed, fewer tokens than one sample, a
-            holdout that leaves one side empty, a tokenizer that does not fit the model in its folder, or an `output`
-            that holds a dataset and may not be overwritten.
+        DataError: If the input cannot be used: no text, more bad lines than allowed, fewer tokens
+            than one sample, a holdout that leaves one side empty, a tokenizer that does not fit the
+            model in its folder, or an `output` that holds a dataset and may not be overwritten.
     """
     say = say or to_stderr
     sources = options.sources(inputs)
@@ -68,16 +71,23 @@ def prepare(
     if near := options.cleaning.near:
         bands, rows = near.shape
         say(
-            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
-            f"a document, for the first {near.documents:,}"
+            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document}"
+            f" bytes of memory a document, for the first {near.documents:,}"
         )
-    return text_preparation(sources, tokenizer, options, output, commits, say).run(output, progress, parts, spread)
+    return text_preparation(sources, tokenizer, options, output, commits, say).run(
+        output, progress, parts, spread
+    )
 
 
 def text_preparation(
-    sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
-    say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
-) -> Preparation:  # fmt: skip
+    sources: list[str],
+    tokenizer: Path,
+    options: PrepareOptions,
+    output: Path | None,
+    commits: Mapping[str, str],
+    say: Callable[[str], None],
+    listed: Mapping[str, list[SourceFile]] | None = None,
+) -> Preparation:
     """Find the files of text and check that they fit the options. Raises DataError."""
     corpus = resolve(sources, tokenizer, options, options.format, output, commits, say, listed)
     if options.append_eod and corpus.facts.eos_id is None:
@@ -88,15 +98,16 @@ def text_preparation(
     text = next((file for file in corpus.flat if file.kind != "megatron"), None)
     if options.holdout and options.holdout.split is not None and text is not None:
         raise DataError(
-            f"train.validation.split: {text.name} is no Megatron pair, whose documents it goes by; set "
-            "train.validation.fraction instead."
+            f"train.validation.split: {text.name} is no Megatron pair, whose documents it goes by;"
+            " set train.validation.fraction instead."
         )
     refine_versions(options.cleaning)  # raises if a package is missing
     tokens = next((file for file in corpus.flat if file.kind == "megatron"), None)
     if options.cleaning.refines and tokens:
         raise DataError(
-            f"{tokens.name} is tokens, which cannot be filtered as text; leave out data.filters, "
-            "data.near_duplicates, data.pii, data.language, data.fix_mojibake and data.decontaminate, or give the text."
+            f"{tokens.name} is tokens, which cannot be filtered as text; leave out data.filters,"
+            " data.near_duplicates, data.pii, data.language, data.fix_mojibake and"
+            " data.decontaminate, or give the text."
         )
     return _TextPreparation(corpus, tokenizer, sources, commits, say)
 
@@ -121,7 +132,12 @@ class _TextPreparation(Preparation):
             settings = self._settings(refine)
 
             def of_shard(shard: TextShard, done: int) -> Iterator[Piece]:
-                return pieces(islice(span_blocks(shard.spans, flat, options), done, None), settings, encoder, pool)
+                return pieces(
+                    islice(span_blocks(shard.spans, flat, options), done, None),
+                    settings,
+                    encoder,
+                    pool,
+                )
 
             yield of_shard
 
@@ -136,30 +152,47 @@ class _TextPreparation(Preparation):
         return TokenizersEncoder(self.tokenizer)
 
     def check(self, tally: CorpusTally) -> None:
-        """Refuse a source without one sample, and a holdout that holds out nothing. Raises DataError."""
+        """Refuse a source without one sample, and a holdout that holds out nothing.
+
+        Raises DataError.
+        """
         if unread := unread_sentence(tally.findings.unread):
-            self.say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
+            self.say(
+                f"prepare: {unread}; to read a field, name it in data.text_column, such as"
+                " '{title} {text}'"
+            )
         if tally.bad.count and not tally.documents:
             raise DataError(tally.bad.nothing_else(", ".join(self.sources)))
         seq_len, held_out, holdout = self.corpus.options.seq_len, tally.held_out, tally.holdout
-        key, from_sources = holdout.key if holdout else "", holdout is not None and holdout.from_sources
-        for part, source in zip(tally.trained, self.sources, strict=False):  # the last may be held out
+        key, from_sources = (
+            (holdout.key if holdout else ""),
+            holdout is not None and holdout.from_sources,
+        )
+        for part, source in zip(
+            tally.trained, self.sources, strict=False
+        ):  # the last may be held out
             if part.tokens < seq_len + 1:
                 held = held_out if from_sources else None
                 left = f" (without {held.documents} that {key} holds out)" if held else ""
-                dropped = ", ".join(f"{count} {reason}" for reason, count in tally.findings.dropped.items())
+                dropped = ", ".join(
+                    f"{count} {reason}" for reason, count in tally.findings.dropped.items()
+                )
                 dropped = f" (left out: {dropped})" if dropped else ""
                 remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
                 raise DataError(
-                    f"{source} gives {part.tokens} tokens in {part.documents} documents{left}{dropped}, and one sample "
-                    f"needs seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
+                    f"{source} gives {part.tokens} tokens in {part.documents}"
+                    f" documents{left}{dropped}, and one sample needs seq_len + 1 = {seq_len + 1};"
+                    f" {remedy or 'add text or lower train.seq_len'}."
                 )
         if held_out and held_out.tokens < 2:
             if not from_sources:
-                raise DataError(f"{key}: {self.sources[-1]} gives {held_out.tokens} tokens; give text to validate on.")
+                raise DataError(
+                    f"{key}: {self.sources[-1]} gives {held_out.tokens} tokens; give text to"
+                    " validate on."
+                )
             raise DataError(
-                f"{key}: holds out none of {tally.documents} documents; raise it, cut the text into more documents "
-                "(data.separator), or give other text (train.validation.path)."
+                f"{key}: holds out none of {tally.documents} documents; raise it, cut the text into"
+                " more documents (data.separator), or give other text (train.validation.path)."
             )
 
     def described(self, tally: CorpusTally) -> dict[str, Any]:
@@ -172,6 +205,10 @@ class _TextPreparation(Preparation):
             "parts": parts,
             "dropped": dict(tally.findings.dropped),
             # the last row of validation may be shorter, so samples are rounded up
-            "validation": tally.row(held_out, -(-(held_out.tokens - 1) // options.seq_len)) if held_out else None,
+            "validation": (
+                tally.row(held_out, -(-(held_out.tokens - 1) // options.seq_len))
+                if held_out
+                else None
+            ),
             **tally.refined(self.tokenizer),
         }

@@ -29,8 +29,9 @@ class DataProgress:
         rate = (self.done_bytes - self.before_bytes) / max(self.seconds, 1e-9)
         left = (self.total_bytes - self.done_bytes) / max(rate, 1e-9)
         return (
-            f"prepare: {self.done_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB, {rate / 1e6:.1f} MB/s, "
-            f"{self.documents:,} documents, {self.tokens:,} tokens, {left:.0f} s left"
+            f"prepare: {self.done_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB,"
+            f" {rate / 1e6:.1f} MB/s, {self.documents:,} documents, {self.tokens:,} tokens,"
+            f" {left:.0f} s left"
         )
 
 
@@ -61,7 +62,13 @@ def console() -> Iterator[Callable[[DataProgress], None]]:
         lines.say()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
     columns = (

@@ -1,7 +1,9 @@
-"""Instruction and preference data to samples: tokens in Megatron's format, and a mask of the tokens to learn.
+"""Instruction and preference data to samples: tokens in Megatron's format, and a mask of the tokens
+to learn.
 
-`tokens.bin/.idx` hold one sample per document, `tokens_mask.bin/.idx` the same documents in uint8, 1 if a token belongs
-to an answer. A pair of preferences is two documents in a row, chosen and rejected.
+`tokens.bin/.idx` hold one sample per document, `tokens_mask.bin/.idx` the same documents in uint8,
+1 if a token belongs to an answer. A pair of preferences is two documents in a row, chosen and
+rejected.
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ def prepare_sft(
 ) -> DatasetManifest:
     """Write conversations, or pairs of answers, as samples into `output`.
 
-    The folder appears with its manifest or stays as it was. The arguments are those of `prepare`; inputs are jsonl,
-    JSON, CSV, Parquet or Arrow, and conversations take the tokenizer's chat template. Call it from under `if __name__
-    == "__main__"`: the workers are spawned.
+    The folder appears with its manifest or stays as it was. The arguments are those of `prepare`;
+    inputs are jsonl, JSON, CSV, Parquet or Arrow, and conversations take the tokenizer's chat
+    template. Call it from under `if __name__ == "__main__"`: the workers are spawned.
 
     Raises:
-        DataError: If the input cannot be used: no records, more bad records than allowed, no sample on either side of
-            a holdout, a tokenizer that does not fit the model in its folder or has no chat template, or an `output`
-            that holds a dataset and may not be overwritten.
+        DataError: If the input cannot be used: no records, more bad records than allowed, no sample
+            on either side of a holdout, a tokenizer that does not fit the model in its folder or
+            has no chat template, or an `output` that holds a dataset and may not be overwritten.
     """
     say = say or to_stderr
     sources = options.sources(inputs)
@@ -70,15 +72,22 @@ def prepare_sft(
 
 
 def record_preparation(
-    sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
-    say: Callable[[str], None], listed: Mapping[str, list[SourceFile]] | None = None,
-) -> RecordPreparation:  # fmt: skip
+    sources: list[str],
+    tokenizer: Path,
+    options: PrepareOptions,
+    output: Path | None,
+    commits: Mapping[str, str],
+    say: Callable[[str], None],
+    listed: Mapping[str, list[SourceFile]] | None = None,
+) -> RecordPreparation:
     """Find the files of records and check that they fit the options. Raises DataError."""
     corpus = resolve(sources, tokenizer, options, options.file_format, output, commits, say, listed)
     for file in corpus.flat:
         refuse_no_records(file, options.objective)
     make = record_maker(tokenizer, options)
-    return RecordPreparation(replace(corpus, sequences=make.sequences), tokenizer, sources, commits, say, make)
+    return RecordPreparation(
+        replace(corpus, sequences=make.sequences), tokenizer, sources, commits, say, make
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,13 @@ class RecordPreparation(Preparation):
                 corpus.facts.sha256,
                 *make.decides,
                 BLOCK_BYTES,
-                *([str(make.holdout)] if make.holdout else [len(corpus.held)] if corpus.held else []),
+                *(
+                    [str(make.holdout)]
+                    if make.holdout
+                    else [len(corpus.held)]
+                    if corpus.held
+                    else []
+                ),
                 *([dict(columns)] if columns else []),
                 *([corpus.options.listings] if corpus.options.listings else []),
             ]
@@ -114,7 +129,9 @@ class RecordPreparation(Preparation):
         return self.make.piece(block)
 
     def check(self, tally: CorpusTally) -> None:
-        """Refuse data without a sample to train on, or without one to validate on if some should be held out."""
+        """Refuse data without a sample to train on, or without one to validate on if some should be
+        held out.
+        """
         counts = tally.findings.noted
         for what, count in counts.items():
             self.say(f"prepare: {count} {what}")
@@ -122,28 +139,37 @@ class RecordPreparation(Preparation):
         dropped = {name: count for name, count in unread.items() if cause_of(name).by_template}
         fields = {name: count for name, count in unread.items() if name not in dropped}
         if sentence := unread_sentence(fields):
-            self.say(f"prepare: {sentence}; a field of another name than ours is read if data.columns names it")
+            self.say(
+                f"prepare: {sentence}; a field of another name than ours is read if data.columns"
+                " names it"
+            )
         if sentence := unread_sentence(dropped):
             self.say(
-                f"prepare: {sentence}; the chat template leaves it out or changes it, so it is not learned as it is "
-                "(`smtrain check` names an option of the template that keeps it, if there is one)"
+                f"prepare: {sentence}; the chat template leaves it out or changes it, so it is not"
+                " learned as it is (`smtrain check` names an option of the template that keeps it,"
+                " if there is one)"
             )
         samples, held_out, holdout = tally.documents, tally.held_out, tally.holdout
         if samples and not (holdout and held_out and not held_out.documents):
             return
         if samples and holdout:
             why = (
-                f"holds out none of {samples} samples; raise it or give other data (train.validation.path)."
+                f"holds out none of {samples} samples; raise it or give other data"
+                " (train.validation.path)."
                 if holdout.from_sources
                 else f"{holdout.path} gives no sample; give conversations to validate on."
             )
             raise DataError(f"{holdout.key}: {why}")
         if held_out and held_out.documents and holdout and holdout.from_sources:
-            raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
+            raise DataError(
+                f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data."
+            )
         named = ", ".join(self.sources[:-1] if holdout and holdout.path else self.sources)
         if tally.bad.count and not counts:
             raise DataError(tally.bad.nothing_else(named))
-        why = ", ".join(f"{count} {what}" for what, count in counts.items()) or "the files are empty"
+        why = (
+            ", ".join(f"{count} {what}" for what, count in counts.items()) or "the files are empty"
+        )
         raise DataError(f"{named} gives no sample ({why}); give other conversations.")
 
     def described(self, tally: CorpusTally) -> dict[str, Any]:
@@ -164,7 +190,11 @@ def sample_pieces(
     files: list[SourceFile], shard: TextShard, done: int, make: RecordMaker, count: int
 ) -> Iterator[Piece]:
     """The samples of every block of a shard but the first `done`, in the order of the text."""
-    every = (block for number, s in shard.spans for block in record_blocks(files[number], make.columns, s))
+    every = (
+        block
+        for number, s in shard.spans
+        for block in record_blocks(files[number], make.columns, s)
+    )
     todo = islice(every, done, None)
     if count == 1 or shard.bytes <= BLOCK_BYTES:
         yield from map(make.piece, todo)

@@ -1,4 +1,6 @@
-"""Blocks of a few MiB of a file (lines, text, rows of a table, tokens), and its text decompressed and in UTF-8."""
+"""Blocks of a few MiB of a file (lines, text, rows of a table, tokens), and its text decompressed
+and in UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,9 @@ _MARKS = {
 class Block:
     """A piece of one file, cut between documents.
 
-    `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines or of text, or an
-    Arrow array of one value per row. `first` marks the beginning of the file. `unread` counts text of its rows that
-    is not in the payload.
+    `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines
+    or of text, or an Arrow array of one value per row. `first` marks the beginning of the file.
+    `unread` counts text of its rows that is not in the payload.
     """
 
     file: SourceFile
@@ -74,9 +76,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a file: row groups, or bytes `start` to `stop`, multiples of BLOCK_BYTES except at the end of the file.
+    """A part of a file: row groups, or bytes `start` to `stop`, multiples of BLOCK_BYTES except at
+    the end of the file.
 
-    A stretch of bytes has the documents that end in it, so the stretches of a file have the same blocks as the file.
+    A stretch of bytes has the documents that end in it, so the stretches of a file have the same
+    blocks as the file.
     """
 
     start: int
@@ -87,9 +91,12 @@ def unpacked(file: SourceFile, raw: Any) -> Any:
     """A stream of the decompressed text in UTF-8; archives are only decompressed."""
     stream = raw
     if file.compression:
-        # pyarrow has no xz, and refuses zero bytes after the last member of a gzip file, which gzip itself ignores
+        # pyarrow has no xz, and refuses zero bytes after the last member of a gzip file, which gzip
+        # itself ignores
         own: dict[str, Any] = {"xz": lzma.open, "gzip": gzip.open}
-        open_ = own.get(file.compression) or partial(pa.CompressedInputStream, compression=file.compression)
+        open_ = own.get(file.compression) or partial(
+            pa.CompressedInputStream, compression=file.compression
+        )
         stream = open_(raw)
     return _in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
 
@@ -153,7 +160,8 @@ class _Transcoded:
             except UnicodeError as error:
                 place = self._at - kept + getattr(error, "start", 0)
                 raise DataError(
-                    f"{self._file.path} is not {self._encoding} at byte {place:,}; set data.encoding to what it is in."
+                    f"{self._file.path} is not {self._encoding} at byte {place:,}; set"
+                    " data.encoding to what it is in."
                 ) from None
             self._at += len(data)
             self._held += text.encode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
 """Cut the files of a source into blocks, by their kind.
 
-A file is read from beginning to end and cut between documents. The cuts depend only on the file, so the result is the
-same for any number of workers.
+A file is read from beginning to end and cut between documents. The cuts depend only on the file, so
+the result is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.indexed import IndexedDataset
 from smtrain.worker.data.manifest import is_marked
 from smtrain.worker.data.read import blocks, tables
-from smtrain.worker.data.read.blocks import MARKS, MODES, READ_ERRORS, Block, Stretch, Tokens, Wanted, unpacked
+from smtrain.worker.data.read.blocks import (
+    MARKS,
+    MODES,
+    READ_ERRORS,
+    Block,
+    Stretch,
+    Tokens,
+    Wanted,
+    unpacked,
+)
 from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 
@@ -34,7 +43,8 @@ def cut_file(
 ) -> Iterator[Block]:
     """The file in blocks of about blocks.BLOCK_BYTES, or a `stretch` of a file that `can_be_cut`.
 
-    Raises DataError if it cannot be read at all, or if a table's column does not hold what is `wanted`.
+    Raises DataError if it cannot be read at all, or if a table's column does not hold what is
+    `wanted`.
     """
     try:
         if file.kind == "parquet":
@@ -57,7 +67,10 @@ def cut_file(
 
 
 def _as_named(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The same blocks. Raises DataError if the first bytes of the file are those of another kind."""
+    """The same blocks.
+
+    Raises DataError if the first bytes of the file are those of another kind.
+    """
     for block in blocks:
         if block.first:
             _refuse_another_kind(file, bytes(block.payload[:8]))
@@ -75,7 +88,9 @@ def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
     else:
         return
     what = packed.removeprefix(".") if packed else wanted.rpartition(".")[2]
-    raise DataError(f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}.")
+    raise DataError(
+        f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}."
+    )
 
 
 def _ends_with(file: SourceFile, separator: str | None) -> bytes:
@@ -85,9 +100,14 @@ def _ends_with(file: SourceFile, separator: str | None) -> bytes:
 def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
     """Whether bytes of the file can be read without those before them.
 
-    A separator that may overlap with itself (two line feeds) can only be found by reading from the beginning.
+    A separator that may overlap with itself (two line feeds) can only be found by reading from the
+    beginning.
     """
-    if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
+    if (
+        file.compression
+        or file.kind not in ("jsonl", "text")
+        or (file.kind == "text" and separator is None)
+    ):
         return False
     if blocks.encoding_of(file):
         return False
@@ -99,7 +119,11 @@ def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterato
     with file.open() as raw:
         stream = unpacked(file, raw)
         rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
-        done, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
+        done, first, at_most = (
+            stretch.start - len(rest),
+            stretch.start == 0,
+            stretch.stop - stretch.start,
+        )
         while True:
             read = stream.read(min(blocks.BLOCK_BYTES, at_most))
             at_most -= len(read)
@@ -146,8 +170,9 @@ def _whole_text(file: SourceFile) -> Iterator[Block]:
 
 def _too_long(file: SourceFile) -> str:
     return (
-        f"{file.path} has a document of more than {blocks.LARGEST_DOCUMENT >> 20} MiB, which does not fit in memory; "
-        "set data.separator to what stands between its documents, or data.format to what it is."
+        f"{file.path} has a document of more than {blocks.LARGEST_DOCUMENT >> 20} MiB, which does"
+        " not fit in memory; set data.separator to what stands between its documents, or"
+        " data.format to what it is."
     )
 
 
@@ -158,7 +183,10 @@ def _lost_of_pair(data: IndexedDataset) -> dict[str, int]:
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
     if "://" in file.path:
-        raise DataError(f"{file.path} is read in pages, which needs a file on this machine; download the pair first.")
+        raise DataError(
+            f"{file.path} is read in pages, which needs a file on this machine; download the pair"
+            " first."
+        )
     data = IndexedDataset(Path(file.path).with_suffix(""))
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     bounds = tokens[np.asarray(data.document_index)]

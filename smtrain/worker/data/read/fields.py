@@ -1,4 +1,6 @@
-"""The text of a record: a field, a nested one (`meta.text`), or a template of several (`{title} {text}`)."""
+"""The text of a record: a field, a nested one (`meta.text`), or a template of several (`{title}
+{text}`).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class TextColumn:
     def tops(self, names: Iterable[str]) -> tuple[str, ...]:
         """The columns to read of a table with these `names`."""
         there = set(names)
-        return tuple(dict.fromkeys(name if name in there else name.split(".")[0] for name in self.needed))
+        return tuple(
+            dict.fromkeys(name if name in there else name.split(".")[0] for name in self.needed)
+        )
 
     def of_rows(self, batch: Any) -> Any:
         """The text of every row of an Arrow record batch; null if it is not a string."""
@@ -41,10 +45,15 @@ class TextColumn:
 
         rows = batch.select(list(self.tops(batch.schema.names))).to_pylist()
         texts = [self.of(row)[0] for row in rows]
-        return pa.array([text if isinstance(text, (str, type(None))) else None for text in texts], pa.large_string())
+        return pa.array(
+            [text if isinstance(text, (str, type(None))) else None for text in texts],
+            pa.large_string(),
+        )
 
     def of(self, row: dict[str, Any]) -> tuple[object, str]:
-        """The text in a record, and a fault or "": a missing field or, in a template, one that is not text."""
+        """The text in a record, and a fault or "": a missing field or, in a template, one that is
+        not text.
+        """
         if not self.template:
             return _field(row, self.column)
         values: dict[str, str] = {}
@@ -53,7 +62,13 @@ class TextColumn:
             if fault:
                 return None, fault
             if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-                return None, f"{name!r} is {'null' if value is None else type(value).__name__}, not a string"
+                return (
+                    None,
+                    (
+                        f"{name!r} is {'null' if value is None else type(value).__name__}, not a"
+                        " string"
+                    ),
+                )
             values[name] = str(value)
         return _HOLE.sub(lambda hole: values[hole[1]] if hole[1] else hole[0][0], self.column), ""
 
@@ -66,6 +81,9 @@ def _field(row: dict[str, Any], name: str) -> tuple[object, str]:
         if not isinstance(value, dict) or part not in value:
             texts = [key for key, one in row.items() if isinstance(one, str)]
             remedy = f"; set data.text_column to {' or '.join(texts[:5])}" if texts else ""
-            return None, f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}{remedy}"
+            return (
+                None,
+                f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}{remedy}",
+            )
         value = value[part]
     return value, ""

@@ -1,9 +1,10 @@
 """Datasets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT][#REVISION]`, read in place.
 
-`datasets` lists the files of a split at one commit. Each file is a source of its own and is read by ranges, so nothing
-is downloaded as a whole, and several machines can share the files. Other formats than JSON, Parquet and Arrow, and
-parts of a split, are loaded by `datasets` itself. The commit is looked up once; all machines use that of the first.
-A data set that is a script is read from the hub's copy in Parquet, `hf://NAME:CONFIG@refs/convert/parquet`.
+`datasets` lists the files of a split at one commit. Each file is a source of its own and is read by
+ranges, so nothing is downloaded as a whole, and several machines can share the files. Other formats
+than JSON, Parquet and Arrow, and parts of a split, are loaded by `datasets` itself. The commit is
+looked up once; all machines use that of the first. A data set that is a script is read from the
+hub's copy in Parquet, `hf://NAME:CONFIG@refs/convert/parquet`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIRECT = {"json", "parquet", "arrow"}
 CONVERTED = "refs/convert/parquet"
-"""The branch on which the hub keeps a copy in Parquet, CONFIG/SPLIT/*.parquet, of most public data sets."""
+"""The branch on which the hub keeps a copy in Parquet, CONFIG/SPLIT/*.parquet, of most public data
+sets.
+"""
 _SCRIPT = "Dataset scripts are no longer supported"
 """The error of `datasets` from 4.0 on for a data set that is a program."""
 
@@ -67,7 +70,11 @@ class HubName:
 def floating(sources: Sequence[object]) -> list[str]:
     """The hub datasets among the sources whose path names no commit: they may change."""
     named = [str(source) for source in sources]
-    return [uri for uri in named if uri.startswith(HUB) and not _COMMIT.fullmatch(HubName.of(uri).revision or "")]
+    return [
+        uri
+        for uri in named
+        if uri.startswith(HUB) and not _COMMIT.fullmatch(HubName.of(uri).revision or "")
+    ]
 
 
 def commit_of(dataset: HubName) -> str | None:
@@ -96,35 +103,50 @@ def commits_of(sources: Sequence[object]) -> dict[str, str]:
 
 
 def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, str, int]] | None:
-    """The path, name and bytes of each file of the split (default: train); None if `datasets` has to load the rows.
+    """The path, name and bytes of each file of the split (default: train); None if `datasets` has
+    to load the rows.
 
-    `say` receives splits that are left out, and the commit if none was named. Raises DataError if the dataset or the
-    split does not exist.
+    `say` receives splits that are left out, and the commit if none was named. Raises DataError if
+    the dataset or the split does not exist.
     """
     splits = (dataset.split or "train").split("+")
     revision, datasets = dataset.commit or dataset.revision, _datasets(dataset.uri)
     try:
-        builder = datasets.load_dataset_builder(dataset.name, revision=revision, **_configuration(dataset))
+        builder = datasets.load_dataset_builder(
+            dataset.name, revision=revision, **_configuration(dataset)
+        )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise _not_loaded(dataset, error) from None
     by_split: dict[str, list[str]] = {
         str(split): [str(p) for p in files] for split, files in _data_files(builder).items()
     }
     places = {split: [_AT.fullmatch(path) for path in paths] for split, paths in by_split.items()}
-    if not by_split or any("[" in split for split in splits) or not all(all(some) for some in places.values()):
+    if (
+        not by_split
+        or any("[" in split for split in splits)
+        or not all(all(some) for some in places.values())
+    ):
         return None
     if absent := [split for split in splits if split not in by_split]:
-        raise DataError(f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(by_split)}.")
+        raise DataError(
+            f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(by_split)}."
+        )
     if others := sorted({*by_split} - {"train"}) if not dataset.split else []:
         _say_left_out(dataset.uri, others, say)
     files = [(place[1], place[2], place[3]) for split in splits for place in places[split] if place]
     sizes: dict[tuple[str, str], dict[str, int]] = {}
     for place in dict.fromkeys((repository, commit) for repository, commit, _ in files):
-        sizes[place] = _sizes(dataset.uri, *place, [file for *at, file in files if tuple(at) == place])
+        sizes[place] = _sizes(
+            dataset.uri, *place, [file for *at, file in files if tuple(at) == place]
+        )
     commits = {commit for _, commit in sizes}
     _say_commit(dataset, commits, say)
     return [
-        (f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
+        (
+            f"hf://datasets/{name}@{commit}/{file}",
+            f"{name}@{commit[:12]}/{file}",
+            sizes[name, commit][file],
+        )
         for name, commit, file in files
     ]
 
@@ -142,14 +164,18 @@ def _configuration(dataset: HubName) -> dict[str, str | None]:
     from huggingface_hub.hf_api import RepoFolder
 
     def ask() -> list[str]:
-        tree = HfApi().list_repo_tree(dataset.name, revision=dataset.commit or CONVERTED, repo_type="dataset")
+        tree = HfApi().list_repo_tree(
+            dataset.name, revision=dataset.commit or CONVERTED, repo_type="dataset"
+        )
         return sorted(entry.path for entry in tree if isinstance(entry, RepoFolder))
 
     folders = patiently(dataset.uri, ask, _refused)
     if len(folders) > 1:
         shown = f"{', '.join(folders[:12])}{', ...' if len(folders) > 12 else ''}"
         path = replace(dataset, config=folders[0]).converted
-        raise DataError(f"{dataset.uri}: names no configuration, and there are {shown}; name one, as in {path}")
+        raise DataError(
+            f"{dataset.uri}: names no configuration, and there are {shown}; name one, as in {path}"
+        )
     return {"data_dir": folders[0]} if folders else {}
 
 
@@ -158,32 +184,40 @@ def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str],
     if dataset.revision == CONVERTED:
         say(f"{dataset.uri}: read at commit {', '.join(commits)}")
     elif dataset.revision not in commits:
-        say(f"{dataset.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
+        say(
+            f"{dataset.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the"
+            " same again"
+        )
 
 
 def _say_left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
     """Name the splits that are not read, because the path names none."""
     bare, mark, revision = uri.partition("#")
     named = f"{bare}@SPLIT{mark}{revision}"
-    say(f"{uri}: split {', '.join(splits)} {'is' if len(splits) == 1 else 'are'} left out; name it as {named}")
+    say(
+        f"{uri}: split {', '.join(splits)} {'is' if len(splits) == 1 else 'are'} left out; name it"
+        f" as {named}"
+    )
 
 
 def _refused(uri: str, error: Exception) -> DataError:
     """The error for a refusal by `datasets` or the hub."""
     return DataError(
-        f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached and that "
-        "model.token may read it, or give files."
+        f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached"
+        " and that model.token may read it, or give files."
     )
 
 
 def _not_loaded(dataset: HubName, error: Exception) -> SmtrainError:
-    """The error for a dataset that `datasets` does not load: StorageError if the hub is away or busy."""
+    """The error for a dataset that `datasets` does not load: StorageError if the hub is away or
+    busy.
+    """
     if isinstance(error, SmtrainError):
         return error
     if _SCRIPT in str(error):
         return DataError(
-            f"{dataset.uri} is a script, which datasets from 4.0 on does not run; read the hub's copy in Parquet: "
-            f"{dataset.converted}"
+            f"{dataset.uri} is a script, which datasets from 4.0 on does not run; read the hub's"
+            f" copy in Parquet: {dataset.converted}"
         )
     refused = _refused(dataset.uri, error)
     return refused if _least_wait(error) is None else StorageError(str(refused))
@@ -195,7 +229,8 @@ def _datasets(uri: str) -> Any:
         import datasets
     except ImportError:
         raise DataError(
-            f"{uri} needs the package datasets; run `pip install datasets`, or give files.", code="package.missing"
+            f"{uri} needs the package datasets; run `pip install datasets`, or give files.",
+            code="package.missing",
         ) from None
     return datasets
 
@@ -221,10 +256,11 @@ def _sizes(uri: str, repository: str, commit: str, files: list[str]) -> dict[str
 
 
 def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, str]]:
-    """Load rows with `datasets`, as (path, name) of Arrow files; the default split is train, `say` receives the others.
+    """Load rows with `datasets`, as (path, name) of Arrow files; the default split is train, `say`
+    receives the others.
 
-    A split is anything that `datasets` accepts: `train`, `train[:5%]`, `train+validation`. Raises DataError if it
-    cannot be loaded.
+    A split is anything that `datasets` accepts: `train`, `train[:5%]`, `train+validation`. Raises
+    DataError if it cannot be loaded.
     """
     datasets = _datasets(dataset.uri)
     try:
@@ -312,7 +348,9 @@ class _Ranges:
 
 
 def _unread(uri: str, error: Exception) -> DataError:
-    return DataError(f"{uri} cannot be read ({first_line(error)}); check that the hub can be reached.")
+    return DataError(
+        f"{uri} cannot be read ({first_line(error)}); check that the hub can be reached."
+    )
 
 
 def patiently(
@@ -320,7 +358,8 @@ def patiently(
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refused` makes if it refuses, StorageError if it does not answer for minutes.
+    Raises the DataError that `refused` makes if it refuses, StorageError if it does not answer for
+    minutes.
     """
     try:
         return retry(ask, _WAITS, _least_wait)
@@ -331,7 +370,9 @@ def patiently(
 
 
 def _least_wait(error: Exception) -> float | None:
-    """The seconds that a busy hub names; None if it refuses. httpx, requests and huggingface_hub share no class."""
+    """The seconds that a busy hub names; None if it refuses. httpx, requests and huggingface_hub
+    share no class.
+    """
     answer = getattr(error, "response", None)
     status = getattr(answer, "status_code", None)
     away = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(

@@ -32,7 +32,10 @@ _DEEPEST = 500
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line, row or text that is not a document. `line` counts from 1 (within its block until placed)."""
+    """A line, row or text that is not a document.
+
+    `line` counts from 1 (within its block until placed).
+    """
 
     file: str
     line: int
@@ -52,8 +55,11 @@ class BadLines:
         self.place = -1, 0
         """The file of the last block, and its lines so far."""
 
-    def add(self, file: int, first: bool, lines: int, bad: list[BadLine], most: int, more: int = 0) -> None:
-        """Add those of a block of file number `file`, which has so many lines, and `more` without their places.
+    def add(
+        self, file: int, first: bool, lines: int, bad: list[BadLine], most: int, more: int = 0
+    ) -> None:
+        """Add those of a block of file number `file`, which has so many lines, and `more` without
+        their places.
 
         Raises DataError beyond `most`.
         """
@@ -65,18 +71,24 @@ class BadLines:
         if self.count > most:
             also = f" Also bad: {self.listed(1)}." if self.count > 1 else ""
             raise DataError(
-                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
-                f"so correct the {self._of} or raise data.max_bad.{also}"
+                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and"
+                f" max_bad is {most}, so correct the {self._of} or raise data.max_bad.{also}"
             )
 
     def listed(self, start: int = 0) -> str:
         """The bad lines with their places, from number `start` to BAD_LINES_NAMED."""
         more = self.count - BAD_LINES_NAMED
-        return "; ".join(self.kept[start:BAD_LINES_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        return "; ".join(self.kept[start:BAD_LINES_NAMED]) + (
+            f"; and {more:,} more" if more > 0 else ""
+        )
 
     def nothing_else(self, source: str) -> str:
         """A sentence for a source without a good line."""
-        which = f"all {self.count} {self._one}s are bad" if self.count > 1 else f"the only {self._one} is bad"
+        which = (
+            f"all {self.count} {self._one}s are bad"
+            if self.count > 1
+            else f"the only {self._one} is bad"
+        )
         return f"{source}: {which}, beginning with {self.kept[0]}; correct the {self._of}."
 
 
@@ -88,7 +100,9 @@ def strings(values: list[str] | pa.Array | None = None) -> Any:
 
 
 def buffers_of(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The bounds of each text (large_string) in the bytes of their array, [n + 1], and these bytes."""
+    """The bounds of each text (large_string) in the bytes of their array, [n + 1], and these
+    bytes.
+    """
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return bounds, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
@@ -97,7 +111,11 @@ def buffers_of(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
 def rows_of(texts: Any, rows: NDArray[np.int64]) -> Any:
     """Some rows of an Arrow array, by their numbers."""
     # pa.array, and take with numpy's array, would import pandas: 0.3 s
-    return texts.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))]))
+    return texts.take(
+        pa.Array.from_buffers(
+            pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))]
+        )
+    )
 
 
 def true_rows(mask: Any) -> NDArray[np.int64]:
@@ -108,9 +126,11 @@ def true_rows(mask: Any) -> NDArray[np.int64]:
 
 @dataclass
 class Documents:
-    """The documents of a block: texts (large_string) in order, bad lines, and its number of lines, to place later ones.
+    """The documents of a block: texts (large_string) in order, bad lines, and its number of lines,
+    to place later ones.
 
-    `unread` counts text of its records that is not read. `places` has the line of each text, if it is not its number.
+    `unread` counts text of its records that is not read. `places` has the line of each text, if it
+    is not its number.
     """
 
     texts: Any = field(default_factory=strings)
@@ -165,9 +185,11 @@ def _are_objects(data: bytes) -> bool:
 
 
 def _is_nested_deeply(data: bytes, lines: int) -> bool:
-    """True if a line may have values nested so deeply that Arrow's parser, which recurses, would end the process.
+    """True if a line may have values nested so deeply that Arrow's parser, which recurses, would
+    end the process.
 
-    Brackets within text count too, so this may be true of a line that is not nested: it is then read by Python.
+    Brackets within text count too, so this may be true of a line that is not nested: it is then
+    read by Python.
     """
     values = np.frombuffer(data, np.uint8)
     opened = (values == ord("{")) | (values == ord("["))
@@ -177,15 +199,21 @@ def _is_nested_deeply(data: bytes, lines: int) -> bool:
     depth = np.cumsum(opened.view(np.int8) - closed.view(np.int8), dtype=np.int32)
     starts = np.flatnonzero(values[:-1] == ord("\n")) + 1
     before = np.concatenate([[0], depth[starts - 1]])
-    return bool((np.maximum.reduceat(depth, np.concatenate([[0], starts])) - before > _DEEPEST).any())
+    return bool(
+        (np.maximum.reduceat(depth, np.concatenate([[0], starts])) - before > _DEEPEST).any()
+    )
 
 
 def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
-    """Read a block without faults and empty lines by Arrow; None if it may have one and must be read line by line."""
+    """Read a block without faults and empty lines by Arrow; None if it may have one and must be
+    read line by line.
+    """
     import pyarrow.json as pj
 
     # numpy counts ten times as fast as bytes.count, and lets other threads run
-    lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))) + (not data.endswith(b"\n"))
+    lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n"))) + (
+        not data.endswith(b"\n")
+    )
     if not _utf8(data) or not _are_objects(data) or _is_nested_deeply(data, lines):
         return None
     top, *inner = text_column.split(".")
@@ -272,7 +300,9 @@ def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
         return {}, f"not UTF-8 at byte {error.start + 1} of the line; {encoding_remedy(raw)}"
     except ValueError as error:
         return {}, f"not JSON ({first_line(error)})"
-    return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
+    return (
+        (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
+    )
 
 
 def _read_rows(block: Block) -> Documents:
@@ -312,7 +342,9 @@ def _read_text(block: Block, separator: str | None) -> Documents:
         except UnicodeDecodeError as error:
             place = "" if separator else f" at byte {error.start:,}"
             why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
-            documents.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
+            documents.bad.append(
+                BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why)
+            )
         line += raw.count(b"\n") + (separator or "").count("\n")
     documents.texts = strings(texts)
     return documents

@@ -26,7 +26,8 @@ _ROWS = 1024
 
 @dataclass
 class Records:
-    """The records of a block: (line, record) in order, bad lines, and its number of lines, to place later ones.
+    """The records of a block: (line, record) in order, bad lines, and its number of lines, to place
+    later ones.
 
     The lines of CSV are those of the file, so that it places none.
     """
@@ -41,11 +42,16 @@ class RecordColumns(NamedTuple):
 
     names: tuple[str, ...]
     fault: Callable[[list[str]], str | None]
-    """The reason why a table with these columns cannot be learned from, to follow its path; None if it can."""
+    """The reason why a table with these columns cannot be learned from, to follow its path; None if
+    it can.
+    """
 
 
-def record_blocks(file: SourceFile, columns: RecordColumns, stretch: Stretch | None = None) -> Iterator[Block]:
-    """The file, or a `stretch` of it, in blocks that can be sent to another process; tables with only these `columns`.
+def record_blocks(
+    file: SourceFile, columns: RecordColumns, stretch: Stretch | None = None
+) -> Iterator[Block]:
+    """The file, or a `stretch` of it, in blocks that can be sent to another process; tables with
+    only these `columns`.
 
     Raises DataError if it cannot be read, or does not have the `columns`.
     """
@@ -65,7 +71,9 @@ def record_blocks(file: SourceFile, columns: RecordColumns, stretch: Stretch | N
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
                 first = number == 0 and (stretch is None or stretch.start == 0)
-                yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes(), unread)
+                yield Block(
+                    file, round(share * file.bytes), first, sink.getvalue().to_pybytes(), unread
+                )
     except (OSError, pa.ArrowException) as error:
         raise unreadable(file, error, f"as {file.kind} ") from None
 
@@ -109,8 +117,9 @@ def refuse_no_records(file: SourceFile, objective: str) -> None:
     """Raise DataError for a file of a kind that holds no records."""
     if file.kind not in KINDS:
         raise DataError(
-            f"{file.name} is {'tokens' if file.kind == 'megatron' else 'plain text'}, and train.objective: {objective} "
-            f"learns from records ({', '.join(KINDS)}); remove it, or set train.objective: pretrain."
+            f"{file.name} is {'tokens' if file.kind == 'megatron' else 'plain text'}, and"
+            f" train.objective: {objective} learns from records ({', '.join(KINDS)}); remove it, or"
+            " set train.objective: pretrain."
         )
 
 
@@ -121,7 +130,9 @@ def _batches(
     if file.kind == "parquet":
         table = pq.ParquetFile(raw)
         kept = _kept(file, table.schema_arrow.names, columns)
-        groups = range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        groups = (
+            range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        )
         unread = unread_in_parquet(table, groups, kept)
         for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
             yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
@@ -153,9 +164,16 @@ def read_records(block: Block) -> Records:
             for records.lines in range(1, len(batch) + 1):
                 try:
                     row = batch.slice(records.lines - 1, 1).to_pylist()[0]
-                    records.rows.append((records.lines, {name: _without_nulls(value) for name, value in row.items()}))
+                    records.rows.append(
+                        (
+                            records.lines,
+                            {name: _without_nulls(value) for name, value in row.items()},
+                        )
+                    )
                 except UnicodeDecodeError:
-                    records.bad.append(BadLine(block.file.name, records.lines, "bytes that are not UTF-8"))
+                    records.bad.append(
+                        BadLine(block.file.name, records.lines, "bytes that are not UTF-8")
+                    )
         return records
     for records.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
@@ -171,8 +189,8 @@ def read_records(block: Block) -> Records:
 def _without_nulls(value: Any) -> Any:
     """A cell of a table without the keys that are null in its objects.
 
-    All objects of a column have the keys of all rows, so a null is most often a key that the record did not have: an
-    argument of another function, for example, which a chat template would write.
+    All objects of a column have the keys of all rows, so a null is most often a key that the record
+    did not have: an argument of another function, for example, which a chat template would write.
     """
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}

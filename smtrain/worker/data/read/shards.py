@@ -1,17 +1,24 @@
-"""The cut of a corpus into shards, its output files, and of each shard into shares, the units of work.
+"""The cut of a corpus into shards, its output files, and of each shard into shares, the units of
+work.
 
 Both cuts depend on the files and the sizes only, not on the machines:
 
-- A shard is consecutive text of one source, of `PrepareOptions.shard_bytes` (a file that cannot be cut stays whole).
-  Its tokens are one pair of files. A source of one shard is `PREFIX.bin/.idx`; the shards of a larger one are
-  `PREFIX-00000.bin/.idx`, `PREFIX-00001`..., numbered within the source, and `shards` in its row of the manifest lists
-  their names, documents and tokens in the order of the text. A shard without a document has no files and no row.
-- What is held out of the sources is one pair `validation`, or, if a source has several shards, `validation-NNNNN` for
+- A shard is consecutive text of one source, of `PrepareOptions.shard_bytes` (a file that cannot be
+  cut stays whole).
+  Its tokens are one pair of files. A source of one shard is `PREFIX.bin/.idx`; the shards of a
+  larger one are `PREFIX-00000.bin/.idx`, `PREFIX-00001`..., numbered within the source, and
+  `shards` in its row of the manifest lists their names, documents and tokens in the order of the
+  text. A shard without a document has no files and no row.
+- What is held out of the sources is one pair `validation`, or, if a source has several shards,
+  `validation-NNNNN` for
   each shard of the corpus, numbered over all sources.
-- A share is a part of one shard of about `share_bytes`. Shares are numbered over the whole corpus. A work folder keeps
-  the tokens of share 12 as `share-0000012.*`, and they are whole once `share-0000012.json` is there.
+- A share is a part of one shard of about `share_bytes`. Shares are numbered over the whole corpus.
+  A work folder keeps
+  the tokens of share 12 as `share-0000012.*`, and they are whole once `share-0000012.json` is
+  there.
 
-The tokens of the shards in their order are the tokens of the same corpus in one shard, byte for byte.
+The tokens of the shards in their order are the tokens of the same corpus in one shard, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -33,7 +40,10 @@ Span = tuple[int, "Stretch | None"]
 
 @dataclass(frozen=True)
 class TextShard:
-    """Consecutive text of source `part`, in bytes on the disk. `name` ends its files' names: "" or "-00003"."""
+    """Consecutive text of source `part`, in bytes on the disk.
+
+    `name` ends its files' names: "" or "-00003".
+    """
 
     part: int
     name: str
@@ -52,11 +62,13 @@ class Share:
     bytes: int
 
 
-def cut_shards(parts: Sequence[Sequence[SourceFile]], separator: str | None, size: int) -> list[TextShard]:
+def cut_shards(
+    parts: Sequence[Sequence[SourceFile]], separator: str | None, size: int
+) -> list[TextShard]:
     """Cut all sources, in order, into shards of about `size` bytes, at least one each.
 
-    A compressed file, and one whose separators can only be found from its beginning, stays whole. Raises DataError for
-    a Parquet file that cannot be read.
+    A compressed file, and one whose separators can only be found from its beginning, stays whole.
+    Raises DataError for a Parquet file that cannot be read.
     """
     size = _whole_blocks(size)
     shards: list[TextShard] = []
@@ -87,7 +99,10 @@ def _whole_blocks(size: int) -> int:
 
 
 def _grouped(
-    spans: Sequence[Span], files: Sequence[SourceFile] | dict[int, SourceFile], separator: str | None, size: int
+    spans: Sequence[Span],
+    files: Sequence[SourceFile] | dict[int, SourceFile],
+    separator: str | None,
+    size: int,
 ) -> Iterator[tuple[tuple[Span, ...], int]]:
     """Cut spans into groups of about `size` bytes; each with its bytes."""
     group: list[Span] = []

@@ -1,4 +1,6 @@
-"""The files that a source names: a file, a folder, a glob, an s3:// URI or a data set of the Hugging Face hub."""
+"""The files that a source names: a file, a folder, a glob, an s3:// URI or a data set of the
+Hugging Face hub.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,18 @@ from smtrain.worker.object_store import (
 )
 
 Format = Literal[
-    "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
+    "auto",
+    "jsonl",
+    "parquet",
+    "arrow",
+    "text",
+    "megatron",
+    "json",
+    "csv",
+    "mediawiki",
+    "wikiextractor",
+    "warc",
+    "tar",
 ]
 
 
@@ -42,8 +55,8 @@ Format = Literal[
 class SourceFile:
     """A file to read: `name` is its path relative to the input folder, as reports show it.
 
-    `path` is on this machine, or an s3:// or hf:// URI; `stamp` changes when the file does. `encoding` is "" for UTF-8.
-    `number` counts the files of a preparation.
+    `path` is on this machine, or an s3:// or hf:// URI; `stamp` changes when the file does.
+    `encoding` is "" for UTF-8. `number` counts the files of a preparation.
     """
 
     path: str
@@ -55,9 +68,15 @@ class SourceFile:
     number: int = 0
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
-        """The fields that identify the file; `elsewhere` for another machine, which has other paths and times."""
+        """The fields that identify the file; `elsewhere` for another machine, which has other paths
+        and times.
+        """
         far = "://" in self.path  # the same on every machine
-        known = ("name", "kind", "bytes") if elsewhere and not far else ("path", "name", "kind", "bytes", "stamp")
+        known = (
+            ("name", "kind", "bytes")
+            if elsewhere and not far
+            else ("path", "name", "kind", "bytes", "stamp")
+        )
         about = {key: getattr(self, key) for key in known}
         return {**about, "encoding": self.encoding} if self.encoding else about
 
@@ -73,33 +92,50 @@ class SourceFile:
 
         if "://" not in self.path:
             is_here = not is_remote(Path(self.path))
-            return pa.OSFile(self.path) if is_here else open_file(fs.LocalFileSystem(), self.path, self.path)
+            return (
+                pa.OSFile(self.path)
+                if is_here
+                else open_file(fs.LocalFileSystem(), self.path, self.path)
+            )
         if self.path.startswith(HUB):
             return opened(self.path)
         return open_file(*_filesystem(self.path), self.path)
 
 
 def find_files(
-    source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None,
-    encoding: str | None = None, commits: Mapping[str, str] | None = None, listed: list[SourceFile] | None = None,
-) -> list[SourceFile]:  # fmt: skip
+    source: Path | str,
+    format: Format = "auto",
+    exclude: Path | None = None,
+    say: Callable[[str], None] | None = None,
+    encoding: str | None = None,
+    commits: Mapping[str, str] | None = None,
+    listed: list[SourceFile] | None = None,
+) -> list[SourceFile]:
     """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
-    `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every file; a file that
-    is named directly is read in the given format, whatever its ending. `commits` maps hf:// paths to the commits to
-    read. `say` receives which files are not read, and why. `listed` are the objects of an s3:// source, if the caller
-    has listed them. Raises DataError if there is nothing to read.
+    `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every
+    file; a file that is named directly is read in the given format, whatever its ending. `commits`
+    maps hf:// paths to the commits to read. `say` receives which files are not read, and why.
+    `listed` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
+    there is nothing to read.
     """
     files = _find(source, format, exclude, say, commits or {}, listed)
     if not encoding:
         return files
-    return [replace(file, encoding=encoding) if file.kind in textfiles.STREAMS else file for file in files]
+    return [
+        replace(file, encoding=encoding) if file.kind in textfiles.STREAMS else file
+        for file in files
+    ]
 
 
 def _find(
-    source: Path | str, format: Format, exclude: Path | None, say: Callable[[str], None] | None,
-    commits: Mapping[str, str], listed: list[SourceFile] | None,
-) -> list[SourceFile]:  # fmt: skip
+    source: Path | str,
+    format: Format,
+    exclude: Path | None,
+    say: Callable[[str], None] | None,
+    commits: Mapping[str, str],
+    listed: list[SourceFile] | None,
+) -> list[SourceFile]:
     if format != "auto" and format not in ENDINGS:
         formats = table("word_names")["values"]
         raise DataError(f"data.format is {format!r}; {hint(format, ('auto', *ENDINGS), formats)}.")
@@ -114,7 +150,9 @@ def _find(
         return [_local(path, name, "arrow") for path, name in hub_rows(dataset, say)]
     if text.startswith("s3://"):
         objects = _s3_objects(text) if listed is None else listed
-        dotted = {one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))}
+        dotted = {
+            one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))
+        }
         seen = [one for one in objects if one.name not in dotted]
         hidden = [LeftOut(name, "it is hidden") for name in sorted(dotted)]
         return _chosen(seen, hidden, format, source, say)
@@ -126,12 +164,15 @@ def _find(
             if correction := respelled(text, ("s3://", HUB), data=True):
                 raise DataError(f"{correction}.")
             raise DataError(
-                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text.",
+                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an"
+                " s3:// URI of text.",
                 code="data.not_found",
             )
         paths = [path for path in textfiles.matches(text) if path.is_file()]
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
-        return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say)
+        return _chosen(
+            [_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say
+        )
     # an output folder inside the input must not become input of the next run
     inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
     skip = inputs / exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
@@ -141,10 +182,16 @@ def _find(
 
 
 def _chosen(
-    files: list[SourceFile], others: list[LeftOut], format: Format, source: Path | str, say: Callable[[str], None]
+    files: list[SourceFile],
+    others: list[LeftOut],
+    format: Format,
+    source: Path | str,
+    say: Callable[[str], None],
 ) -> list[SourceFile]:
     by_name = {file.name: file for file in files}
-    choice = textfiles.choose(((f.name, f.bytes) for f in files), format, lambda name: by_name[name].open(), others)
+    choice = textfiles.choose(
+        ((f.name, f.bytes) for f in files), format, lambda name: by_name[name].open(), others
+    )
     for sentence in choice.sentences():
         say(f"{source}: {sentence}")
     if not choice.read:
@@ -153,7 +200,8 @@ def _chosen(
         also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
             f"{source} holds no file {of} and can be read{also}; "
-            "point to one that does, or set data.format to text to read every file as one document.",
+            "point to one that does, or set data.format to text to read every file as one"
+            " document.",
             code="data.not_found",
         )
     return [replace(by_name[name], kind=kind) for name, kind in choice.read]
@@ -180,7 +228,9 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
 
 
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> SmtrainError:
-    """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
+    """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet
+    ".
+    """
     if isinstance(error, OSError) and (is_of_store(error) or is_of_machine(error)):
         return unread(file.path, error, "")
     return DataError(f"{file.path} {_unreadable_fault(file, error, kind)}.")
@@ -202,12 +252,16 @@ def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
-    """pyarrow's client of an object store, and the path in it; it uses AWS_ENDPOINT_URL and the usual credentials."""
+    """pyarrow's client of an object store, and the path in it; it uses AWS_ENDPOINT_URL and the
+    usual credentials.
+    """
     import pyarrow as pa
     from pyarrow import fs
 
     try:
-        client: tuple[Any, str] = retry(lambda: fs.FileSystem.from_uri(uri))  # asks for the bucket's region
+        client: tuple[Any, str] = retry(
+            lambda: fs.FileSystem.from_uri(uri)
+        )  # asks for the bucket's region
     except (OSError, ValueError, pa.ArrowException) as error:
         made = StorageError if may_pass(error) is not None else DataError
         raise made(f"{uri} cannot be read: {explain(error)}.") from None
@@ -217,8 +271,8 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 def _s3_objects(uri: str) -> list[SourceFile]:
     """List the objects of a prefix, or those that match a pattern of *, ** and ?, sorted by path.
 
-    Raises DataError if S3 refuses, StorageError if it fails; soon also if it does not answer at all, as the client
-    itself would keep trying.
+    Raises DataError if S3 refuses, StorageError if it fails; soon also if it does not answer at
+    all, as the client itself would keep trying.
     """
     from pyarrow import fs
 
@@ -227,7 +281,9 @@ def _s3_objects(uri: str) -> list[SourceFile]:
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
     client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)
     scheme = uri.partition("://")[0]
-    wanted: Callable[[str], Any] = _pattern(uri[wild.start() :]).fullmatch if wild else lambda name: True
+    wanted: Callable[[str], Any] = (
+        _pattern(uri[wild.start() :]).fullmatch if wild else lambda name: True
+    )
     try:
         about = retry(lambda: client.get_file_info(path))
         if about.type == fs.FileType.File:
@@ -248,4 +304,6 @@ def _s3_objects(uri: str) -> list[SourceFile]:
 def _pattern(text: str) -> re.Pattern[str]:
     """`glob`'s *, ** and ? as a regular expression, for names that are not on this machine."""
     kinds = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text)))
+    return re.compile(
+        "".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text))
+    )

@@ -15,7 +15,9 @@ from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
 
-_WHOLE_GROUP = 32 << 20  # bytes of a row group of which a column may be in memory; reading it in pieces takes longer
+_WHOLE_GROUP = (
+    32 << 20
+)  # bytes of a row group of which a column may be in memory; reading it in pieces takes longer
 
 
 def row_groups(file: SourceFile) -> list[int]:
@@ -31,7 +33,9 @@ def _group_bytes(metadata: Any) -> list[int]:
     return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
 
 
-def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
+def parquet_blocks(
+    file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None
+) -> Iterator[Block]:
     with file.open() as raw:
         table = pq.ParquetFile(raw, pre_buffer=False)
         if any(size > _WHOLE_GROUP for size in _group_bytes(table.metadata)):
@@ -45,29 +49,48 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
             size = sum(group.total_byte_size for group in row_groups)
         else:
             most, columns = 1 << 16, [text_column]
-            # a path joins the names of a column and of its nested fields, each of which may have dots
+            # a path joins the names of a column and of its nested fields, each of which may have
+            # dots
             paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-            place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
+            place = next(
+                i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}.")
+            )
             size = sum(group.column(place).total_uncompressed_size for group in row_groups)
         rows = max(1, min(most, blocks.BLOCK_BYTES * metadata.num_rows // max(size, 1)))
-        groups = range(metadata.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-        first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed if by_row else (text_column,))
+        groups = (
+            range(metadata.num_row_groups)
+            if stretch is None
+            else range(stretch.start, stretch.stop)
+        )
+        first, unread = (
+            groups.start == 0,
+            unread_in_parquet(table, groups, column.needed if by_row else (text_column,)),
+        )
         for batch in table.iter_batches(rows, list(groups), columns, use_threads=False):
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
-            yield Block(file, file.bytes * len(batch) // max(metadata.num_rows, 1), first, payload, unread)
+            yield Block(
+                file, file.bytes * len(batch) // max(metadata.num_rows, 1), first, payload, unread
+            )
             first, unread = False, UnreadText()
 
 
 def _by_row(file: SourceFile, schema: Any, column: TextColumn, wanted: Wanted) -> bool:
-    """Whether the text is nested or composed of several columns, and so read row by row. Raises DataError."""
+    """Whether the text is nested or composed of several columns, and so read row by row.
+
+    Raises DataError.
+    """
     if column.column in schema.names or not (column.template or "." in column.column):
         _check_column(file, schema, column.column, wanted)
         return False
-    missing = [name for name in column.needed if name not in schema.names and name.split(".")[0] not in schema.names]
+    missing = [
+        name
+        for name in column.needed
+        if name not in schema.names and name.split(".")[0] not in schema.names
+    ]
     if missing:
         raise DataError(
-            f"{file.path} has no column {missing[0]!r} but {', '.join(schema.names)}; set data.text_column to some of "
-            "them."
+            f"{file.path} has no column {missing[0]!r} but {', '.join(schema.names)}; set"
+            " data.text_column to some of them."
         )
     return True
 
@@ -81,7 +104,9 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
         for batch in batches:
             at = raw.tell()
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
-            yield Block(file, max(at - done, 0), first, payload, unread_columns(batch, column.needed))
+            yield Block(
+                file, max(at - done, 0), first, payload, unread_columns(batch, column.needed)
+            )
             done, first = max(at, done), False
 
 
@@ -99,12 +124,18 @@ def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
-    """Schema and record batches of an open Arrow file or stream; True for a stream, which is read in order."""
+    """Schema and record batches of an open Arrow file or stream; True for a stream, which is read
+    in order.
+    """
     magic = raw.read(6)
     raw.seek(0)
     if magic == b"ARROW1":
         file = pa.ipc.open_file(raw)
-        return file.schema, (_validated(file.get_batch(i)) for i in range(file.num_record_batches)), False
+        return (
+            file.schema,
+            (_validated(file.get_batch(i)) for i in range(file.num_record_batches)),
+            False,
+        )
     stream = pa.ipc.open_stream(raw)
     return stream.schema, map(_validated, stream), True
 
@@ -112,8 +143,8 @@ def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
 def _validated(batch: Any) -> Any:
     """A batch whose offsets and indices lie within it; raises ArrowInvalid for a damaged one.
 
-    Arrow trusts them when it computes, so a changed bit would end the process. Bytes that are no UTF-8 pass: the record
-    that has them is left out later.
+    Arrow trusts them when it computes, so a changed bit would end the process. Bytes that are no
+    UTF-8 pass: the record that has them is left out later.
     """
     try:
         batch.validate(full=True)
@@ -131,17 +162,26 @@ def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wante
     if names.count(text_column) != 1:
         there = "no column" if text_column not in names else "more than one column"
         raise DataError(
-            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column to one of them."
+            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column"
+            " to one of them."
         )
     kind = schema.field(text_column).type
     if wanted == "text" and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         texts = [field.name for field in schema if _is_text(field.type)]
         raise DataError(
-            f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column to "
-            f"{' or '.join(texts) or 'a column of text, which this file lacks'}."
+            f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column"
+            f" to {' or '.join(texts) or 'a column of text, which this file lacks'}."
         )
 
 
 def _is_text(kind: Any) -> bool:
-    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+    checks = (
+        "string",
+        "large_string",
+        "string_view",
+        "binary",
+        "large_binary",
+        "binary_view",
+        "null",
+    )
     return any(getattr(pa.types, f"is_{check}", lambda _: False)(kind) for check in checks)

@@ -1,4 +1,6 @@
-"""Counts of what no reader takes, by field, and of what is left out or changed, so that the user hears of it."""
+"""Counts of what no reader takes, by field, and of what is left out or changed, so that the user
+hears of it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class UnreadText(dict[str, int]):
 
 @dataclass
 class Findings:
-    """Counts of documents by the reason why they were `dropped`, of what was `noted` in them, and of `unread` text.
+    """Counts of documents by the reason why they were `dropped`, of what was `noted` in them, and
+    of `unread` text.
 
     `examples` has up to EXAMPLES texts by reason.
     """
@@ -83,7 +86,9 @@ def holds_text(value: object) -> bool:
 
 
 def unread_fields(row: Mapping[str, Any], read: Collection[str]) -> list[str]:
-    """The fields of a record that hold text and are not in `read`, which names nested ones as `meta.text`."""
+    """The fields of a record that hold text and are not in `read`, which names nested ones as
+    `meta.text`.
+    """
     names = []
     for name, value in row.items():
         if name in read:
@@ -101,7 +106,9 @@ def _below(name: str, read: Collection[str]) -> list[str]:
 
 
 def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) -> UnreadText:
-    """Count such fields of an Arrow table or record batch; times that Arrow parsed from JSON (`of_json`) were text."""
+    """Count such fields of an Arrow table or record batch; times that Arrow parsed from JSON
+    (`of_json`) were text.
+    """
     unread = UnreadText()
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name not in read:
@@ -111,11 +118,15 @@ def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) 
     return unread
 
 
-def _count_column(unread: UnreadText, name: str, column: Any, read: Collection[str], of_json: bool) -> None:
+def _count_column(
+    unread: UnreadText, name: str, column: Any, read: Collection[str], of_json: bool
+) -> None:
     if read and pa.types.is_struct(column.type):
         for field, inner in zip(column.type, column.flatten(), strict=True):
             if field.name not in read:
-                _count_column(unread, f"{name}.{field.name}", inner, _below(field.name, read), of_json)
+                _count_column(
+                    unread, f"{name}.{field.name}", inner, _below(field.name, read), of_json
+                )
     elif rows := int(_with_text(column, of_json).sum()):
         unread.count({name: rows})
 
@@ -147,7 +158,8 @@ def _plain(mask: Any) -> NDArray[np.bool_]:
 def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) -> UnreadText:
     """Count such fields of row groups of a `pyarrow.parquet.ParquetFile` from its footer only.
 
-    A row counts if it has a value, even an empty one; for a column of lists the values count, up to the number of rows.
+    A row counts if it has a value, even an empty one; for a column of lists the values count, up to
+    the number of rows.
     """
     unread = UnreadText()
     metadata, tops = table.metadata, sorted(table.schema_arrow.names, key=len, reverse=True)
@@ -161,7 +173,9 @@ def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) 
             if metadata.schema.column(leaf).logical_type.type in ("STRING", "JSON", "ENUM"):
                 name = path.partition(".list.")[0] if _below(top, read) else top
                 chunk = metadata.row_group(group).column(leaf)
-                rows[name] = max(rows.get(name, 0), min(_values(chunk), metadata.row_group(group).num_rows))
+                rows[name] = max(
+                    rows.get(name, 0), min(_values(chunk), metadata.row_group(group).num_rows)
+                )
         unread.count({name: count for name, count in rows.items() if count})
     return unread
 
@@ -171,4 +185,6 @@ def _values(chunk: Any) -> int:
     known = chunk.statistics if chunk.is_stats_set else None
     if known is not None and known.has_min_max and known.max in ("", b""):
         return 0
-    return int(chunk.num_values - (known.null_count if known is not None and known.has_null_count else 0))
+    return int(
+        chunk.num_values - (known.null_count if known is not None and known.has_null_count else 0)
+    )

@@ -1,7 +1,8 @@
 """The text of a conversation by a chat template, with the places of the answers.
 
-Loss falls on the assistant's answers. If the template marks them (`{% generation %}`), its marks are used. Otherwise an
-answer is the difference between the conversation including its turn and the prompt for that turn, up to its end token.
+Loss falls on the assistant's answers. If the template marks them (`{% generation %}`), its marks
+are used. Otherwise an answer is the difference between the conversation including its turn and the
+prompt for that turn, up to its end token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import Any, Literal
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.tokenize.dialogue import Dialogue
-from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables, values_of
+from smtrain.worker.data.tokenize.template_options import (
+    ignored_options,
+    template_variables,
+    values_of,
+)
 from smtrain.worker.data.tokenize.turns import RecordFault, call_forms
 from smtrain.worker.data.tokenize.unwritten import (
     GREETING,
@@ -34,7 +39,8 @@ _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer folder; `source` is its text, `about` a sentence on how answers are found.
+    """The chat template of a tokenizer folder; `source` is its text, `about` a sentence on how
+    answers are found.
 
     `options` are values for the template in all conversations; those of a record win.
 
@@ -48,15 +54,20 @@ class ChatTemplate:
 
         try:
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
-            template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
+            template = (
+                self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_of_machine(error):
                 raise unread(folder, error, "") from None
-            raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
+            raise DataError(
+                f"{folder} holds no tokenizer that transformers loads ({first_line(error)})."
+            ) from None
         if template is None:
             raise DataError(
-                f"the tokenizer of model.path ({folder}) has no chat template, which conversations need; "
-                "put a chat_template.jinja next to its tokenizer.json (docs/sft.md has one)."
+                f"the tokenizer of model.path ({folder}) has no chat template, which conversations"
+                " need; put a chat_template.jinja next to its tokenizer.json (docs/sft.md has"
+                " one)."
             )
         self.source: str = template
         self.tokens = self._written_tokens()
@@ -72,19 +83,27 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """The names that the template reads."""
         named = self._tokenizer.chat_template
-        return frozenset().union(*map(template_variables, named.values() if isinstance(named, dict) else [named]))
+        return frozenset().union(
+            *map(template_variables, named.values() if isinstance(named, dict) else [named])
+        )
 
     def _written_tokens(self) -> dict[str, int]:
         """Ids of the added tokens that the template or the end of an answer writes."""
-        eos, bos = self._tokenizer.eos_token, self._tokenizer.bos_token if "bos_token" in self.source else None
+        eos, bos = (
+            self._tokenizer.eos_token,
+            (self._tokenizer.bos_token if "bos_token" in self.source else None),
+        )
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        return {token: i for token, i in added.items() if token in self.source or token in (eos, bos)}
+        return {
+            token: i for token, i in added.items() if token in self.source or token in (eos, bos)
+        }
 
     def render(self, conversation: Dialogue) -> list[Rendered]:
         """The text of the whole conversation, with the answers to learn.
 
-        If the template writes earlier turns differently later on, return one text per answer instead, up to and with
-        that answer: what the model sees when it gives it. Raises RecordFault.
+        If the template writes earlier turns differently later on, return one text per answer
+        instead, up to and with that answer: what the model sees when it gives it. Raises
+        RecordFault.
         """
         c = self._fitted(conversation)
         try:
@@ -94,16 +113,21 @@ class ChatTemplate:
         return [rendered for rendered in texts if rendered.answers]
 
     def text(self, conversation: Dialogue, turns: int, **options: bool) -> str:
-        """The text of the first `turns`, with options of `apply_chat_template`. Raises RecordFault."""
+        """The text of the first `turns`, with options of `apply_chat_template`.
+
+        Raises RecordFault.
+        """
         try:
             return self._text(self._fitted(conversation), turns, **options)
         except _refusals() as error:
             raise _refused(error) from None
 
     def unread(self, conversation: Dialogue, rendered: list[Rendered]) -> list[str]:
-        """Names of what `rendered` does not have of a conversation as it is, and of options that the template ignores.
+        """Names of what `rendered` does not have of a conversation as it is, and of options that
+        the template ignores.
 
-        Raises RecordFault if an answer is only a call of a function and the template writes no calls.
+        Raises RecordFault if an answer is only a call of a function and the template writes no
+        calls.
         """
         c = self._fitted(conversation)
         texts = [r.text for r in rendered]
@@ -117,7 +141,10 @@ class ChatTemplate:
             names.append(f"parts of {field}")
         found = turn_texts(c.messages, self._to_learn(c))
         names += self._lost(c, list(zip(found, fates(found, rendered), strict=True)))
-        first = next((message["role"] for message in c.messages if message["role"] in ("user", "assistant")), "")
+        first = next(
+            (message["role"] for message in c.messages if message["role"] in ("user", "assistant")),
+            "",
+        )
         if first == "assistant" and not self._is_marked(c):
             names.append(GREETING)
         return list(dict.fromkeys(names))
@@ -126,7 +153,9 @@ class ChatTemplate:
         """The indices of the answers to learn."""
         roles = [message["role"] for message in c.messages]
         first = 0 if self._is_marked(c) or "user" not in roles else roles.index("user")
-        return {i for i in range(first, len(roles)) if roles[i] == "assistant" and i not in c.skipped}
+        return {
+            i for i in range(first, len(roles)) if roles[i] == "assistant" and i not in c.skipped
+        }
 
     def _lost(self, c: Dialogue, found: list[tuple[TurnText, Fate]]) -> Iterator[str]:
         """Names of the texts of turns that are not written as they are. Raises RecordFault."""
@@ -138,17 +167,24 @@ class ChatTemplate:
             if text.field == "content" and fate == "lost":
                 role = c.messages[text.turn]["role"]
                 other = [
-                    {**m, "content": f"{m['content']}x"} if i == text.turn else m for i, m in enumerate(c.messages)
+                    {**m, "content": f"{m['content']}x"} if i == text.turn else m
+                    for i, m in enumerate(c.messages)
                 ]
-                yield f"{'parts of ' if self._writes(c, replace(c, messages=other)) else ''}turns of the role {role}"
+                yield (
+                    f"{'parts of ' if self._writes(c, replace(c, messages=other)) else ''}turns of"
+                    f" the role {role}"
+                )
         for name in dict.fromkeys(text.field for text, _ in found if text.field != "content"):
-            lost = self._lost_field(c, name, [(text, fate) for text, fate in found if text.field == name])
+            lost = self._lost_field(
+                c, name, [(text, fate) for text, fate in found if text.field == name]
+            )
             yield from [f"{lost}{c.column}[].{name}"] if lost is not None else []
 
     def _lost_field(
         self, c: Dialogue, name: str, found: list[tuple[TurnText, Fate]]
     ) -> Literal["", "parts of "] | None:
-        """Find out if the template leaves out a field of turns: all of it, "parts of " it, or no part (None).
+        """Find out if the template leaves out a field of turns: all of it, "parts of " it, or no
+        part (None).
 
         Raises RecordFault for an answer that is only a call of a function.
         """
@@ -163,20 +199,24 @@ class ChatTemplate:
             return "parts of " if lost else None
         if name == "tool_calls" and any(name in m and not m.get("content") for m in c.messages):
             raise RecordFault(
-                "an answer is a call of a function, and the chat template does not write tool_calls; leave such "
-                "records out, or put a chat_template.jinja that writes them next to tokenizer.json"
+                "an answer is a call of a function, and the chat template does not write"
+                " tool_calls; leave such records out, or put a chat_template.jinja that writes them"
+                " next to tokenizer.json"
             )
         return ""
 
     def _writes(self, c: Dialogue, other: Dialogue) -> bool:
-        """Whether the template writes a different text for the other conversation, or refuses it."""
+        """Whether the template writes a different text for the other conversation, or refuses
+        it.
+        """
         try:
             return self._text(c, len(c.messages)) != self._text(other, len(other.messages))
         except _refusals():
             return True
 
     def _fitted(self, c: Dialogue) -> Dialogue:
-        """The conversation in roles that the template knows, and with calls in a form that it takes.
+        """The conversation in roles that the template knows, and with calls in a form that it
+        takes.
 
         OpenAI's developer is the former system.
         """
@@ -217,11 +257,17 @@ class ChatTemplate:
 
     def _by_prefix(self, c: Dialogue) -> list[Rendered]:
         question = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
-        turns = [i for i in range(question + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"]
+        turns = [
+            i for i in range(question + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"
+        ]
         texts = [self._text(c, i + 1) for i in turns]
-        answers = [self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)]
+        answers = [
+            self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)
+        ]
         whole = answers[-1].text
-        learned = [rendered for i, rendered in zip(turns, answers, strict=True) if i not in c.skipped]
+        learned = [
+            rendered for i, rendered in zip(turns, answers, strict=True) if i not in c.skipped
+        ]
         if all(whole.startswith(rendered.text) for rendered in answers):
             return [Rendered(whole, [rendered.answers[0] for rendered in learned])]
         return learned
@@ -234,16 +280,23 @@ class ChatTemplate:
         # for example a prompt that opens a thought, which the answer does not have
         before = self._text(c, turn)
         if not text.startswith(before):
-            raise RecordFault("the chat template does not keep the turns before an answer as they were")
-        return next((i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text))
+            raise RecordFault(
+                "the chat template does not keep the turns before an answer as they were"
+            )
+        return next(
+            (i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text)
+        )
 
     def _text(self, c: Dialogue, turns: int, **options: bool) -> str:
         return self._rendered(c, turns, **options)[0]
 
-    def _rendered(self, c: Dialogue, turns: int, **options: bool) -> tuple[str, list[tuple[int, int]]]:
+    def _rendered(
+        self, c: Dialogue, turns: int, **options: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
         """The text of the first `turns`, and the marked places if they are asked for.
 
-        `apply_chat_template` does the same, except that it leaves out a content of null, which templates ask for.
+        `apply_chat_template` does the same, except that it leaves out a content of null, which
+        templates ask for.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -258,11 +311,15 @@ class ChatTemplate:
         return texts[0], places[0] if places else []
 
     def _is_marked(self, c: Dialogue) -> bool:
-        """Whether the template of this conversation marks answers; one for tools may differ from the default one."""
+        """Whether the template of this conversation marks answers; one for tools may differ from
+        the default one.
+        """
         return has_marks(self._tokenizer.get_chat_template(tools=c.tools))
 
     def _ended(self, text: str, start: int) -> Rendered:
-        """An answer up to its end token; without one the end of text is added, or the model would never stop."""
+        """An answer up to its end token; without one the end of text is added, or the model would
+        never stop.
+        """
         kept = text.rstrip()
         if self._ends and len(kept) > start and kept.endswith(self._ends):
             return Rendered(text, [(start, len(kept))])
@@ -290,5 +347,6 @@ def _refused(error: Exception) -> RecordFault:
     if type(error) is TemplateError:  # raise_exception in the template
         return RecordFault(f"the chat template refuses it ({first_line(error)})")
     return RecordFault(
-        f"the chat template cannot write it, as it expects other fields or types in a turn ({first_line(error)})"
+        "the chat template cannot write it, as it expects other fields or types in a turn"
+        f" ({first_line(error)})"
     )

@@ -30,9 +30,9 @@ _LISTS = ("messages", "conversations")
 class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list.
 
-    `options` are further values for the template, each with its field of the record. `skipped` are indices of turns
-    that are not learned. `read` names the fields of the record that are used, `column` the field of the turns; `unread`
-    counts text of the turns that is not used.
+    `options` are further values for the template, each with its field of the record. `skipped` are
+    indices of turns that are not learned. `read` names the fields of the record that are used,
+    `column` the field of the turns; `unread` counts text of the turns that is not used.
     """
 
     messages: list[dict[str, Any]]
@@ -47,7 +47,8 @@ class Dialogue:
 def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record as `renamed` returns it.
 
-    Raises DataError for a pair of preferences if no answer is named: as a conversation it would teach the wrong text.
+    Raises DataError for a pair of preferences if no answer is named: as a conversation it would
+    teach the wrong text.
     """
     if not columns and not any(row.get(worse) is not None for _, worse in PAIRS):
         return row
@@ -64,16 +65,20 @@ def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
 def refuse_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     """Refuse pairs of preferences, unless `columns` names the answer to learn. Raises DataError."""
     for pair in PAIRS:
-        if all(name in names for name in pair) and not any(name in columns.values() for name in pair):
+        if all(name in names for name in pair) and not any(
+            name in columns.values() for name in pair
+        ):
             raise DataError(
-                f"its records are pairs of preferences ({', '.join(pair)}), which train.objective: dpo learns from; to "
-                f"learn only the {pair[0]} answers, name them in data.columns: {{messages: {pair[0]}}} if they are "
-                f"lists of messages, {{instruction: prompt, output: {pair[0]}}} if they are text."
+                f"its records are pairs of preferences ({', '.join(pair)}), which train.objective:"
+                f" dpo learns from; to learn only the {pair[0]} answers, name them in data.columns:"
+                f" {{messages: {pair[0]}}} if they are lists of messages, {{instruction: prompt,"
+                f" output: {pair[0]}}} if they are text."
             )
 
 
 def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
-    """The conversation of a record: `messages` {role, content}, `conversations` {from, value}, or alpaca's fields.
+    """The conversation of a record: `messages` {role, content}, `conversations` {from, value}, or
+    alpaca's fields.
 
     Turns after the last answer are left out, and counted. Raises RecordFault.
     """
@@ -94,14 +99,20 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
             read.add("system")
         elif first.get("content") == system:
             read.add("system")
-        return Dialogue(messages, tools, skipped, frozenset({column, *read}), column, turns.unread, options)
+        return Dialogue(
+            messages, tools, skipped, frozenset({column, *read}), column, turns.unread, options
+        )
     if shape != "messages" and row.get("instruction") is not None:
-        question = "\n\n".join(part for part in (_text(row, "instruction"), _text(row, "input")) if part)
+        question = "\n\n".join(
+            part for part in (_text(row, "instruction"), _text(row, "input")) if part
+        )
         answer = _text(row, "output")
         if not question or not answer:
             raise RecordFault(f"an empty {'output' if question else 'instruction'}")
         texts = [*_history(row.get("history")), question, answer]
-        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        messages = [
+            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+        ]
         before = [{"role": "system", "content": system}] if system else []
         fields = {"instruction", "input", "output", "system", "history", *read}
         return Dialogue([*before, *messages], tools, read=frozenset(fields), options=options)
@@ -112,24 +123,36 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
 
 
 def unread_of(row: Mapping[str, Any], dialogue: Dialogue, columns: Mapping[str, str]) -> list[str]:
-    """The fields of a record that its conversation does not use: those with text, and those that a form documents."""
+    """The fields of a record that its conversation does not use: those with text, and those that a
+    form documents.
+    """
     read = {columns.get(name, name) for name in dialogue.read}
-    known = [name for name in _COUNTED if name not in read and row.get(name) not in (None, "", [], {})]
+    known = [
+        name for name in _COUNTED if name not in read and row.get(name) not in (None, "", [], {})
+    ]
     return list(dict.fromkeys([*unread_fields(row, read), *known]))
 
 
 def _refuse(row: Mapping[str, Any]) -> list[str]:
-    """The fields that mark the answer as wanted. Raises RecordFault for an unwanted answer, or for images and sound."""
+    """The fields that mark the answer as wanted.
+
+    Raises RecordFault for an unwanted answer, or for images and sound.
+    """
     for name in SEEN:
         if row.get(name):
-            raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
+            raise RecordFault(
+                f"{name!r} is not read, as the model reads text only; leave out records with it"
+            )
     flags = []
     for name in UNWANTED:
         value = row.get(name)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         if value is False:
-            raise RecordFault(f"{name!r} is false, which marks an answer that is not wanted; leave such records out")
+            raise RecordFault(
+                f"{name!r} is false, which marks an answer that is not wanted; leave such"
+                " records out"
+            )
         flags += [name] if value is True else []
     return flags
 
@@ -139,7 +162,10 @@ def _history(value: Any) -> list[str]:
     if not value:
         return []
     pairs: list[Any] = value if isinstance(value, list) else [None]
-    if not all(isinstance(p, list) and len(p) == 2 and all(isinstance(t, str) and t for t in p) for p in pairs):
+    if not all(
+        isinstance(p, list) and len(p) == 2 and all(isinstance(t, str) and t for t in p)
+        for p in pairs
+    ):
         raise RecordFault("'history' is not a list of pairs [question, answer]")
     return [clean(text) for pair in pairs for text in pair]
 

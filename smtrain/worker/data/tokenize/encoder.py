@@ -1,8 +1,9 @@
 """Ids of many documents at once: by gigatoken if it agrees with `tokenizers`, else by `tokenizers`.
 
-gigatoken is some thirty times faster, but young, so its ids are checked. Documents with characters that it is known to
-split or compose differently (`gigatoken_adapt`) go to `tokenizers`. Of every block of text a part is also encoded by
-`tokenizers`; one id that differs ends the use of gigatoken (`MismatchError`).
+gigatoken is some thirty times faster, but young, so its ids are checked. Documents with characters
+that it is known to split or compose differently (`gigatoken_adapt`) go to `tokenizers`. Of every
+block of text a part is also encoded by `tokenizers`; one id that differs ends the use of gigatoken
+(`MismatchError`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ from tokenizers import Tokenizer
 from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.read.reading import buffers_of, rows_of
-from smtrain.worker.data.tokenize.gigatoken_adapt import DIGIT, Differences, adapted, cut_at_digits, other_numerals
+from smtrain.worker.data.tokenize.gigatoken_adapt import (
+    DIGIT,
+    Differences,
+    adapted,
+    cut_at_digits,
+    other_numerals,
+)
 from smtrain.worker.data.tokenizer import load_tokenizer, settled_json
 
-# gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each core, at least for
-# four cores, bounds that to about 80 MiB a core
+# gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each
+# core, at least for four cores, bounds that to about 80 MiB a core
 _FRESH_AFTER, _LEAST_CORES = 1 << 28, 4
 # the text that is compared: the beginning of every file, and a piece of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
@@ -44,7 +51,8 @@ class Encoder(Protocol):
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Ids of all `texts` (an Arrow array of large_string) end to end, and how many each has.
 
-        No special token is added. `first` means that a file begins here; more of it is compared then.
+        No special token is added. `first` means that a file begins here; more of it is compared
+        then.
         """
         ...
 
@@ -65,9 +73,11 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every block.
+    """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every
+    block.
 
-    Raises ImportError without gigatoken, ValueError (or an error of its own) for a tokenizer that it does not support.
+    Raises ImportError without gigatoken, ValueError (or an error of its own) for a tokenizer that
+    it does not support.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +120,9 @@ class GigatokenEncoder:
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()
-        for number, right in zip(other, _plainly(self._reference, rows_of(texts, other)), strict=True):
+        for number, right in zip(
+            other, _plainly(self._reference, rows_of(texts, other)), strict=True
+        ):
             parts += [ids[at : ends[number] - lengths[number]], right.astype(ids.dtype)]
             at, lengths[number] = ends[number], len(right)
         return np.concatenate([*parts, ids[at:]]), lengths
@@ -124,16 +136,27 @@ class GigatokenEncoder:
             return self._tokenizer
 
     def _compare(
-        self, tokenizer: Any, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], first: bool,
+        self,
+        tokenizer: Any,
+        texts: Any,
+        ids: NDArray[Any],
+        lengths: NDArray[np.int64],
+        first: bool,
         other: NDArray[np.int64],
-    ) -> None:  # fmt: skip
+    ) -> None:
         drawn = _drawn(texts, np.delete(np.arange(len(texts)), other), first)
         reference = encode_texts(self._reference, [one.text for one in drawn])
         for one, theirs in zip(drawn, reference, strict=True):
             start = int(lengths[: one.number].sum())
-            mine = ids[start : start + lengths[one.number]] if one.whole else self._ids_of(tokenizer, one.text)
+            mine = (
+                ids[start : start + lengths[one.number]]
+                if one.whole
+                else self._ids_of(tokenizer, one.text)
+            )
             if not np.array_equal(mine, theirs):
-                raise MismatchError(f"{self.name} gives other ids than tokenizers for {one.text[:60]!r}...")
+                raise MismatchError(
+                    f"{self.name} gives other ids than tokenizers for {one.text[:60]!r}..."
+                )
 
     def _ids_of(self, tokenizer: Any, text: str) -> list[int]:
         """The ids of one short text."""
@@ -166,13 +189,18 @@ def _plainly(tokenizer: Tokenizer, texts: Any) -> Iterator[NDArray[Any]]:
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
     """int32 ids of each text by `tokenizers`, without special tokens."""
-    return [np.array(e.ids, np.int32) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return [
+        np.array(e.ids, np.int32)
+        for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ]
 
 
 def with_ends(
     ids: NDArray[Any], lengths: NDArray[np.int64], dtype: np.dtype, eos_id: int | None
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Convert ids to the dataset's type, and add `eos_id` after every document that is not empty."""
+    """Convert ids to the dataset's type, and add `eos_id` after every document that is not
+    empty.
+    """
     if eos_id is None:
         return ids.astype(dtype), lengths.astype(np.int32)
     stored = lengths > 0
@@ -198,7 +226,8 @@ def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
         parameters={"__array__": "string"},
     )
-    # by gigatoken's own threads: each has the words that it saw before, and without them callers wait for each other
+    # by gigatoken's own threads: each has the words that it saw before, and without them callers
+    # wait for each other
     encoded = tokenizer.encode_batch(ak.Array(layout), parallel=True).layout
     bounds = np.asarray(encoded.offsets.data)
     return np.asarray(encoded.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
@@ -213,7 +242,9 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(texts: Any, numbers: NDArray[np.int64], first: bool) -> list[_Drawn]:
-    """Pieces of these documents to compare, chosen by their content, so that every run compares the same ones."""
+    """Pieces of these documents to compare, chosen by their content, so that every run compares the
+    same ones.
+    """
     if not len(numbers):
         return []
 
@@ -233,7 +264,9 @@ def _drawn(texts: Any, numbers: NDArray[np.int64], first: bool) -> list[_Drawn]:
 
 
 def _batches(texts: Any) -> list[tuple[int, int]]:
-    """Runs of documents of about _BATCH_BYTES: encodings of `tokenizers` take many times the memory of the text."""
+    """Runs of documents of about _BATCH_BYTES: encodings of `tokenizers` take many times the memory
+    of the text.
+    """
     offsets, _ = buffers_of(texts)
     cuts, start = [], 0
     while start < len(texts):

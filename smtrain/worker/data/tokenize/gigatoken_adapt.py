@@ -1,12 +1,12 @@
 """Adapt tokenizers for gigatoken, and find the documents that it gets wrong.
 
-Some characters are split or composed differently by `tokenizers`. Their table is small and almost no text has one, so a
-look at the lead bytes avoids most searches.
+Some characters are split or composed differently by `tokenizers`. Their table is small and almost
+no text has one, so a look at the lead bytes avoids most searches.
 
-A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get stand-ins here, and
-documents with such a byte go to `tokenizers`. A tokenizer that splits off every digit before words (StarCoder, SmolLM)
-gets text that is cut at digits; then only pieces with such a byte or character, or with a numeral other than an ASCII
-digit, go to `tokenizers`.
+A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get
+stand-ins here, and documents with such a byte go to `tokenizers`. A tokenizer that splits off every
+digit before words (StarCoder, SmolLM) gets text that is cut at digits; then only pieces with such a
+byte or character, or with a numeral other than an ASCII digit, go to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 class Adapted:
     """A tokenizer.json for gigatoken; documents with one of the bytes `missing` get wrong ids.
 
-    With `digits` its text must be split before and after every digit. Without `compared` its normalizer may give other
-    ids that are not known.
+    With `digits` its text must be split before and after every digit. Without `compared` its
+    normalizer may give other ids that are not known.
     """
 
     content: bytes
@@ -57,21 +57,35 @@ def adapted(content: bytes) -> Adapted:
     missing = _with_all_bytes(about)
     if digits or missing:
         content = json.dumps(about).encode()
-    return Adapted(content, bytes(b for b in missing if b in _IN_UTF8), digits, _compared(about.get("normalizer")))
+    return Adapted(
+        content,
+        bytes(b for b in missing if b in _IN_UTF8),
+        digits,
+        _compared(about.get("normalizer")),
+    )
 
 
 def _without_digits(about: dict[str, Any]) -> bool:
-    """Remove a step that splits off every digit, if only byte-level words follow; True if there was one."""
+    """Remove a step that splits off every digit, if only byte-level words follow; True if there was
+    one.
+    """
     before = about.get("pre_tokenizer") or {}
     steps = before.get("pretokenizers") or []
-    if before.get("type") != "Sequence" or [step.get("type") for step in steps] != ["Digits", "ByteLevel"]:
+    if before.get("type") != "Sequence" or [step.get("type") for step in steps] != [
+        "Digits",
+        "ByteLevel",
+    ]:
         return False
     byte_level = steps[1]
     if not steps[0].get("individual_digits") or byte_level.get("add_prefix_space", True):
         return False
     if not byte_level.get("use_regex", True) or about.get("normalizer"):
         return False
-    if any(character.isnumeric() for token in about.get("added_tokens") or [] for character in token["content"]):
+    if any(
+        character.isnumeric()
+        for token in about.get("added_tokens") or []
+        for character in token["content"]
+    ):
         return False
     about["pre_tokenizer"] = byte_level
     return True
@@ -81,9 +95,16 @@ def _with_all_bytes(about: dict[str, Any]) -> bytes:
     """Add missing bytes to the vocabulary of a byte-level BPE; return them."""
     model = about.get("model") or {}
     vocabulary = model.get("vocab")
-    if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or not _byte_level(about.get("pre_tokenizer")):
+    if (
+        model.get("type") != "BPE"
+        or not isinstance(vocabulary, dict)
+        or not _byte_level(about.get("pre_tokenizer"))
+    ):
         return b""
-    free = 1 + max([*vocabulary.values(), *(token["id"] for token in about.get("added_tokens") or [])], default=-1)
+    free = 1 + max(
+        [*vocabulary.values(), *(token["id"] for token in about.get("added_tokens") or [])],
+        default=-1,
+    )
     missing = [byte for byte, spelled in enumerate(_spelled()) if spelled not in vocabulary]
     for number, byte in enumerate(missing):
         vocabulary[_spelled()[byte]] = free + number
@@ -93,12 +114,16 @@ def _with_all_bytes(about: dict[str, Any]) -> bytes:
 def _byte_level(step: dict[str, Any] | None) -> bool:
     if not step:
         return False
-    return step.get("type") == "ByteLevel" or any(_byte_level(part) for part in step.get("pretokenizers") or [])
+    return step.get("type") == "ByteLevel" or any(
+        _byte_level(part) for part in step.get("pretokenizers") or []
+    )
 
 
 @lru_cache(maxsize=1)
 def _spelled() -> list[str]:
-    """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the others from U+0100."""
+    """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the others
+    from U+0100.
+    """
     own = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in own else next(others)) for byte in range(256)]
@@ -118,19 +143,25 @@ def other_numerals() -> str:
 
 
 def cut_at_digits(texts: Any) -> Any:
-    """Texts (Arrow large_string) cut before and after every ASCII digit; no text is left of empty ones."""
+    """Texts (Arrow large_string) cut before and after every ASCII digit; no text is left of empty
+    ones.
+    """
     bounds, content = buffers_of(texts)
     digits = content[bounds[0] : bounds[-1]] - np.uint8(48) < 10
     cuts = np.append(digits, False)
     cuts[1:] |= digits
     cuts[bounds - bounds[0]] = True
     starts = np.flatnonzero(cuts) + bounds[0]
-    return pa.LargeStringArray.from_buffers(len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(content))
+    return pa.LargeStringArray.from_buffers(
+        len(starts) - 1, pa.py_buffer(starts), pa.py_buffer(content)
+    )
 
 
 def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
     """The places of any of these bytes."""
-    return np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(content == byte) for byte in wanted)])
+    return np.concatenate(
+        [np.zeros(0, np.int64), *(np.flatnonzero(content == byte) for byte in wanted)]
+    )
 
 
 # Characters
@@ -139,7 +170,8 @@ def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
 class Differences:
     """Finds documents that get other ids from gigatoken than from `tokenizers`.
 
-    `others` are further characters, as ranges of code points; `missing` are bytes that gigatoken gets wrong.
+    `others` are further characters, as ranges of code points; `missing` are bytes that gigatoken
+    gets wrong.
     """
 
     def __init__(self, others: str = "", missing: bytes = b"") -> None:

@@ -1,9 +1,10 @@
 """Pairs of preferences to samples: the prompt with the chosen answer, then with the rejected one.
 
-Tokens are those of TRL 1.16's DPOTrainer, except that each record says by itself which form it has. TRL looks at the
-first record only. Text is tokenized with the tokenizer's own special tokens, and gets the end of text if it lacks
-one. Conversations take the chat template and its end. The prompt ends at the first token in which it differs from
-one of the wholes. A whole longer than half a row is cut at its end.
+Tokens are those of TRL 1.16's DPOTrainer, except that each record says by itself which form it has.
+TRL looks at the first record only. Text is tokenized with the tokenizer's own special tokens, and
+gets the end of text if it lacks one. Conversations take the chat template and its end. The prompt
+ends at the first token in which it differs from one of the wholes. A whole longer than half a row
+is cut at its end.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _LONG = "pairs with an answer longer than {} tokens"
 _FULL = "pairs whose prompt leaves no room for an answer in {} tokens"
 _EMPTY = "pairs with an answer of no tokens"
 _EQUAL = "pairs of two equal answers, from which nothing is learned"
-_TURNED = "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
+_TURNED = (
+    "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
+)
 TWO_BEGINNINGS = "text prompts that begin with {}, which the tokenizer adds once more, as in TRL"
 _RECORDS = 256
 
@@ -57,23 +60,32 @@ class PairMaker(RecordMaker):
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
         super().__init__(folder, options)
         self.limit = options.seq_len // 2 + 1
-        """The most tokens of a prompt with its answer: a row has room for two of them, without their last tokens."""
+        """The most tokens of a prompt with its answer: a row has room for two of them, without
+        their last tokens.
+        """
         try:
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
         except (OSError, ValueError, KeyError) as error:
             if is_of_machine(error):
                 raise unread(folder, error, "") from None
-            raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
+            raise DataError(
+                f"{folder} holds no tokenizer that transformers loads ({first_line(error)})."
+            ) from None
         self.reasons = tuple(reason.format(self.limit) for reason in (_FULL, _LONG, _EMPTY))
         self._twice = TWO_BEGINNINGS.format(self._tokenizer.bos_token)
         self.slips = (OTHER_TURNS, self._twice)
-        self.about = f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"
+        self.about = (
+            f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit}"
+            " tokens"
+        )
 
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template, which only conversations need. Raises DataError without one."""
         template = ChatTemplate(self.folder, self.options.chat_template_kwargs)
-        refuse_other_tokens(self.folder, template.tokens, load_tokenizer(self.folder, lambda _: None))
+        refuse_other_tokens(
+            self.folder, template.tokens, load_tokenizer(self.folder, lambda _: None)
+        )
         return template
 
     @property
@@ -88,8 +100,8 @@ class PairMaker(RecordMaker):
         if any(all(ours[name] in names for name in pair) for pair in PAIRS):
             return None
         return (
-            f" has the columns {', '.join(names)}, and not {' and '.join(PAIRS[0])}; name the columns of the better "
-            "and the worse answer in data.columns as chosen and rejected."
+            f" has the columns {', '.join(names)}, and not {' and '.join(PAIRS[0])}; name the"
+            " columns of the better and the worse answer in data.columns as chosen and rejected."
         )
 
     def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
@@ -99,7 +111,9 @@ class PairMaker(RecordMaker):
         unread.count(self._unread(row, pair, texts))
         return (pair, texts), unread
 
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
+    def _samples(
+        self, read: list[Any], counts: Counter[str]
+    ) -> Iterator[tuple[int, Any, list[Document]]]:
         for at, ((pair, _), ids) in enumerate(zip(read, self._encoded(read), strict=True)):
             counts[OTHER_TURNS] += any(map(_holds_other_turns, (pair.chosen, pair.rejected)))
             bos, prompt = self._tokenizer.bos_token_id, ids[0][:2]
@@ -113,10 +127,12 @@ class PairMaker(RecordMaker):
         end = self._tokenizer.eos_token
         if end and load_tokenizer(self.folder, lambda _: None).token_to_id(end) is not None:
             return str(end)
-        lack = f"has {end!r} as eos_token in tokenizer_config.json only" if end else "has no eos_token"
+        lack = (
+            f"has {end!r} as eos_token in tokenizer_config.json only" if end else "has no eos_token"
+        )
         raise DataError(
-            f"its pairs are text, whose end the model learns, and the tokenizer {lack}; name one in "
-            "tokenizer_config.json that tokenizer.json has."
+            f"its pairs are text, whose end the model learns, and the tokenizer {lack}; name one in"
+            " tokenizer_config.json that tokenizer.json has."
         )
 
     def _texts(self, pair: Preference) -> list[str]:
@@ -134,16 +150,26 @@ class PairMaker(RecordMaker):
 
     def _dialogue(self, pair: Preference, answer: Any, column: str = "messages") -> Dialogue:
         prompt = frozenset(range(len(pair.prompt)))
-        return Dialogue([*pair.prompt, *answer], pair.tools, prompt, column=column, options=pair.options)  # type: ignore[list-item]
+        return Dialogue(
+            [*pair.prompt, *answer], pair.tools, prompt, column=column, options=pair.options
+        )  # type: ignore[list-item]
 
     def _unread(self, row: dict[str, Any], pair: Preference, texts: list[str]) -> list[str]:
-        """The text of a record that its pair does not have, and options that the template does not read."""
+        """The text of a record that its pair does not have, and options that the template does not
+        read.
+        """
         read = {self.options.columns.get(name, name) for name in pair.read}
-        names = [*unread_fields(row, read), *(name for name in (KWARGS, *OPTIONS) if _is_unused(row, name, read))]
-        for name, answer, whole in zip(PAIRS[0], (pair.chosen, pair.rejected), texts[1:], strict=True):
+        names = [
+            *unread_fields(row, read),
+            *(name for name in (KWARGS, *OPTIONS) if _is_unused(row, name, read)),
+        ]
+        for name, answer, whole in zip(
+            PAIRS[0], (pair.chosen, pair.rejected), texts[1:], strict=True
+        ):
             if isinstance(answer, list):
                 start = next(
-                    (i for i, (a, b) in enumerate(zip(texts[0], whole, strict=False)) if a != b), len(texts[0])
+                    (i for i, (a, b) in enumerate(zip(texts[0], whole, strict=False)) if a != b),
+                    len(texts[0]),
                 )
                 rendered = Rendered(whole, [(start, len(whole))])
                 names += self.template.unread(self._dialogue(pair, answer, name), [rendered])
@@ -155,15 +181,23 @@ class PairMaker(RecordMaker):
             group = pairs[first : first + _RECORDS]
             wholes: list[list[list[int]]] = [[] for _ in group]
             for plain in (True, False):
-                of = [i for i, (pair, _) in enumerate(group) if isinstance(pair.prompt, str) is plain]
+                of = [
+                    i for i, (pair, _) in enumerate(group) if isinstance(pair.prompt, str) is plain
+                ]
                 texts = [text for i in of for text in group[i][1]]
-                ids = self._tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"] if texts else []
+                ids = (
+                    self._tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
+                    if texts
+                    else []
+                )
                 for number, i in enumerate(of):
                     wholes[i] = ids[3 * number : 3 * number + 3]
             yield from wholes
 
     def _fitted(self, ids: list[list[int]], counts: Counter[str]) -> list[Document]:
-        """The two samples of a pair, each its ids and the mask of its answer; none if the pair is left out."""
+        """The two samples of a pair, each its ids and the mask of its answer; none if the pair is
+        left out.
+        """
         prompt, *wholes = (np.array(tokens, np.int32) for tokens in ids)
         start = min(common_tokens(prompt, whole) for whole in wholes)
         counts[_TURNED] += start < len(prompt)
@@ -175,7 +209,9 @@ class PairMaker(RecordMaker):
             counts[(_LONG if drop else _CUT).format(self.limit)] += 1
             if drop:
                 return []
-        if any(len(whole) < max(start + 1, 2) for whole in wholes):  # the first token is predicted from nothing
+        if any(
+            len(whole) < max(start + 1, 2) for whole in wholes
+        ):  # the first token is predicted from nothing
             counts[_EMPTY] += 1
             return []
         cut = [whole[: self.limit] for whole in wholes]
@@ -191,7 +227,10 @@ def _holds_other_turns(answer: str | Turns) -> bool:
     """Whether an answer has turns that are not the assistant's."""
     if isinstance(answer, str):
         return holds_other_turns(answer)
-    return any(turn["role"] != "assistant" or holds_other_turns(turn.get("content") or "") for turn in answer)
+    return any(
+        turn["role"] != "assistant" or holds_other_turns(turn.get("content") or "")
+        for turn in answer
+    )
 
 
 def record_maker(folder: Path, options: PrepareOptions) -> RecordMaker:

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.worker.data.read.record_fields import PAIRS, SEEN
-from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS, option_fields, read_options
+from smtrain.worker.data.tokenize.template_options import (
+    KWARGS,
+    OPTIONS,
+    option_fields,
+    read_options,
+)
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_message, read_tools
 
 Turns = list[dict[str, Any]]
 PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
-"""Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part of an instruction."""
+"""Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part
+of an instruction.
+"""
 COLUMNS = (*PROMPTS, "system", "tools", "functions", KWARGS, *OPTIONS, *PAIRS[0], *PAIRS[1], *SEEN)
 """Every column of a table that is read or refused."""
 
@@ -35,16 +42,22 @@ def preference(row: dict[str, Any]) -> Preference:
     """The pair of a record. Raises RecordFault."""
     for name in SEEN:
         if row.get(name):
-            raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
+            raise RecordFault(
+                f"{name!r} is not read, as the model reads text only; leave out records with it"
+            )
     names = next((pair for pair in PAIRS if all(row.get(name) is not None for name in pair)), None)
     if names is None:
         known = [repr(name) for name, value in row.items() if value is not None]
         raise RecordFault(f"no columns chosen and rejected, only {', '.join(known) or 'nothing'}")
     chosen, rejected = (_answer(row[name], name) for name in names)
     prompt, read = _prompt(row)
-    if isinstance(prompt, str) and isinstance(chosen, list):  # the text of a conversation's first question
+    if isinstance(prompt, str) and isinstance(
+        chosen, list
+    ):  # the text of a conversation's first question
         prompt = [{"role": "user", "content": prompt}] if chosen[0]["role"] == "assistant" else None
-    elif isinstance(prompt, list) and prompt and chosen[: len(prompt)] == prompt:  # the answers repeat the prompt
+    elif (
+        isinstance(prompt, list) and prompt and chosen[: len(prompt)] == prompt
+    ):  # the answers repeat the prompt
         prompt = None
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise RecordFault(f"{names[0]!r} and {names[1]!r} are not both text or both messages")
@@ -69,24 +82,34 @@ def _repeated(row: dict[str, Any], prompt: Any, chosen: Any) -> bool:
         return False
 
 
-def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any, read: set[str]) -> Preference:
+def _conversation(
+    row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any, read: set[str]
+) -> Preference:
     """A pair of messages, with what the record has for the template."""
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         if not any(turn["role"] == "assistant" for turn in answer):
             raise RecordFault(f"{name!r} has no answer of the assistant")
     system = row.get("system")
-    if isinstance(system, str) and system and (not prompt or prompt[0]["role"] not in ("system", "developer")):
+    if (
+        isinstance(system, str)
+        and system
+        and (not prompt or prompt[0]["role"] not in ("system", "developer"))
+    ):
         prompt = [{"role": "system", "content": clean(system)}, *prompt]
         read.add("system")
     if not prompt:
-        raise RecordFault("the two conversations have no common beginning, which would be the prompt")
+        raise RecordFault(
+            "the two conversations have no common beginning, which would be the prompt"
+        )
     tools, options = None, read_options(row)
     if name := next((n for n in ("tools", "functions") if row.get(n)), ""):
         tools = read_tools(row[name], name)
         read.add(name)
     elif isinstance(row.get("input"), dict) and row["input"].get("tools"):
         tools = read_tools(row["input"]["tools"], "input.tools")
-    return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, *option_fields(options)}))
+    return Preference(
+        prompt, chosen, rejected, tools, options, frozenset({*read, *option_fields(options)})
+    )
 
 
 def _answer(value: Any, name: str) -> str | Turns:
@@ -102,7 +125,9 @@ def _turns(value: Any, name: str) -> Turns:
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         raise RecordFault(f"{name!r} is {type(value).__name__}, not text or a list of messages")
     try:
-        return [read_message(turn, number, "messages") for number, turn in enumerate(value, start=1)]
+        return [
+            read_message(turn, number, "messages") for number, turn in enumerate(value, start=1)
+        ]
     except RecordFault as fault:
         raise RecordFault(f"{name!r}: {fault}") from None
 
@@ -117,7 +142,10 @@ def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
     if isinstance(row.get("instruction"), str):
         more = row.get("input")
         parts = [row["instruction"], more if isinstance(more, str) else ""]
-        return [{"role": "user", "content": clean("\n\n".join(filter(None, parts)))}], {"instruction", "input"}
+        return [{"role": "user", "content": clean("\n\n".join(filter(None, parts)))}], {
+            "instruction",
+            "input",
+        }
     if isinstance(row.get("input"), dict) and row["input"].get("messages"):
         return _turns(row["input"]["messages"], "input.messages"), {"input"}
     for name in ("conversations", "messages"):
@@ -130,10 +158,11 @@ def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
 
 
 def _parted(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """The common beginning of two texts or lists of messages, and what follows it in each, as TRL parts them.
+    """The common beginning of two texts or lists of messages, and what follows it in each, as TRL
+    parts them.
 
-    If one begins with the other, the last common part still belongs to the answers; so does a space before the first
-    difference.
+    If one begins with the other, the last common part still belongs to the answers; so does a space
+    before the first difference.
     """
     shorter = min(len(chosen), len(rejected))
     at = next((i for i in range(shorter) if chosen[i] != rejected[i]), max(0, shorter - 1))

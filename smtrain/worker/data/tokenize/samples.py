@@ -48,11 +48,13 @@ Document = tuple[NDArray[Any], NDArray[np.uint8]]
 
 
 class RecordMaker(ABC):
-    """Turns blocks of records into samples; every worker process has one. A sample is `sequences` documents in a row.
+    """Turns blocks of records into samples; every worker process has one.
 
-    `reasons` are the counts of what is left out, `slips` those of what is learned and seldom meant. `about` is a
-    sentence on what becomes of the records, and `decides` the values, next to the inputs and the tokenizer, that decide
-    which bytes they become.
+    A sample is `sequences` documents in a row.
+
+    `reasons` are the counts of what is left out, `slips` those of what is learned and seldom meant.
+    `about` is a sentence on what becomes of the records, and `decides` the values, next to the
+    inputs and the tokenizer, that decide which bytes they become.
     """
 
     sequences: ClassVar[int]
@@ -83,8 +85,11 @@ class RecordMaker(ABC):
         """The part of a record that becomes samples, and counts of the rest. Raises RecordFault."""
 
     @abstractmethod
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
-        """The documents of each text or pair, with the index of its record in `read` and what decides its side.
+    def _samples(
+        self, read: list[Any], counts: Counter[str]
+    ) -> Iterator[tuple[int, Any, list[Document]]]:
+        """The documents of each text or pair, with the index of its record in `read` and what
+        decides its side.
 
         All samples of a record come in a row and stay on one side.
         """
@@ -131,7 +136,9 @@ class RecordMaker(ABC):
 
     def _unknown_token(self, ids: Iterable[NDArray[Any]]) -> str:
         """The reason to refuse a record with these ids if the model lacks one; else empty."""
-        return next(filter(None, (unknown_token(some, self._vocabulary, self.folder) for some in ids)), "")
+        return next(
+            filter(None, (unknown_token(some, self._vocabulary, self.folder) for some in ids)), ""
+        )
 
 
 class SampleMaker(RecordMaker):
@@ -153,7 +160,11 @@ class SampleMaker(RecordMaker):
     @property
     def decides(self) -> list[Any]:
         about = [self.options.seq_len, self.shape, self.options.overlong]
-        return [self.template.source, about, *([self.template.options] if self.template.options else [])]
+        return [
+            self.template.source,
+            about,
+            *([self.template.options] if self.template.options else []),
+        ]
 
     def _columns_fault(self, names: list[str]) -> str | None:
         theirs = self.options.columns.values()
@@ -165,8 +176,9 @@ class SampleMaker(RecordMaker):
         if any(name in spoken for name in names):
             return None
         return (
-            f" has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column of the "
-            "conversations in data.columns as messages, or those of the instructions as instruction and output."
+            f" has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column"
+            " of the conversations in data.columns as messages, or those of the instructions as"
+            " instruction and output."
         )
 
     def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
@@ -177,7 +189,9 @@ class SampleMaker(RecordMaker):
         unread.count(self.template.unread(dialogue, texts) if texts else [])
         return (dialogue.messages, texts), unread
 
-    def _samples(self, read: list[Any], counts: Counter[str]) -> Iterator[tuple[int, Any, list[Document]]]:
+    def _samples(
+        self, read: list[Any], counts: Counter[str]
+    ) -> Iterator[tuple[int, Any, list[Document]]]:
         for turns, texts in read:
             counts[SPLIT] += len(texts) > 1
             counts[UNLEARNED] += not texts
@@ -191,8 +205,9 @@ class SampleMaker(RecordMaker):
     def _encoded(self, rendered: list[Rendered]) -> Iterator[Document]:
         """Ids and mask of every text.
 
-        A place in a text is mapped to its tokens by encoding the text before it; a token that spans the place counts
-        as after it. Offsets are not used, because tokenizers disagree about them at blanks.
+        A place in a text is mapped to its tokens by encoding the text before it; a token that spans
+        the place counts as after it. Offsets are not used, because tokenizers disagree about them
+        at blanks.
         """
         for group in _groups(rendered):
             texts = [piece for r in group for piece in (r.text, *(r.text[:at] for at in _inner(r)))]
@@ -207,7 +222,9 @@ class SampleMaker(RecordMaker):
                     mask[at[start] : at[end]] = 1
                 yield ids, mask
 
-    def _fitted(self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]) -> list[Document]:
+    def _fitted(
+        self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]
+    ) -> list[Document]:
         if len(ids) > self._limit:
             drop = self.options.overlong == "drop"
             counts[LONG if drop else _CUT] += 1
@@ -225,8 +242,9 @@ def refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tok
     for token, number in written.items():
         if tokenizer.token_to_id(token) != number:
             raise DataError(
-                f"{folder}: the chat template writes {token!r}, which tokenizer_config.json calls a token and "
-                "tokenizer.json does not have; name one that it has, there and in the template."
+                f"{folder}: the chat template writes {token!r}, which tokenizer_config.json calls a"
+                " token and tokenizer.json does not have; name one that it has, there and in the"
+                " template."
             )
 
 

@@ -12,17 +12,25 @@ from smtrain.worker.data.tokenize.turns import RecordFault, read_json
 
 KWARGS = "chat_template_kwargs"
 OPTIONS: dict[str, type | tuple[type, ...]] = {
-    "enable_thinking": bool, "thinking": bool, "preserve_thinking": bool, "clear_thinking": bool,
-    "thinking_budget": (int, float), "reasoning_effort": str, "documents": list, "builtin_tools": list,
+    "enable_thinking": bool,
+    "thinking": bool,
+    "preserve_thinking": bool,
+    "clear_thinking": bool,
+    "thinking_budget": (int, float),
+    "reasoning_effort": str,
+    "documents": list,
+    "builtin_tools": list,
     "date_string": str,
-}  # fmt: skip
+}
 """Fields of a record that are options of published templates, and their types."""
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 
 def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The options of a record: name in the template -> (field of the record, value). Raises RecordFault.
+    """The options of a record: name in the template -> (field of the record, value).
+
+    Raises RecordFault.
 
     `chat_template_kwargs`, an object or JSON in a string, wins over a field of the record.
     """
@@ -35,7 +43,9 @@ def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     if not isinstance(values, dict) or RESERVED & values.keys():
         raise RecordFault(f"{KWARGS!r} is no object of values for the chat template")
     # A row of a table has the names of all rows, with null.
-    return options | {name: (f"{KWARGS}.{name}", value) for name, value in values.items() if value is not None}
+    return options | {
+        name: (f"{KWARGS}.{name}", value) for name, value in values.items() if value is not None
+    }
 
 
 def option_fields(options: Mapping[str, tuple[str, Any]]) -> set[str]:
@@ -51,7 +61,11 @@ def values_of(options: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
 def ignored_options(options: Mapping[str, Any], variables: Collection[str]) -> str:
     """A clause about options for all records that a template does not read; "" if it reads all."""
     ignored = sorted(options.keys() - set(variables))
-    return f"the chat template does not read {', '.join(ignored)} of chat_template_kwargs" if ignored else ""
+    return (
+        f"the chat template does not read {', '.join(ignored)} of chat_template_kwargs"
+        if ignored
+        else ""
+    )
 
 
 @cache
@@ -70,8 +84,12 @@ def template_variables(source: str) -> frozenset[str]:
 
 
 def _is_set_first(name: str, source: str) -> bool:
-    """Whether a template sets a name before it reads it, as jinja reports names that are set in a branch too."""
+    """Whether a template sets a name before it reads it, as jinja reports names that are set in a
+    branch too.
+    """
     first = re.search(rf"(?<![.\w'\"]){name}\b(?!['\"])", source)
     if not first or not re.search(r"\bset\s+$", source[: first.start()]):
         return False
-    return not re.match(rf"[^%]*(?<![.\w'\"]){name}\b", source[first.end() :])  # not `x = x | default(...)`
+    return not re.match(
+        rf"[^%]*(?<![.\w'\"]){name}\b", source[first.end() :]
+    )  # not `x = x | default(...)`

@@ -1,4 +1,6 @@
-"""Turns of a conversation in one form: `role`, `content` and other fields that a template may read."""
+"""Turns of a conversation in one form: `role`, `content` and other fields that a template may
+read.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,19 @@ from smtrain.worker.data.read.record_fields import turn_fields
 from smtrain.worker.data.read.unread import UnreadText
 
 ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "model": "assistant", "function_call": "assistant", "system": "system", "developer": "developer", "tool": "tool",
-    "function": "tool", "observation": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
 """Every role name that the forms document."""
 _NATIVE = ("observation",)
 """Roles of OpenAI's form that some templates know by this name."""
@@ -43,7 +54,9 @@ class RecordFault(Exception):  # noqa: N818 - a property of the data, reported w
 
 @dataclass(frozen=True)
 class Turns:
-    """Messages up to the last answer, the indices of `skipped` answers, and counts of what is not read."""
+    """Messages up to the last answer, the indices of `skipped` answers, and counts of what is not
+    read.
+    """
 
     messages: list[dict[str, Any]]
     skipped: frozenset[int]
@@ -65,8 +78,12 @@ def read_turns(turns: Any, column: str) -> Turns:
         elif not all(switches.values()):
             skipped.add(len(messages))
         messages.append(message)
-    first_question = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
-    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    first_question = next(
+        (i for i, message in enumerate(messages) if message["role"] == "user"), len(messages)
+    )
+    last = max(
+        (i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1
+    )
     if last < first_question:
         raise RecordFault("no answer of the assistant to a user")
     unread.count(sorted(idle))
@@ -76,8 +93,13 @@ def read_turns(turns: Any, column: str) -> Turns:
 
 
 def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
-    """Turn `number` of `column` (messages or conversations), in the form of templates. Raises RecordFault."""
-    role_key, content_key = (next((k for k in keys if turn.get(k) is not None), keys[0]) for keys in _KEYS[column])
+    """Turn `number` of `column` (messages or conversations), in the form of templates.
+
+    Raises RecordFault.
+    """
+    role_key, content_key = (
+        next((k for k in keys if turn.get(k) is not None), keys[0]) for keys in _KEYS[column]
+    )
     name = turn.get(role_key)
     role = ROLES.get(name.lower()) if isinstance(name, str) else None
     if isinstance(name, str) and role_key == "role" and (role is None or name in _NATIVE):
@@ -86,7 +108,9 @@ def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, An
         raise RecordFault(f"turn {number} has {role_key} {name!r}, which is no known role")
     for field in _REFUSED:
         if turn.get(field):
-            raise RecordFault(f"turn {number} has {field}, which is not read: say train of the whole turn")
+            raise RecordFault(
+                f"turn {number} has {field}, which is not read: say train of the whole turn"
+            )
     left_out = (role_key, content_key, *_SWITCHES, *_REFUSED, "function_call")
     rest = {k: v for k, v in turn.items() if k not in left_out and v is not None}
     content = _content(turn.get(content_key))
@@ -95,14 +119,18 @@ def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, An
     elif turn.get("function_call"):
         rest["tool_calls"] = _calls(turn["function_call"], number)
     elif rest.get("tool_calls"):
-        rest["tool_calls"] = _calls(read_json(rest["tool_calls"], f"turn {number}: tool_calls"), number)
+        rest["tool_calls"] = _calls(
+            read_json(rest["tool_calls"], f"turn {number}: tool_calls"), number
+        )
     if content is None and not rest.get("tool_calls"):
         raise RecordFault(f"turn {number} has no text in {content_key!r}")
     return {"role": role, **({} if content is None else {"content": clean(content)}), **rest}
 
 
 def holds_other_turns(answer: str) -> bool:
-    """Whether a text answer holds the heading of a turn of a user or of a tool, after its beginning."""
+    """Whether a text answer holds the heading of a turn of a user or of a tool, after its
+    beginning.
+    """
     return _HEADINGS.search(answer) is not None
 
 
@@ -114,16 +142,25 @@ def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
         if value is None:
             continue
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
-            raise RecordFault(f"turn {number} has {name} {value!r}; it must be 0 or 1 (false or true)")
+            raise RecordFault(
+                f"turn {number} has {name} {value!r}; it must be 0 or 1 (false or true)"
+            )
         switches[name] = bool(value)
     return switches
 
 
 def _calls(calls: Any, number: int) -> list[Any]:
-    """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are objects."""
-    listed = [read_json(call, f"turn {number}: a call") for call in (calls if isinstance(calls, list) else [calls])]
+    """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are
+    objects.
+    """
+    listed = [
+        read_json(call, f"turn {number}: a call")
+        for call in (calls if isinstance(calls, list) else [calls])
+    ]
     if not all(isinstance(call, dict) for call in listed):
-        raise RecordFault(f"turn {number} calls a function and is no object with name and arguments")
+        raise RecordFault(
+            f"turn {number} calls a function and is no object with name and arguments"
+        )
     return [_call(call) for call in listed]
 
 
@@ -134,7 +171,9 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_object(outer: dict[str, Any], key: str) -> dict[str, Any]:
-    """A call or tool whose `function` has an object under `key`, also if it is written as JSON within JSON."""
+    """A call or tool whose `function` has an object under `key`, also if it is written as JSON
+    within JSON.
+    """
     inner = outer.get("function")
     if not isinstance(inner, dict) or not isinstance(inner.get(key), str):
         return outer
@@ -149,8 +188,8 @@ def _with_object(outer: dict[str, Any], key: str) -> dict[str, Any]:
 def call_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The messages in each form of calls that templates are written for, the usual one first.
 
-    A call without text has no content, null, or an empty one. Arguments are objects, or JSON in a string as OpenAI
-    sends them.
+    A call without text has no content, null, or an empty one. Arguments are objects, or JSON in a
+    string as OpenAI sends them.
     """
     contents: list[dict[str, Any]] = [{}, {"content": None}, {"content": ""}]
     for content, as_text in product(contents, (False, True)):
@@ -161,14 +200,21 @@ def _with_call(message: dict[str, Any], content: dict[str, Any], as_text: bool) 
     if not message.get("tool_calls"):
         return message
     calls = [_as_text(call) if as_text else call for call in message["tool_calls"]]
-    return {**({} if message.get("content") is not None else content), **message, "tool_calls": calls}
+    return {
+        **({} if message.get("content") is not None else content),
+        **message,
+        "tool_calls": calls,
+    }
 
 
 def _as_text(call: dict[str, Any]) -> dict[str, Any]:
     inner = call.get("function")
     if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), dict):
         return call
-    return {**call, "function": {**inner, "arguments": json.dumps(inner["arguments"], ensure_ascii=False)}}
+    return {
+        **call,
+        "function": {**inner, "arguments": json.dumps(inner["arguments"], ensure_ascii=False)},
+    }
 
 
 def read_tools(value: Any, name: str) -> list[Any] | None:
@@ -176,10 +222,15 @@ def read_tools(value: Any, name: str) -> list[Any] | None:
     listed = read_json(value, repr(name)) if value else None
     if not listed:
         return None
-    listed = [read_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])]
+    listed = [
+        read_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])
+    ]
     if not all(isinstance(tool, dict) for tool in listed):
         raise RecordFault(f"{name!r} is not a list of objects")
-    tools = [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
+    tools = [
+        {"type": "function", "function": t} if "name" in t and "function" not in t else t
+        for t in listed
+    ]
     return [_with_object(tool, "parameters") for tool in tools]
 
 
@@ -194,7 +245,9 @@ def read_json(value: Any, what: str) -> Any:
 
 
 def _content(value: Any) -> str | None:
-    if isinstance(value, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in value):
+    if isinstance(value, list) and all(
+        isinstance(p, dict) and isinstance(p.get("text"), str) for p in value
+    ):
         return "".join(part["text"] for part in value)  # OpenAI's text parts
     return value if isinstance(value, str) else None
 

@@ -1,4 +1,6 @@
-"""Causes of text that records have and samples do not, by the names under which it is counted; and the remedies."""
+"""Causes of text that records have and samples do not, by the names under which it is counted; and
+the remedies.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +24,52 @@ class UnreadCause:
 
 
 def cause_of(name: str, *, text: bool = False) -> UnreadCause:
-    """The cause of a count of unread text; `text`: the records are pairs of text, without a chat template."""
+    """The cause of a count of unread text; `text`: the records are pairs of text, without a chat
+    template.
+    """
     top = name.partition(".")[0]
     if name == GREETING:
-        return UnreadCause("", "put a question before them, or a template with generation marks in chat_template.jinja")
+        return UnreadCause(
+            "",
+            "put a question before them, or a template with generation marks in"
+            " chat_template.jinja",
+        )
     if name == AFTER:
         return UnreadCause(", which nothing learns", "leave them out")
-    if name in (SPACE, SEEN_ONLY) or name.startswith(("parts of ", "turns of the role ")) or "[]." in name:
+    if (
+        name in (SPACE, SEEN_ONLY)
+        or name.startswith(("parts of ", "turns of the role "))
+        or "[]." in name
+    ):
         return UnreadCause(
-            ", which the chat template leaves out or changes", f"{_OWN}, or leave it out of the data", True
+            ", which the chat template leaves out or changes",
+            f"{_OWN}, or leave it out of the data",
+            True,
         )
     if name == "tools" and not text:
-        return UnreadCause(", which the chat template does not write", f"{_OWN}, or leave them out of the data", True)
+        return UnreadCause(
+            ", which the chat template does not write",
+            f"{_OWN}, or leave them out of the data",
+            True,
+        )
     if top in OPTIONS or top == KWARGS or name in _OF_CONVERSATIONS:
         if text:
             return UnreadCause(
                 ", which text has no place for",
-                "write prompt, chosen and rejected as lists of messages, or leave it out of the data",
+                "write prompt, chosen and rejected as lists of messages, or leave it out of the"
+                " data",
             )
         if name == "system":
-            return UnreadCause(", and another system prompt in the turns", "leave one of the two out")
+            return UnreadCause(
+                ", and another system prompt in the turns", "leave one of the two out"
+            )
         return UnreadCause(
             ", which the chat template does not read",
-            "leave it out, or put a template that reads it in chat_template.jinja next to tokenizer.json",
+            "leave it out, or put a template that reads it in chat_template.jinja next to"
+            " tokenizer.json",
         )
     return UnreadCause(
         " with text that is not read",
-        "name it in data.columns if it is part of the prompt or the answer, or leave it out of the data",
+        "name it in data.columns if it is part of the prompt or the answer, or leave it out of the"
+        " data",
     )

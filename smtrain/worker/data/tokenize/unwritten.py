@@ -1,8 +1,9 @@
-"""Find text of a conversation that a chat template leaves out, changes, or writes outside what is learned.
+"""Find text of a conversation that a chat template leaves out, changes, or writes outside what is
+learned.
 
-Templates cut thoughts (`content.split('</think>')[-1]`), strip, or skip fields. Each text of a turn is looked for in
-the rendered text, longest first, and each place of the rendered text counts for one of them. So a short thought is not
-mistaken for the same words in the answer.
+Templates cut thoughts (`content.split('</think>')[-1]`), strip, or skip fields. Each text of a turn
+is looked for in the rendered text, longest first, and each place of the rendered text counts for
+one of them. So a short thought is not mistaken for the same words in the answer.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import Any, Literal
 from smtrain.worker.data.read.unread import holds_text
 
 Fate = Literal["written", "respaced", "seen", "lost"]
-"""Found as it is, found with other white space, found outside the answers only, or not found as a whole."""
+"""Found as it is, found with other white space, found outside the answers only, or not found as a
+whole.
+"""
 LABELS = ("id", "name", "tool_call_id")
 """Fields of a turn that name it or a call; nothing in them is learned."""
 GREETING = "answers before the first question (not learned)"
 SPACE = "white space of answers"
 SEEN_ONLY = "text of answers that is seen and not learned"
 _OPENED = 200
-"""The most characters of an answer that its prompt may have written already, such as an opened <think>."""
+"""The most characters of an answer that its prompt may have written already, such as an opened
+<think>.
+"""
 _USED = "\0"
 """Stands for a place that a text was found in; no tokenizer's text has it."""
 
@@ -61,7 +66,9 @@ def turn_texts(messages: Sequence[Mapping[str, Any]], learned: Collection[int]) 
 
 
 def _within(name: str, value: Any, inner: bool = False) -> Iterator[tuple[str, str]]:
-    """(field, text) of every string in a value, and of the numbers and keys of a call's arguments."""
+    """(field, text) of every string in a value, and of the numbers and keys of a call's
+    arguments.
+    """
     if isinstance(value, str):
         yield from [(name, value)] if value else []
     elif isinstance(value, (list, tuple)):
@@ -82,7 +89,9 @@ def _within(name: str, value: Any, inner: bool = False) -> Iterator[tuple[str, s
 
 
 class Places:
-    """The rendered texts of a conversation, as places in which texts are found; each place is found once."""
+    """The rendered texts of a conversation, as places in which texts are found; each place is found
+    once.
+    """
 
     def __init__(self, rendered: Sequence[Rendered], change: Callable[[str], str] = str) -> None:
         self._change = change
@@ -111,7 +120,9 @@ class Places:
         return None
 
     def _take_answer(self, text: str, opened: bool) -> bool:
-        """Find a text in an answer; `opened`: its beginning may stand in the prompt, such as an opened <think>."""
+        """Find a text in an answer; `opened`: its beginning may stand in the prompt, such as an
+        opened <think>.
+        """
         for i, (before, answer) in enumerate(self._answers):
             at = answer.find(text)
             if at >= 0:
@@ -141,7 +152,8 @@ def fates(texts: Sequence[TurnText], rendered: Sequence[Rendered]) -> list[Fate]
     exact = {i: places.take(texts[i]) for i in order}
     if all(place == ("answer" if texts[i].learned else "rest") for i, place in exact.items()):
         return ["written"] * len(texts)
-    # Again from the start: a short text may have been found within a long one that has other white space.
+    # Again from the start: a short text may have been found within a long one that has other white
+    # space.
     places = Places(rendered, _squeezed)
     found: list[Fate] = ["lost"] * len(texts)
     for i in order:
@@ -154,7 +166,9 @@ def fates(texts: Sequence[TurnText], rendered: Sequence[Rendered]) -> list[Fate]
 
 
 def _spelled(text: str) -> Iterator[str]:
-    """A text as a template may write it without loss: as it is, or as JSON, also as JSON in JSON."""
+    """A text as a template may write it without loss: as it is, or as JSON, also as JSON in
+    JSON.
+    """
     yield text
     once = json.dumps(text, ensure_ascii=False)[1:-1]
     if once != text:
@@ -169,7 +183,9 @@ def _squeezed(text: str) -> str:
 
 
 def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
-    """Whether a name, a description or another string of functions or documents is missing in all texts."""
+    """Whether a name, a description or another string of functions or documents is missing in all
+    texts.
+    """
     items = value if isinstance(value, list) else [value]
     for item in items:
         whole = json.dumps(item, ensure_ascii=False)
@@ -184,7 +200,9 @@ def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
 
 
 def _strings(value: Any, named: bool = False) -> Iterator[str]:
-    """The strings of JSON schemas and documents, except types and formats; `named`: the keys are names too."""
+    """The strings of JSON schemas and documents, except types and formats; `named`: the keys are
+    names too.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, tuple)):

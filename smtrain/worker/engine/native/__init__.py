@@ -1,4 +1,5 @@
-"""The native engine: transformers' own models under tensor, pipeline and data parallelism, in plain torch.
+"""The native engine: transformers' own models under tensor, pipeline and data parallelism, in plain
+torch.
 
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model

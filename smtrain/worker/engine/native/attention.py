@@ -1,17 +1,18 @@
 """Positions, rotary embeddings and masks of a batch for the layers of a stage.
 
-We make masks here, because transformers' functions for them change with each release, and read a number of each
-micro-batch's positions first, which would make the device wait. A row that is one sample needs no mask (SDPA is causal
-then), except in layers with a shorter window. On CUDA packed rows, windows and sinks have `DocumentBounds` in place of
-a mask, so that time and memory are those of the documents. Elsewhere packed rows have block-diagonal masks, so that
-samples do not see each other.
+We make masks here, because transformers' functions for them change with each release, and read a
+number of each micro-batch's positions first, which would make the device wait. A row that is one
+sample needs no mask (SDPA is causal then), except in layers with a shorter window. On CUDA packed
+rows, windows and sinks have `DocumentBounds` in place of a mask, so that time and memory are those
+of the documents. Elsewhere packed rows have block-diagonal masks, so that samples do not see each
+other.
 
-With context parallelism a rank has a part of every row, whose positions are those in the whole row; `CutRows` stands in
-the place of a mask.
+With context parallelism a rank has a part of every row, whose positions are those in the whole row;
+`CutRows` stands in the place of a mask.
 
-Positions and the numbers of samples are computed on the host, which has the segments anyway, and arrive in 32 bits:
-Neuron has no kernel for a running maximum, and computes 64 bits by way of the CPU. Only the comparison of [S, S] pairs
-is left to the device.
+Positions and the numbers of samples are computed on the host, which has the segments anyway, and
+arrive in 32 bits: Neuron has no kernel for a running maximum, and computes 64 bits by way of the
+CPU. Only the comparison of [S, S] pairs is left to the device.
 """
 
 from __future__ import annotations
@@ -37,42 +38,69 @@ Sight = int | Literal["state"] | None
 
 
 class AttentionContext:
-    """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
+    """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all
+    the time.
+    """
 
     def __init__(
-        self, rotary: Mapping[bool, Turn], sights: tuple[Sight, ...], dtype: torch.dtype, mesh: ProcessMesh,
-        head_dims: Sequence[int], compiled: bool, sinks: bool = False,
-    ) -> None:  # fmt: skip
-        """`rotary` has the embedding of layers without a window (False), and that of the others if it differs.
+        self,
+        rotary: Mapping[bool, Turn],
+        sights: tuple[Sight, ...],
+        dtype: torch.dtype,
+        mesh: ProcessMesh,
+        head_dims: Sequence[int],
+        compiled: bool,
+        sinks: bool = False,
+    ) -> None:
+        """`rotary` has the embedding of layers without a window (False), and that of the others if
+        it differs.
 
         `head_dims` are those of each layer.
         """
         self.varlen = mesh.device.type == "cuda"
-        """Whether layers get `DocumentBounds` in place of masks. A test sets it on the CPU, before the first batch."""
+        """Whether layers get `DocumentBounds` in place of masks.
+
+        A test sets it on the CPU, before the first batch.
+        """
         self._rotary, self._dtype, self._mesh, self._device = rotary, dtype, mesh, mesh.device
         self._windows = tuple(None if sight == "state" else sight for sight in sights)
         self._states = tuple(sight == "state" for sight in sights)
         self._head_dim, self._compiled, self._said = max(head_dims), compiled, False
-        faults = [flash_fault(mesh.device, dtype, size) if self.varlen else None for size in head_dims]
+        faults = [
+            flash_fault(mesh.device, dtype, size) if self.varlen else None for size in head_dims
+        ]
         self._sdpa = [fault is None and not sinks for fault in faults]
-        """Whether torch's SDPA computes whole rows of each layer without a mask and without keeping scores."""
-        slow = [fault for fault, state in zip(faults, self._states, strict=True) if fault is not None and not state]
+        """Whether torch's SDPA computes whole rows of each layer without a mask and without keeping
+        scores.
+        """
+        slow = [
+            fault
+            for fault, state in zip(faults, self._states, strict=True)
+            if fault is not None and not state
+        ]
         if slow and local_rank() == 0:
-            log.warning("attention of %d of %d layers runs in chunks of plain torch, which is slower: "
-                        "FlashAttention cannot compute it, because %s", len(slow), len(sights), slow[0])  # fmt: skip
+            log.warning(
+                "attention of %d of %d layers runs in chunks of plain torch, which is slower: "
+                "FlashAttention cannot compute it, because %s",
+                len(slow),
+                len(sights),
+                slow[0],
+            )
         self._kept: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
 
     def __call__(
         self, batch: int, length: int, segments: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[Any], list[Any]]:
-        """Positions [B or 1, own tokens], and each layer's rotary embeddings and mask (None: causal over the row).
+        """Positions [B or 1, own tokens], and each layer's rotary embeddings and mask (None: causal
+        over the row).
 
-        The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows `CutRows`, and on CUDA
-        `DocumentBounds`. `length` counts own tokens, `segments` has whole rows.
+        The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows
+        `CutRows`, and on CUDA `DocumentBounds`. `length` counts own tokens, `segments` has whole
+        rows.
 
-        If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
-        row; None makes every row one sample.
+        If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host
+        numbers the samples of a row; None makes every row one sample.
         """
         if segments is not None:
             return self._packed(segments)
@@ -95,7 +123,9 @@ class AttentionContext:
 
     @torch.no_grad()
     def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-        """Positions on the device, and the layers' rotary embeddings; fp32 holds every position below 2**24."""
+        """Positions on the device, and the layers' rotary embeddings; fp32 holds every position
+        below 2**24.
+        """
         own = self._mesh.own_tokens
         there = own(to_device(positions.int(), self._device))
         if not self._rotary:
@@ -115,30 +145,56 @@ class AttentionContext:
         number = None
         if any(self._states) or not self.varlen:
             number = to_device((positions == 0).cumsum(-1).int(), self._device)
-        masks = self._documents(positions) if number is None or self.varlen else self._masks_apart(positions, number)
+        masks = (
+            self._documents(positions)
+            if number is None or self.varlen
+            else self._masks_apart(positions, number)
+        )
         documents = None if number is None else RowDocuments(number, self._bounds(positions))
         each = zip(self._states, self._windows, strict=True)
-        return *self._places(batch, positions), [documents if state else masks[window] for state, window in each]
+        return *self._places(batch, positions), [
+            documents if state else masks[window] for state, window in each
+        ]
 
     def _documents(self, positions: torch.Tensor) -> dict[int | None, Any]:
-        """`DocumentBounds`, or `CutRows` with them, for each window, by positions [B, S] on the host."""
+        """`DocumentBounds`, or `CutRows` with them, for each window, by positions [B, S] on the
+        host.
+        """
         mesh, windows = self._mesh, {*self._windows}
         if mesh.cp > 1:
             index = self._tokens(positions.shape[1])
-            return {window: CutRows.by_documents(mesh, index, window, positions, self._compiled) for window in windows}
+            return {
+                window: CutRows.by_documents(mesh, index, window, positions, self._compiled)
+                for window in windows
+            }
         rows = DocumentBounds.of(find_bounds(positions), self._device, self._compiled)
         longer = positions.shape[1]
-        return {one: rows._replace(window=one if one is not None and one < longer else None) for one in windows}
+        return {
+            one: rows._replace(window=one if one is not None and one < longer else None)
+            for one in windows
+        }
 
     def _masks_apart(self, positions: torch.Tensor, number: torch.Tensor) -> dict[int | None, Any]:
-        """The mask of each window, by positions on the host and numbers of documents on the device."""
+        """The mask of each window, by positions on the host and numbers of documents on the
+        device.
+        """
         if self._mesh.cp > 1:
-            # Neuron compiles a graph for each shape, and the keys that a chunk sees are others in each batch.
-            seen, index = None if self._device.type == "neuron" else positions, self._tokens(positions.shape[1])
-            return {window: CutRows.of(self._mesh, index, window, number, seen) for window in {*self._windows}}
+            # Neuron compiles a graph for each shape, and the keys that a chunk sees are others in
+            # each batch.
+            seen, index = (
+                None if self._device.type == "neuron" else positions,
+                self._tokens(positions.shape[1]),
+            )
+            return {
+                window: CutRows.of(self._mesh, index, window, number, seen)
+                for window in {*self._windows}
+            }
         back = self._back(positions.shape[1])
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
-        return {window: within if window is None else within & (back < window) for window in set(self._windows)}
+        return {
+            window: within if window is None else within & (back < window)
+            for window in set(self._windows)
+        }
 
     def _bounds(self, positions: torch.Tensor) -> torch.Tensor | None:
         """`RowDocuments.bounds`, which only layers with a state use."""
@@ -149,18 +205,26 @@ class AttentionContext:
     def _masks(self, positions: torch.Tensor) -> list[Any]:
         """Each layer's mask over whole rows, by their positions [B, S] on the host."""
         length = positions.shape[1]
-        cuts = [window if window is not None and length > window else None for window in self._windows]
+        cuts = [
+            window if window is not None and length > window else None for window in self._windows
+        ]
         layers = list(zip(self._states, self._sdpa, cuts, strict=True))
         if self.varlen:
             rows, whole = self._documents(positions), self._mesh.cp == 1
             plain = (state or (whole and sdpa and cut is None) for state, sdpa, cut in layers)
-            return [None if one else rows[window] for one, window in zip(plain, self._windows, strict=True)]
+            return [
+                None if one else rows[window]
+                for one, window in zip(plain, self._windows, strict=True)
+            ]
         if self._mesh.cp > 1:
             index = self._tokens(length)
             cut_rows = {cut: CutRows.of(self._mesh, index, cut) for cut in {*cuts}}
             return [None if state else cut_rows[cut] for state, _, cut in layers]
         back = self._back(length)
-        masks = {cut: None if cut is None else ((back >= 0) & (back < cut))[None, None] for cut in set(cuts)}
+        masks = {
+            cut: None if cut is None else ((back >= 0) & (back < cut))[None, None]
+            for cut in set(cuts)
+        }
         return [masks[cut] for cut in cuts]
 
     def _back(self, length: int) -> torch.Tensor:
@@ -171,7 +235,9 @@ class AttentionContext:
     def _tokens(self, length: int) -> torch.Tensor:
         """int32 [S]: the numbers of a row's tokens."""
         if len(self._index) != length:
-            self._index = to_device(torch.arange(length, dtype=torch.int32, device="cpu"), self._device)
+            self._index = to_device(
+                torch.arange(length, dtype=torch.int32, device="cpu"), self._device
+            )
         return self._index
 
 

@@ -1,8 +1,9 @@
-"""Attention by documents in plain torch, for devices, formats and head sizes that FlashAttention 2 does not take.
+"""Attention by documents in plain torch, for devices, formats and head sizes that FlashAttention 2
+does not take.
 
-Chunks of queries meet only the keys from the first one that any of them sees to the last. The backward pass computes
-the scores of each chunk again from its softmax's sum, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135), so
-no more than the scores of one chunk exist.
+Chunks of queries meet only the keys from the first one that any of them sees to the last. The
+backward pass computes the scores of each chunk again from its softmax's sum, as FlashAttention does
+(Dao et al. 2022, arXiv 2205.14135), so no more than the scores of one chunk exist.
 """
 
 from __future__ import annotations
@@ -28,15 +29,23 @@ class _QueryChunk(NamedTuple):
 
 
 def forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, host: torch.Tensor,
-    window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Attention [queries, heads, D] of q to k and v [keys, kv heads, D], and the logarithm of each softmax's sum, fp32
-    [heads, queries].
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [queries, heads, D] of q to k and v [keys, kv heads, D], and the logarithm of each
+    softmax's sum, fp32 [heads, queries].
 
     `cu_seqlens` and `host` are those of `varlen.DocumentBounds`.
     """
-    out, lse = torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+    out, lse = (
+        torch.empty_like(query),
+        query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32),
+    )
     sight = _sight(cu_seqlens, query.shape[0], window)
     for chunk in _split(host, window, query):
         keys = slice(chunk.low, chunk.high)
@@ -49,12 +58,22 @@ def forward(
 
 
 def backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor, cu_seqlens: torch.Tensor, host: torch.Tensor, window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v, from that of the output."""
     of_q = torch.empty_like(query)
-    sums = [x.new_zeros((x.shape[1], x.shape[0], x.shape[2]), dtype=torch.float32) for x in (key, value)]
+    sums = [
+        x.new_zeros((x.shape[1], x.shape[0], x.shape[2]), dtype=torch.float32) for x in (key, value)
+    ]
     sight = _sight(cu_seqlens, query.shape[0], window)
     for chunk in _split(host, window, query):
         keys, queries = slice(chunk.low, chunk.high), slice(chunk.start, chunk.stop)
@@ -88,13 +107,18 @@ def _split(host: torch.Tensor, window: int | None, query: torch.Tensor) -> Itera
         last, low = last_key(start)
         low = low if window is None else max(low, last - window + 1)
         stop = min(start + most, tokens)
-        while stop - start > _FEWEST and heads * (stop - start) * (last_key(stop - 1)[0] + 1 - low) > CHUNK_SCORES:
+        while (
+            stop - start > _FEWEST
+            and heads * (stop - start) * (last_key(stop - 1)[0] + 1 - low) > CHUNK_SCORES
+        ):
             stop = start + (stop - start) // 2
         yield _QueryChunk(start, stop, low, last_key(stop - 1)[0] + 1)
         start = stop
 
 
-def _sight(cu_seqlens: torch.Tensor, tokens: int, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _sight(
+    cu_seqlens: torch.Tensor, tokens: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The first and the last key that each query sees, int32 [queries]."""
     queries, keys = cu_seqlens
     index = torch.arange(tokens, dtype=torch.int32, device=cu_seqlens.device)
@@ -113,13 +137,19 @@ def _grouped(x: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk) -> torch.Te
 
 def _by_token(x: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
     """The opposite of `_grouped`: [n, heads, D]."""
-    return x.view(x.shape[0], -1, chunk.stop - chunk.start, x.shape[2]).permute(2, 0, 1, 3).flatten(1, 2)
+    return (
+        x.view(x.shape[0], -1, chunk.stop - chunk.start, x.shape[2])
+        .permute(2, 0, 1, 3)
+        .flatten(1, 2)
+    )
 
 
 def _scores(
     q: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk, sight: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """fp32 [kv heads, heads for each x n, keys]: scores of scaled queries, -inf for keys that they do not see."""
+    """fp32 [kv heads, heads for each x n, keys]: scores of scaled queries, -inf for keys that they
+    do not see.
+    """
     index = torch.arange(chunk.low, chunk.high, dtype=torch.int32, device=q.device)
     first, last = (side[chunk.start : chunk.stop, None] for side in sight)
     unseen = (index < first) | (index > last)

@@ -1,8 +1,9 @@
 """Attention by documents in FlashAttention 2 (Dao 2023, arXiv 2307.08691).
 
-It takes the bounds of documents (`cu_seqlens`), a window, and fewer heads of keys than of queries. torch has it as
-`aten._flash_attention_forward` and `_backward`, which torch.nn.attention.varlen (2.10 and later) calls too. Under
-`torch.use_deterministic_algorithms(True)` its backward pass sums dq in a fixed order: `_flash_attention_backward` in
+It takes the bounds of documents (`cu_seqlens`), a window, and fewer heads of keys than of queries.
+torch has it as `aten._flash_attention_forward` and `_backward`, which torch.nn.attention.varlen
+(2.10 and later) calls too. Under `torch.use_deterministic_algorithms(True)` its backward pass sums
+dq in a fixed order: `_flash_attention_backward` in
 ATen/native/transformers/cuda/attention_backward.cu reads that setting, unless it only warns.
 """
 
@@ -15,11 +16,17 @@ from smtrain.core.model.footprint import FLASH_HEAD
 
 
 def flash_fault(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Explain why FlashAttention 2 cannot compute heads of this size; None if it can. This is the only such rule."""
+    """Explain why FlashAttention 2 cannot compute heads of this size; None if it can.
+
+    This is the only such rule.
+    """
     if device.type != "cuda":
         return "it needs a GPU"
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"it takes bfloat16 and float16 (train.precision), not {str(dtype).removeprefix('torch.')}"
+        return (
+            "it takes bfloat16 and float16 (train.precision), not"
+            f" {str(dtype).removeprefix('torch.')}"
+        )
     if head_dim > FLASH_HEAD:
         return f"it takes heads of at most {FLASH_HEAD} numbers, and this model has {head_dim}"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -30,27 +37,57 @@ def flash_fault(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 
 def forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, host: torch.Tensor,
-    window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `attention_chunks.forward`."""
     padded = _padded(query, key, value)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *padded, *cu_seqlens, *_longest(host), 0.0, window is None, False, scale=scale, **_sides(window)
+        *padded,
+        *cu_seqlens,
+        *_longest(host),
+        0.0,
+        window is None,
+        False,
+        scale=scale,
+        **_sides(window),
     )
     return out[..., : query.shape[-1]].contiguous(), lse
 
 
 def backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor, cu_seqlens: torch.Tensor, host: torch.Tensor, window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `attention_chunks.backward`."""
     padded = _padded(grad, query, key, value, out)
-    # The state of the random numbers of dropout, which there is not: torch.nn.attention.varlen passes the same.
+    # The state of the random numbers of dropout, which there is not: torch.nn.attention.varlen
+    # passes the same.
     state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_empty(0)
     made = torch.ops.aten._flash_attention_backward(
-        *padded, lse, *cu_seqlens, *_longest(host), 0.0, window is None, state, unused, scale=scale, **_sides(window)
+        *padded,
+        lse,
+        *cu_seqlens,
+        *_longest(host),
+        0.0,
+        window is None,
+        state,
+        unused,
+        scale=scale,
+        **_sides(window),
     )
     of_q, of_k, of_v = (x[..., : query.shape[-1]].contiguous() for x in made)
     return of_q, of_k, of_v
@@ -69,5 +106,7 @@ def _longest(host: torch.Tensor) -> list[int]:
 
 
 def _sides(window: int | None) -> dict[str, int]:
-    """The window of FlashAttention: keys before a query, and after it; without one its causal mask does it."""
+    """The window of FlashAttention: keys before a query, and after it; without one its causal mask
+    does it.
+    """
     return {"window_size_left": -1 if window is None else window - 1, "window_size_right": 0}

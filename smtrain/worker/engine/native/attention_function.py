@@ -1,4 +1,5 @@
-"""The attention of all layers, as transformers calls it; the type of `attention_mask` chooses how it runs.
+"""The attention of all layers, as transformers calls it; the type of `attention_mask` chooses how
+it runs.
 
 | attention_mask | made for | runs |
 |---|---|---|
@@ -33,15 +34,23 @@ def register(compiled: bool) -> str:
 
 
 def _attend(
-    over_cut_rows: Callable[..., torch.Tensor], module: Any, query: torch.Tensor, key: torch.Tensor,
-    value: torch.Tensor, attention_mask: Any, scaling: float | None = None, s_aux: torch.Tensor | None = None,
+    over_cut_rows: Callable[..., torch.Tensor],
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **rest: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
+) -> tuple[torch.Tensor, None]:
     """Attention [B, n, heads, D] of q, k and v [B, heads, n or keys, D]."""
     if isinstance(attention_mask, varlen.DocumentBounds):
         return varlen.attend(query, key, value, attention_mask, scaling, s_aux), None
     if isinstance(attention_mask, cut_rows.CutRows):
         return over_cut_rows(query, key, value, attention_mask, scaling, s_aux), None
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else sinks.attend
-    made: tuple[torch.Tensor, None] = plain(module, query, key, value, attention_mask, scaling=scaling, **rest)
+    made: tuple[torch.Tensor, None] = plain(
+        module, query, key, value, attention_mask, scaling=scaling, **rest
+    )
     return made

@@ -1,14 +1,17 @@
 """The auxiliary loss that evens out the loads of experts, and the loads themselves.
 
-Of a micro-batch of T tokens and L layers, transformers computes E * sum over experts e of f_e * P_e: f_e is the share
-of the L * T tokens that chose e, P_e the mean of e's probability. It is one product of sums over all layers, so a stage
-of a pipeline needs the counts of the others before its backward pass: they travel with the hidden states, and back with
-their gradients. f has no gradient. The loss of a step is the mean over its micro-batches and data-parallel ranks.
+Of a micro-batch of T tokens and L layers, transformers computes E * sum over experts e of f_e *
+P_e: f_e is the share of the L * T tokens that chose e, P_e the mean of e's probability. It is one
+product of sums over all layers, so a stage of a pipeline needs the counts of the others before its
+backward pass: they travel with the hidden states, and back with their gradients. f has no gradient.
+The loss of a step is the mean over its micro-batches and data-parallel ranks.
 
-Megatron-core's form (`layers`) has a product for each layer, divides f by the experts of a token, and adds the layers.
+Megatron-core's form (`layers`) has a product for each layer, divides f by the experts of a token,
+and adds the layers.
 
-The gradient enters at the router's logits: the loss of the step itself stays one number of the last stage. Each
-tensor-parallel rank adds its share of it, because the ranks' gradients there are added up.
+The gradient enters at the router's logits: the loss of the step itself stays one number of the last
+stage. Each tensor-parallel rank adds its share of it, because the ranks' gradients there are added
+up.
 """
 
 from __future__ import annotations
@@ -57,9 +60,12 @@ class Routed:
     dropped: torch.Tensor = field(init=False)
     """fp32 []: choices beyond the capacity of an expert, over the layers."""
     totals: torch.Tensor | None = None
-    """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of all stages."""
+    """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of
+    all stages.
+    """
     slope: torch.Tensor | None = None
-    """The gradient of the step's loss for each token's probabilities, as `counts`, if there is one."""
+    """The gradient of the step's loss for each token's probabilities, as `counts`, if there is one.
+    """
     counting: bool = True
     """False once its forward pass is over: a layer that is computed again does not count."""
 
@@ -67,7 +73,14 @@ class Routed:
 class Balance:
     """The auxiliary loss of a stage's layers with experts; `begin` each micro-batch."""
 
-    def __init__(self, shape: ModelShape, layers: range, mesh: ProcessMesh, coefficient: float, by_layer: bool) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        layers: range,
+        mesh: ProcessMesh,
+        coefficient: float,
+        by_layer: bool,
+    ) -> None:
         """`layers` are the stage's."""
         assert shape.experts is not None
         self.sizes, self.coefficient, self._mesh = shape.experts, coefficient, mesh
@@ -108,15 +121,21 @@ class Balance:
         return self._now is not None
 
     def balance(self, layer: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """The probabilities [T, E] of a layer's router, fp32, whose gradient gets that of the auxiliary loss."""
+        """The probabilities [T, E] of a layer's router, fp32, whose gradient gets that of the
+        auxiliary loss.
+        """
         if self._now is None or not self.coefficient or not probabilities.requires_grad:
             return probabilities
         apply: Any = _Balanced.apply
         out: torch.Tensor = apply(probabilities, self._now, self._row[layer])
         return out
 
-    def balance_logits(self, layer: int, logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-        """Logits [T, E] of a layer's router, as `balance`; `probabilities` are their softmax, without a gradient."""
+    def balance_logits(
+        self, layer: int, logits: torch.Tensor, probabilities: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [T, E] of a layer's router, as `balance`; `probabilities` are their softmax,
+        without a gradient.
+        """
         if self._now is None or not self.coefficient or not logits.requires_grad:
             return logits
         apply: Any = _BalancedLogits.apply
@@ -125,9 +144,12 @@ class Balance:
 
     @torch.no_grad()
     def count(self, layer: int, probabilities: torch.Tensor, counts: torch.Tensor) -> None:
-        """Add a layer's choices: the tokens [E] that chose each expert, and the probabilities [T, E]."""
+        """Add a layer's choices: the tokens [E] that chose each expert, and the probabilities [T,
+        E].
+        """
         if self._now is not None and self._now.counting:
-            # Not torch.special.entr or xlogy, which Neuron may lack; an expert of probability 0 adds 0.
+            # Not torch.special.entr or xlogy, which Neuron may lack; an expert of probability 0
+            # adds 0.
             logs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
             entropy = -(probabilities * logs).sum()
             self._now.choices[layer] = LayerChoices(counts, probabilities.sum(0), entropy)
@@ -140,7 +162,9 @@ class Balance:
 
     @torch.no_grad()
     def join(self, routed: Routed) -> None:
-        """Put the layers together once the forward pass is over, and add the other ranks that share the rows."""
+        """Put the layers together once the forward pass is over, and add the other ranks that share
+        the rows.
+        """
         layers = [routed.choices[layer] for layer in self._row]
         none = torch.zeros(0, self.sizes.count, device=self._mesh.device)
         routed.counts = torch.stack([each.counts for each in layers]).float() if layers else none
@@ -160,15 +184,22 @@ class Balance:
 
     def _total(self, numbers: list[torch.Tensor]) -> torch.Tensor:
         """The fp32 sum of the layers' numbers."""
-        return torch.stack(numbers).sum().float() if numbers else torch.zeros((), device=self._mesh.device)
+        return (
+            torch.stack(numbers).sum().float()
+            if numbers
+            else torch.zeros((), device=self._mesh.device)
+        )
 
     def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
-        """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the stages before."""
+        """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the
+        stages before.
+        """
         own = torch.stack([routed.counts.sum(0), routed.sums.sum(0)])
         return own if before is None else own + before
 
     def finish(self, routed: Routed, scale: torch.Tensor) -> None:
-        """End the counting of a micro-batch and set the gradient for probabilities, before its backward pass.
+        """End the counting of a micro-batch and set the gradient for probabilities, before its
+        backward pass.
 
         `scale` is the weight of a micro-batch's auxiliary loss in the step's loss.
         """
@@ -177,10 +208,14 @@ class Balance:
             counts = routed.counts
             if self.together and routed.totals is not None:
                 counts = routed.totals[0].expand_as(counts)
-            routed.slope = counts * (self._factor(routed.tokens) * self.coefficient * scale / self._mesh.tp)
+            routed.slope = counts * (
+                self._factor(routed.tokens) * self.coefficient * scale / self._mesh.tp
+            )
 
     def loss(self, routed: Routed) -> torch.Tensor:
-        """The auxiliary loss of a micro-batch: of all layers if they count together, else of this stage's."""
+        """The auxiliary loss of a micro-batch: of all layers if they count together, else of this
+        stage's.
+        """
         if self.together and routed.totals is not None:
             counts, sums = routed.totals.unbind()
         else:
@@ -195,20 +230,28 @@ class Balance:
     # Numbers of a step
 
     def numbers(self, loss: torch.Tensor, routed: list[Routed]) -> torch.Tensor:
-        """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and the stages.
+        """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and
+        the stages.
 
         [3 + layers * E]: losses, entropies, dropped choices, and counts of each layer with experts.
         """
         counts = torch.zeros(self._layers, self.sizes.count, device=loss.device)
         for one in routed:
             counts[self._first : self._first + len(one.counts)] += one.counts
-        sums = [torch.stack([one.entropy for one in routed]).sum(), torch.stack([one.dropped for one in routed]).sum()]
+        sums = [
+            torch.stack([one.entropy for one in routed]).sum(),
+            torch.stack([one.dropped for one in routed]).sum(),
+        ]
         return torch.cat([torch.stack([loss, *sums]), counts.flatten()])
 
     def metrics(self, numbers: list[float], batches: int) -> RoutingMetrics:
-        """The metrics of a step from the sum of `numbers`; `batches` micro-batches of all data-parallel ranks."""
+        """The metrics of a step from the sum of `numbers`; `batches` micro-batches of all
+        data-parallel ranks.
+        """
         (loss, entropy, dropped), counts = numbers[:3], numbers[3:]
-        rows = [counts[at : at + self.sizes.count] for at in range(0, len(counts), self.sizes.count)]
+        rows = [
+            counts[at : at + self.sizes.count] for at in range(0, len(counts), self.sizes.count)
+        ]
         assigned = sum(counts)
         mean = assigned / len(counts)
         tokens = assigned / self.sizes.chosen
@@ -236,10 +279,14 @@ class _Balanced(torch.autograd.Function):
 
 
 class _BalancedLogits(torch.autograd.Function):
-    """Logits; the backward pass adds the gradient of the auxiliary loss, through their softmax in fp32."""
+    """Logits; the backward pass adds the gradient of the auxiliary loss, through their softmax in
+    fp32.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor, routed: Routed, row: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(probabilities)
         ctx.routed, ctx.row = routed, row
         return logits.view_as(logits)

@@ -23,22 +23,31 @@ gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 scatter_sum_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 SEQ = 1  # the sequence dimension of hidden states [B, S, H]
 COMPILATION = timedelta(hours=2)
-"""Time limit of a collective on Neuron, as other stages compile for up to 50 minutes (AWS's tutorial of Wan 2.2)."""
+"""Time limit of a collective on Neuron, as other stages compile for up to 50 minutes (AWS's
+tutorial of Wan 2.2).
+"""
 _WORD = 1 << 12
-"""A count travels as two fp32 numbers, its multiple of this and the rest, whose sums are exact up to 2**24 each."""
+"""A count travels as two fp32 numbers, its multiple of this and the rest, whose sums are exact up
+to 2**24 each.
+"""
 
 
 def init_distributed(device_type: str | None = None) -> torch.device:
-    """Join the job that torchrun describes in the environment, or be a job of one; returns this rank's device.
+    """Join the job that torchrun describes in the environment, or be a job of one; returns this
+    rank's device.
 
-    `device_type` defaults to this machine's accelerator, or the CPU. Safe to call twice.
-    Raises `ConfigError` if more processes run on this host than it has devices, or the device is of a kind unknown.
+    `device_type` defaults to this machine's accelerator, or the CPU. Safe to call twice. Raises
+    `ConfigError` if more processes run on this host than it has devices, or the device is of a kind
+    unknown.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = device_type or (accelerator.type if accelerator is not None else "cpu")
     if kind not in BACKENDS:
         raise ConfigError(
-            [f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"],
+            [
+                f"the native engine has no backend for device {kind!r}: take one of"
+                f" {', '.join(BACKENDS)}"
+            ],
             code="config.wrong_value",
         )
     if not dist.is_initialized():
@@ -48,13 +57,17 @@ def init_distributed(device_type: str | None = None) -> torch.device:
         # Before the first use of the device: TorchNeuron gives the process its core here.
         dist.init_process_group(BACKENDS[kind], **options)
         if kind == "cpu":
-            dist.barrier()  # gloo connects here, before a rank that fails at once can close what others still open
+            # gloo connects here, before a rank that fails at once can close what others still open
+            dist.barrier()
     if kind == "cpu":
         return torch.device("cpu")
     local, count = local_rank(), torch.accelerator.device_count()
     if local >= count:
         raise ConfigError(
-            [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"],
+            [
+                f"this host has {count} {kind} devices and more processes: run at most {count}"
+                " processes on a host"
+            ],
             code="config.combination",
         )
     torch.accelerator.set_device_index(local)
@@ -64,14 +77,19 @@ def init_distributed(device_type: str | None = None) -> torch.device:
 def current_device() -> torch.device:
     """The device of this rank's process group."""
     kind = next(k for k, backend in BACKENDS.items() if backend == dist.get_backend())
-    return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
+    return (
+        torch.device("cpu")
+        if kind == "cpu"
+        else torch.device(kind, torch.accelerator.current_device_index())
+    )
 
 
 def be_deterministic(wanted: bool) -> None:
     """Use only kernels that return the same bits each time, on accelerators; CPUs do so anyway.
 
-    Otherwise threads add to the same number in any order, above all in the backward passes of embeddings and attention.
-    torch raises RuntimeError later, naming the operation, if it has no such kernel.
+    Otherwise threads add to the same number in any order, above all in the backward passes of
+    embeddings and attention. torch raises RuntimeError later, naming the operation, if it has no
+    such kernel.
     """
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -83,7 +101,8 @@ _host_group: tuple[Any, dist.ProcessGroup] | None = None
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """The group of all ranks over gloo, for what must not wait for the device; None: the job's own group is that.
+    """The group of all ranks over gloo, for what must not wait for the device; None: the job's own
+    group is that.
 
     Collective at its first call in a job.
     """
@@ -103,7 +122,9 @@ def gather(value: Any) -> list[Any]:
 
 
 class Alike(NamedTuple):
-    """The ranks that hold the same parameters: they add up gradients and share the optimizer's state."""
+    """The ranks that hold the same parameters: they add up gradients and share the optimizer's
+    state.
+    """
 
     size: int
     rank: int
@@ -115,7 +136,8 @@ class Alike(NamedTuple):
 class ProcessMesh:
     """The (pp, dp, cp, tp) grid of all ranks, tp innermost, with this rank's place and its groups.
 
-    Ranks that differ in dp and cp only hold the same parameters: they share the optimizer's state (`shards`).
+    Ranks that differ in dp and cp only hold the same parameters: they share the optimizer's state
+    (`shards`).
     """
 
     def __init__(self, options: ParallelOptions, device: torch.device) -> None:
@@ -133,8 +155,12 @@ class ProcessMesh:
         self._grid: DeviceMesh = init_device_mesh(
             device.type, (self.pp, self.shards, self.tp), mesh_dim_names=("pp", "shard", "tp")
         )
-        self.tp_rank, self.pp_rank, self.shard_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "shard"))
-        self.tp_group, self.pp_group, self.shard_group = (self._grid.get_group(a) for a in ("tp", "pp", "shard"))
+        self.tp_rank, self.pp_rank, self.shard_rank = (
+            self._grid.get_local_rank(a) for a in ("tp", "pp", "shard")
+        )
+        self.tp_group, self.pp_group, self.shard_group = (
+            self._grid.get_group(a) for a in ("tp", "pp", "shard")
+        )
         self.dp_rank, self.cp_rank = divmod(self.shard_rank, self.cp)
         of_cp = [range(first, first + self.cp) for first in range(0, self.shards, self.cp)]
         self.cp_group = self.subgroup("shard", of_cp)
@@ -145,24 +171,32 @@ class ProcessMesh:
         if self.ep > 1:
             self._divide_experts()
         if self.pp > 1:
-            # NCCL makes a group's communicator at its first use, in which all ranks must take part; the pipeline's own
-            # first messages go between some of them only.
+            # NCCL makes a group's communicator at its first use, in which all ranks must take part;
+            # the pipeline's own first messages go between some of them only.
             dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
         self._host = host_group()
 
     def own_tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """This rank's part [B, S / cp, ...] of whole rows [B, S, ...]."""
-        return rows if self.cp == 1 else self.by_rank(rows, 1).chunk(self.cp, 1)[self.cp_rank].contiguous()
+        return (
+            rows
+            if self.cp == 1
+            else self.by_rank(rows, 1).chunk(self.cp, 1)[self.cp_rank].contiguous()
+        )
 
     def own_pieces(self, length: int) -> list[tuple[int, int]]:
-        """[start, stop) in the row of each piece of this rank's tokens, of a row of `length` tokens."""
+        """[start, stop) in the row of each piece of this rank's tokens, of a row of `length`
+        tokens.
+        """
         order = self._order(length)
         size, each = length // len(order), len(order) // self.cp
         own = order[self.cp_rank * each : (self.cp_rank + 1) * each]
         return [(piece * size, (piece + 1) * size) for piece in own]
 
     def by_rank(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
-        """Rows whose tokens lie along `dim`, with the tokens of rank 0 first, then those of rank 1, and so on."""
+        """Rows whose tokens lie along `dim`, with the tokens of rank 0 first, then those of rank 1,
+        and so on.
+        """
         order = self._order(rows.shape[dim])
         pieces = rows.chunk(len(order), dim)
         return torch.cat([pieces[piece] for piece in order], dim)
@@ -176,9 +210,9 @@ class ProcessMesh:
     def _order(self, length: int) -> list[int]:
         """The pieces of a row by the ranks that have them.
 
-        Each rank has a piece near the beginning and one as near the end, so that causal attention is the same work for
-        all (the order of Megatron's and torchtitan's context parallelism). A row that has no 2 cp equal pieces is cut
-        into cp.
+        Each rank has a piece near the beginning and one as near the end, so that causal attention
+        is the same work for all (the order of Megatron's and torchtitan's context parallelism). A
+        row that has no 2 cp equal pieces is cut into cp.
         """
         last = 2 * self.cp - 1
         if length % (last + 1):
@@ -186,23 +220,28 @@ class ProcessMesh:
         return [piece for rank in range(self.cp) for piece in (rank, last - rank)]
 
     def _divide_experts(self) -> None:
-        """Make the groups of ranks that divide the experts, which are neighbours, and of those with the same ones."""
+        """Make the groups of ranks that divide the experts, which are neighbours, and of those with
+        the same ones.
+        """
         if self.shards % self.ep:
             raise ConfigError(
-                f"parallel.ep = {self.ep} must divide parallel.dp x parallel.cp = {self.shards}, whose ranks share the "
-                "experts",
+                f"parallel.ep = {self.ep} must divide parallel.dp x parallel.cp = {self.shards},"
+                " whose ranks share the experts",
                 code="config.combination",
             )
         index, self.ep_rank = divmod(self.shard_rank, self.ep)
         blocks = self.shards // self.ep
-        together = self.subgroup("shard", [range(b * self.ep, (b + 1) * self.ep) for b in range(blocks)])
+        together = self.subgroup(
+            "shard", [range(b * self.ep, (b + 1) * self.ep) for b in range(blocks)]
+        )
         assert together is not None
         self.ep_group = together
         alike = self.subgroup("shard", [range(e, self.shards, self.ep) for e in range(self.ep)])
         self.expert_alike = Alike(blocks, index, alike)
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-        """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no set of two or more.
+        """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no
+        set of two or more.
 
         Every rank takes part in making every group, as torch requires.
         """
@@ -234,7 +273,8 @@ class ProcessMesh:
 def count_sum(count: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     """The sum of the group's counts as fp32 [2], for `count_of`: exact for sums below 2**36.
 
-    Not as an integer, because Neuron's collectives sum in fp32 and refuse any other type (NCC_EVRF061).
+    Not as an integer, because Neuron's collectives sum in fp32 and refuse any other type
+    (NCC_EVRF061).
     """
     words = to_device(torch.tensor(divmod(count, _WORD), dtype=torch.float32), device)
     with part("data parallel"):
@@ -298,19 +338,27 @@ def with_gradient(forward: _Move, backward: _Move) -> _Move:
     return apply
 
 
-# Megatron's f and g (Shoeybi et al. 2019) and their sequence-parallel forms (Korthikanti et al. 2022).
+# Megatron's f and g (Shoeybi et al. 2019) and their sequence-parallel forms (Korthikanti et al.
+# 2022).
 copy_to = with_gradient(lambda x, g: x.view_as(x), _sum)
 reduce_from = with_gradient(_sum, lambda x, g: x)
-gather_sequence = with_gradient(lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ))
+gather_sequence = with_gradient(
+    lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ)
+)
 sum_both_ways = with_gradient(_sum, _sum)
 """A sum that every rank uses: its gradient is the sum of theirs."""
-scatter_sequence = with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
+scatter_sequence = with_gradient(
+    lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ)
+)
 
 
-def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+def likeliest(
+    logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
+) -> torch.Tensor:
     """The likeliest token of each row of logits [N, V / tp], int64 [N]; of equals the first.
 
-    The first column is token `start`; `valid` columns are real. `group` None means the logits are whole.
+    The first column is token `start`; `valid` columns are real. `group` None means the logits are
+    whole.
     """
     if group is None:
         return logits[:, :valid].argmax(-1)
@@ -331,17 +379,27 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor of the host to the device; the copy is queued, and the host does not wait."""
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)  # torch keeps the pinned memory until it was read
+    return x.pin_memory().to(
+        device, non_blocking=True
+    )  # torch keeps the pinned memory until it was read
 
 
 class Numbers:
     """Numbers of the device, fp32, sent to the host in one message as soon as they exist."""
 
     def __init__(self, values: Sequence[torch.Tensor], before: Numbers | None = None) -> None:
-        """`values` are of one dimension or none; `before` are the numbers of the step before, which are read first."""
-        self._values, self._made, self._before = torch.cat([v.reshape(-1) for v in values]), None, before
+        """`values` are of one dimension or none; `before` are the numbers of the step before, which
+        are read first.
+        """
+        self._values, self._made, self._before = (
+            torch.cat([v.reshape(-1) for v in values]),
+            None,
+            before,
+        )
         self.ready: float | None = None
-        """`time.perf_counter()` when the device had them; None before `read`, and if the device does not say."""
+        """`time.perf_counter()` when the device had them; None before `read`, and if the device
+        does not say.
+        """
         if self._values.device.type == "cuda":
             pinned = torch.empty(self._values.shape, dtype=self._values.dtype, pin_memory=True)
             self._values = pinned.copy_(self._values, non_blocking=True)
@@ -359,7 +417,9 @@ class Numbers:
         return numbers
 
     def _since_before(self) -> float | None:
-        """The time at which the event happened, by the device's clock since that of the step before."""
+        """The time at which the event happened, by the device's clock since that of the step
+        before.
+        """
         before = self._before
         if before is None or before.ready is None or before._made is None or self._made is None:
             return None

@@ -1,7 +1,8 @@
-"""Softmax, losses and their gradients of one piece of logits, with sums in fp32; `fused_loss` compiles them.
+"""Softmax, losses and their gradients of one piece of logits, with sums in fp32; `fused_loss`
+compiles them.
 
-A vocabulary that is cut over ranks is never gathered: ranks exchange three numbers of each row (Megatron's cross
-entropy, Shoeybi et al. 2019, in one message).
+A vocabulary that is cut over ranks is never gathered: ranks exchange three numbers of each row
+(Megatron's cross entropy, Shoeybi et al. 2019, in one message).
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ class Columns(NamedTuple):
 
 
 def bounded(product: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
-    """The product with the output matrix made logits in place, by the steps of transformers' forward pass."""
+    """The product with the output matrix made logits in place, by the steps of transformers'
+    forward pass.
+    """
     logits = product if divisor == 1.0 else product.div_(divisor)
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def loss_gradient(
-    product: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, divisor: float, cap: float | None
+    product: torch.Tensor,
+    labels: torch.Tensor,
+    factors: torch.Tensor,
+    divisor: float,
+    cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses [R] of a product [R, V], which it makes logits, and its gradient, with softmax and sums in fp32."""
+    """The losses [R] of a product [R, V], which it makes logits, and its gradient, with softmax and
+    sums in fp32.
+    """
     logits = bounded(product, divisor, cap)
     logs = torch.log_softmax(logits, -1, dtype=torch.float32)
     kept, index = labels != IGNORED, labels.clamp(min=0)[:, None]
@@ -46,17 +55,25 @@ def loss_gradient(
 
 
 def local_sums(
-    product: torch.Tensor, labels: torch.Tensor, start: int, valid: int, padding: torch.Tensor | None, divisor: float,
+    product: torch.Tensor,
+    labels: torch.Tensor,
+    start: int,
+    valid: int,
+    padding: torch.Tensor | None,
+    divisor: float,
     cap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Compute the exponentials of this rank's columns, fp32 [R, C], and three numbers of each row, [3, R].
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the exponentials of this rank's columns, fp32 [R, C], and three numbers of each row,
+    [3, R].
 
-    These are the largest logit, which is subtracted before exponentials are taken, their sum, and the label's logit, or
-    0 on ranks without its column. The product becomes logits in place.
+    These are the largest logit, which is subtracted before exponentials are taken, their sum, and
+    the label's logit, or 0 on ranks without its column. The product becomes logits in place.
     """
     logits = bounded(product, divisor, cap)
     x = logits.float() if logits.dtype != torch.float32 else logits.clone()
-    if padding is not None:  # finite, as a rank may have only padding; and no write into a slice, for Neuron
+    if (
+        padding is not None
+    ):  # finite, as a rank may have only padding; and no write into a slice, for Neuron
         x.masked_fill_(padding, torch.finfo(x.dtype).min)
     index, here = _here(labels, start, valid)
     target = torch.where(here, x.gather(1, index).squeeze(1), 0.0)
@@ -65,8 +82,12 @@ def local_sums(
     return x, torch.stack([top, x.sum(-1), target])
 
 
-def combined(sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses [R], and the factors [R] that make this rank's exponentials probabilities, in one message."""
+def combined(
+    sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses [R], and the factors [R] that make this rank's exponentials probabilities, in one
+    message.
+    """
     tops, totals, targets = all_gather(sums, group, 0).view(-1, *sums.shape).unbind(1)
     top = tops.amax(0)
     total = (totals * (tops - top).exp()).sum(0)
@@ -75,10 +96,19 @@ def combined(sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup)
 
 
 def cut_gradient(
-    logits: torch.Tensor, exponentials: torch.Tensor, labels: torch.Tensor, shares: torch.Tensor,
-    factors: torch.Tensor, start: int, valid: int, divisor: float, cap: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """The gradient of a product from the logits and exponentials of `local_sums`; overwrites the latter."""
+    logits: torch.Tensor,
+    exponentials: torch.Tensor,
+    labels: torch.Tensor,
+    shares: torch.Tensor,
+    factors: torch.Tensor,
+    start: int,
+    valid: int,
+    divisor: float,
+    cap: float | None,
+) -> torch.Tensor:
+    """The gradient of a product from the logits and exponentials of `local_sums`; overwrites the
+    latter.
+    """
     kept = labels != IGNORED
     index, here = _here(labels, start, valid)
     gradient = exponentials.mul_(torch.where(kept, shares, 0.0)[:, None])
@@ -87,12 +117,16 @@ def cut_gradient(
 
 
 def _here(labels: torch.Tensor, start: int, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The column [R, 1] of each label, or another one if this rank does not have it, and whether it has it [R]."""
+    """The column [R, 1] of each label, or another one if this rank does not have it, and whether it
+    has it [R].
+    """
     local = labels - start
     return local.clamp(0, max(valid - 1, 0))[:, None], (local >= 0) & (local < valid)
 
 
-def _less_target(gradient: torch.Tensor, index: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def _less_target(
+    gradient: torch.Tensor, index: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
     """Subtract the factors [R, 1] at the columns `index` [R, 1]."""
     if torch.compiler.is_compiling():  # a scatter would end the compiler's one pass
         columns = torch.arange(gradient.shape[1], device=gradient.device)
@@ -100,7 +134,9 @@ def _less_target(gradient: torch.Tensor, index: torch.Tensor, factors: torch.Ten
     return gradient.scatter_add_(1, index, -factors)
 
 
-def _through_bounds(gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
+def _through_bounds(
+    gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None
+) -> torch.Tensor:
     """The gradient of a product from that of `bounded`'s logits, in place."""
     if cap is not None:
         tangent = logits.to(torch.float32, copy=True).div_(cap)

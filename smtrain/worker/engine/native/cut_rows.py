@@ -1,10 +1,12 @@
-"""Context parallelism: every row is cut over a group of ranks, which have pieces of it as `ProcessMesh.by_rank` says.
+"""Context parallelism: every row is cut over a group of ranks, which have pieces of it as
+`ProcessMesh.by_rank` says.
 
-What computes each token by itself needs nothing else. Attention gathers the keys and values of whole rows, one layer
-at a time, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2), so that each softmax is over the same numbers as
-with one rank. Queries are taken in chunks, each with its own piece of the mask and only the keys that it can see, and
-the backward pass gathers and computes again: no rank holds a mask, scores or the keys of whole rows for longer than one
-chunk or layer. On CUDA a chunk has documents in place of a mask (`varlen`), and is a whole piece. A state that runs
+What computes each token by itself needs nothing else. Attention gathers the keys and values of
+whole rows, one layer at a time, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2), so that
+each softmax is over the same numbers as with one rank. Queries are taken in chunks, each with its
+own piece of the mask and only the keys that it can see, and the backward pass gathers and computes
+again: no rank holds a mask, scores or the keys of whole rows for longer than one chunk or layer. On
+CUDA a chunk has documents in place of a mask (`varlen`), and is a whole piece. A state that runs
 along the row (`delta`) trades tokens for heads.
 """
 
@@ -18,18 +20,27 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from smtrain.core.model.footprint import QUERIES
-from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into, with_gradient
+from smtrain.worker.engine.native.comm import (
+    ProcessMesh,
+    gather_into,
+    scatter_sum_into,
+    with_gradient,
+)
 from smtrain.worker.engine.native.sinks import attend_block
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from smtrain.worker.engine.native.varlen import attend as attend_documents
 from smtrain.worker.engine.parts import part
 
 Inner = Callable[..., torch.Tensor]
-"""Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and parameters of a layer."""
+"""Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and
+parameters of a layer.
+"""
 
 
 class Chunk(NamedTuple):
-    """Queries [start, stop) of this rank's tokens, tokens [at, end) of the row, which see its keys [low, end)."""
+    """Queries [start, stop) of this rank's tokens, tokens [at, end) of the row, which see its keys
+    [low, end).
+    """
 
     start: int
     stop: int
@@ -52,27 +63,49 @@ class CutRows(NamedTuple):
     window: int | None
     chunks: tuple[Chunk, ...]
     documents: tuple[DocumentBounds, ...] | None = None
-    """One for each chunk, on devices whose attention takes documents in place of masks; a chunk is then a piece."""
+    """One for each chunk, on devices whose attention takes documents in place of masks; a chunk is
+    then a piece.
+    """
 
     @classmethod
     def of(
-        cls, mesh: ProcessMesh, tokens: torch.Tensor, window: int | None, number: torch.Tensor | None = None,
+        cls,
+        mesh: ProcessMesh,
+        tokens: torch.Tensor,
+        window: int | None,
+        number: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
-    ) -> CutRows:  # fmt: skip
-        """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide about shapes."""
+    ) -> CutRows:
+        """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide
+        about shapes.
+        """
         window = None if window is None or window >= len(tokens) else window
-        return cls(mesh, tokens, number, window, _chunks(mesh, len(tokens), _queries(mesh), window, positions))
+        return cls(
+            mesh,
+            tokens,
+            number,
+            window,
+            _chunks(mesh, len(tokens), _queries(mesh), window, positions),
+        )
 
     @classmethod
     def by_documents(
-        cls, mesh: ProcessMesh, tokens: torch.Tensor, window: int | None, positions: torch.Tensor, compiled: bool
+        cls,
+        mesh: ProcessMesh,
+        tokens: torch.Tensor,
+        window: int | None,
+        positions: torch.Tensor,
+        compiled: bool,
     ) -> CutRows:
         """The same without masks, from positions [B, S] on the host."""
         length = positions.shape[1]
         window = None if window is None or window >= length else window
         chunks = _chunks(mesh, length, length, window, positions)
         bounds = (find_bounds(positions, chunk.at, chunk.low, chunk.end) for chunk in chunks)
-        documents = (DocumentBounds.of(host, mesh.device, compiled)._replace(window=window) for host in bounds)
+        documents = (
+            DocumentBounds.of(host, mesh.device, compiled)._replace(window=window)
+            for host in bounds
+        )
         return cls(mesh, tokens, None, window, chunks, tuple(documents))
 
     def sight(self, index: int) -> Any:
@@ -86,7 +119,9 @@ class CutRows(NamedTuple):
         seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
         if self.number is None:
             return seen[None, None]
-        return seen & (self.number[:, None, start:stop, None] == self.number[:, None, None, low:stop])
+        return seen & (
+            self.number[:, None, start:stop, None] == self.number[:, None, None, low:stop]
+        )
 
     def keys(self, whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
         """The keys [B, heads, L, D] that a chunk sees, of the whole row's [S, B, heads, D]."""
@@ -114,28 +149,44 @@ def _chunks(
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: CutRows, scaling: float | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: CutRows,
+    scaling: float | None,
     sinks: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows; `sinks` [heads]."""
+) -> torch.Tensor:
+    """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows;
+    `sinks` [heads].
+    """
     inner: Inner = _products if sinks is None else _with_sinks
     if rows.documents is not None:
         inner = _of_documents
     apply: Any = _Attention.apply
-    out: torch.Tensor = apply(query, key, value, rows, scaling, inner, *([] if sinks is None else [sinks]))
+    out: torch.Tensor = apply(
+        query, key, value, rows, scaling, inner, *([] if sinks is None else [sinks])
+    )
     return out.transpose(1, 2).contiguous()
 
 
 def _of_documents(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: DocumentBounds, scaling: float | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    documents: DocumentBounds,
+    scaling: float | None,
     sinks: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     return attend_documents(q, k, v, documents, scaling, sinks).transpose(1, 2)
 
 
-def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float | None) -> torch.Tensor:
+def _products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float | None
+) -> torch.Tensor:
     often = q.shape[1] // k.shape[1]
-    shared = often > 1 and q.device.type == "cpu"  # elsewhere no kernel takes a mask and shared keys
+    shared = (
+        often > 1 and q.device.type == "cpu"
+    )  # elsewhere no kernel takes a mask and shared keys
     if often > 1 and not shared:
         k, v = (_repeated(x, often) for x in (k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shared)
@@ -144,21 +195,36 @@ def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scal
 def _repeated(x: torch.Tensor, often: int) -> torch.Tensor:
     """Each head of x [B, heads, L, D] so many times in a row."""
     batch, heads, length, size = x.shape
-    return x[:, :, None].expand(batch, heads, often, length, size).reshape(batch, heads * often, length, size)
+    return (
+        x[:, :, None]
+        .expand(batch, heads, often, length, size)
+        .reshape(batch, heads * often, length, size)
+    )
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: CutRows, scaling: float | None,
-        inner: Inner, *parameters: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: CutRows,
+        scaling: float | None,
+        inner: Inner,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
         ctx.save_for_backward(q, k, v, *parameters)
         ctx.rows, ctx.scaling, ctx.inner = rows, scaling, inner
         keys, values = (_gathered(x, rows.mesh) for x in (k, v))
         out = [
             inner(
-                q[:, :, c.start : c.stop], rows.keys(keys, c), rows.keys(values, c), rows.sight(i), scaling, *parameters
+                q[:, :, c.start : c.stop],
+                rows.keys(keys, c),
+                rows.keys(values, c),
+                rows.sight(i),
+                scaling,
+                *parameters,
             )
             for i, c in enumerate(rows.chunks)
         ]
@@ -169,7 +235,8 @@ class _Attention(torch.autograd.Function):
         q, k, v, *parameters = ctx.saved_tensors
         rows, mesh = ctx.rows, ctx.rows.mesh
         keys, values = (_gathered(x, mesh) for x in (k, v))
-        # fp32, and the row's tokens first: a chunk's keys are then one dense piece, which Neuron can add to.
+        # fp32, and the row's tokens first: a chunk's keys are then one dense piece, which Neuron
+        # can add to.
         sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values)]
         more = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
         of_q = []
@@ -177,9 +244,13 @@ class _Attention(torch.autograd.Function):
             with torch.enable_grad():
                 given = [
                     x.detach().requires_grad_()
-                    for x in (q[:, :, chunk.start : chunk.stop], rows.keys(keys, chunk), rows.keys(values, chunk),
-                              *parameters)
-                ]  # fmt: skip
+                    for x in (
+                        q[:, :, chunk.start : chunk.stop],
+                        rows.keys(keys, chunk),
+                        rows.keys(values, chunk),
+                        *parameters,
+                    )
+                ]
                 out = ctx.inner(*given[:3], rows.sight(i), ctx.scaling, *given[3:])
             own = grad[:, :, chunk.start : chunk.stop]
             made = torch.autograd.grad(out, given, own)
@@ -223,8 +294,8 @@ _swap = with_gradient(_swapped, _swapped)
 
 
 def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.Tensor:
-    """From own tokens of all heads to all tokens of own heads: each [B, S / cp, C] becomes [B, S, C / cp], one after
-    another in one tensor.
+    """From own tokens of all heads to all tokens of own heads: each [B, S / cp, C] becomes [B, S, C
+    / cp], one after another in one tensor.
 
     A rank's heads are its part of every tensor's C.
     """
@@ -242,7 +313,12 @@ def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
 
 
 def _with_sinks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float, sinks: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Any,
+    scaling: float,
+    sinks: torch.Tensor,
 ) -> torch.Tensor:
     k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
     return attend_block(q, k, v, sinks, mask, scaling)

@@ -1,12 +1,13 @@
-"""Gated delta nets (Qwen3.5's linear attention; Yang et al. 2024, arXiv 2412.06464) whose documents stay apart.
+"""Gated delta nets (Qwen3.5's linear attention; Yang et al. 2024, arXiv 2412.06464) whose documents
+stay apart.
 
-A layer's state and its convolution run through the whole row, and transformers can stop them between documents only
-with two CUDA packages. Here masks stop them, so a row of any documents has the same shapes: Neuron compiles one graph,
-and memory does not depend on the documents. A state is kept as in transformers' own torch form: exact sums within
-chunks of 64 tokens, one matrix per head from chunk to chunk. The rule is computed again in the backward pass, since it
-would keep about twenty vectors for each token and head. With context parallelism each rank has all tokens of a part of
-the heads. On CUDA transformers' own forward pass runs if the packages are
-there.
+A layer's state and its convolution run through the whole row, and transformers can stop them
+between documents only with two CUDA packages. Here masks stop them, so a row of any documents has
+the same shapes: Neuron compiles one graph, and memory does not depend on the documents. A state is
+kept as in transformers' own torch form: exact sums within chunks of 64 tokens, one matrix per head
+from chunk to chunk. The rule is computed again in the backward pass, since it would keep about
+twenty vectors for each token and head. With context parallelism each rank has all tokens of a part
+of the heads. On CUDA transformers' own forward pass runs if the packages are there.
 """
 
 from __future__ import annotations
@@ -32,26 +33,37 @@ class RowDocuments(NamedTuple):
     number: torch.Tensor
     """[B, S] on the device: a number for each document of a row."""
     bounds: torch.Tensor | None
-    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of all documents, in rows put end to end."""
+    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of all documents, in
+    rows put end to end.
+    """
 
 
 def cut_net(net: Any, tp: int) -> None:
     """Tell a net of transformers that it has only the heads of one of `tp` ranks."""
     net.num_k_heads, net.num_v_heads = net.num_k_heads // tp, net.num_v_heads // tp
-    net.key_dim, net.value_dim, net.conv_dim = net.key_dim // tp, net.value_dim // tp, net.conv_dim // tp
+    net.key_dim, net.value_dim, net.conv_dim = (
+        net.key_dim // tp,
+        net.value_dim // tp,
+        net.conv_dim // tp,
+    )
 
 
 def keep_apart(net: Any, cut_over: ProcessMesh | None = None) -> None:
-    """Let the attention mask of a net of transformers be `RowDocuments`, or None for rows of one document.
+    """Let the attention mask of a net of transformers be `RowDocuments`, or None for rows of one
+    document.
 
     `cut_over` is the mesh if its ranks have a part of each row.
     """
     whole = net.forward
 
-    def forward(hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any) -> torch.Tensor:
+    def forward(
+        hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any
+    ) -> torch.Tensor:
         if hidden_states.is_cuda and has_kernels() and cut_over is None:
             return _with_kernels(whole, hidden_states, attention_mask)
-        return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number, cut_over)
+        return _forward(
+            net, hidden_states, None if attention_mask is None else attention_mask.number, cut_over
+        )
 
     # With gradients, torch 2.13's compiler makes a view of the rule that its strides do not allow.
     net.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
@@ -67,13 +79,22 @@ def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -
     if documents is None:
         plain: torch.Tensor = whole(hidden_states=x)
         return plain
-    number = torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1] + documents.number
-    row = whole(hidden_states=x.flatten(0, 1)[None], seq_idx=number.view(1, -1), cu_seq_lens_q=documents.bounds)
+    number = (
+        torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1]
+        + documents.number
+    )
+    row = whole(
+        hidden_states=x.flatten(0, 1)[None],
+        seq_idx=number.view(1, -1),
+        cu_seq_lens_q=documents.bounds,
+    )
     out: torch.Tensor = row.view(x.shape)
     return out
 
 
-def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: ProcessMesh | None) -> torch.Tensor:
+def _forward(
+    net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: ProcessMesh | None
+) -> torch.Tensor:
     qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
     sizes = [net.key_dim, net.key_dim, net.value_dim]
     taps, own = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
@@ -95,7 +116,9 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: Proce
 def _given(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The net's output, from its input and from that of its heads."""
     z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
-    out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1))
+    out: torch.Tensor = net.out_proj(
+        net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1)
+    )
     return out
 
 
@@ -107,10 +130,17 @@ class _Heads(NamedTuple):
 
 
 def _mixed(
-    net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, taps: torch.Tensor, own: _Heads,
+    net: Any,
+    qkv: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    taps: torch.Tensor,
+    own: _Heads,
     number: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own` are theirs."""
+) -> torch.Tensor:
+    """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own`
+    are theirs.
+    """
     convolved = _convolved(qkv, taps, number)
     return _rows(delta_rule(*_rule_inputs(net, convolved, b, a, own), number), qkv.dtype)
 
@@ -130,15 +160,21 @@ class NetState(NamedTuple):
 def with_state(
     net: Any, x: torch.Tensor, number: torch.Tensor | None, before: NetState | None
 ) -> tuple[torch.Tensor, NetState]:
-    """Run a net on the first tokens [B, S] of texts, of which `number` is -1 on padding, or on the next one of each."""
+    """Run a net on the first tokens [B, S] of texts, of which `number` is -1 on padding, or on the
+    next one of each.
+    """
     qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
     taps = net.conv1d.weight.squeeze(1)
     most, heads = taps.shape[1] - 1, _Heads(net.A_log, net.dt_bias)
     if before is not None:
         seen = torch.cat([before.tail, qkv], 1)
-        y, state = _next(*_rule_inputs(net, (seen * taps.T).sum(1, keepdim=True), b, a, heads), before.state)
+        y, state = _next(
+            *_rule_inputs(net, (seen * taps.T).sum(1, keepdim=True), b, a, heads), before.state
+        )
         return _given(net, x, _rows(y, qkv.dtype)), NetState(seen[:, 1:], state)
-    more = -x.shape[1] % CHUNK  # padding comes first: the state after the last chunk is that of the last token
+    more = (
+        -x.shape[1] % CHUNK
+    )  # padding comes first: the state after the last chunk is that of the last token
     inputs = _rule_inputs(net, _convolved(qkv, taps, number), b, a, heads)
     q, k, v, decay, beta = (_padded(one, 2, first=more) for one in inputs)
     own = qkv if number is None else qkv * (number >= 0)[..., None].to(qkv.dtype)
@@ -150,7 +186,12 @@ def with_state(
 
 
 def _next(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_ruled` of one more token."""
     state = state * decay[..., None].exp()
@@ -163,8 +204,12 @@ def _rows(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return heads.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
 
 
-def _rule_inputs(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, own: _Heads) -> _Inputs:
-    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `own` are the heads in it."""
+def _rule_inputs(
+    net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, own: _Heads
+) -> _Inputs:
+    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `own` are the
+    heads in it.
+    """
     convolved = ACT2FN[net.activation](qkv)
     times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
     keys = (qkv.shape[2] - values) // 2
@@ -186,7 +231,9 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
-    """Sum `x` [B, S, C] and the tokens before it of its document, times `weight` [C, taps], whose last is its own."""
+    """Sum `x` [B, S, C] and the tokens before it of its document, times `weight` [C, taps], whose
+    last is its own.
+    """
     length, (own, *others) = x.shape[1], reversed(weight.unbind(1))
     out = x * own
     for back, tap in enumerate(others[: length - 1], start=1):
@@ -199,35 +246,50 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | Non
 
 
 def delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
     number: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Read a state with queries while it decays and learns v for k at the rate beta; returns [B, heads, S, D].
+) -> torch.Tensor:
+    """Read a state with queries while it decays and learns v for k at the rate beta; returns [B,
+    heads, S, D].
 
-    All in fp32: q and k are [B, heads, S, K] of length 1, v is [B, heads, S, D]; `decay` (its logarithm, at most 0) and
-    `beta` are [B, heads, S]. The state is emptied when `number` [B, S] changes.
+    All in fp32: q and k are [B, heads, S, K] of length 1, v is [B, heads, S, D]; `decay` (its
+    logarithm, at most 0) and `beta` are [B, heads, S]. The state is emptied when `number` [B, S]
+    changes.
     """
     return _ruled(q, k, v, decay, beta, number)[0]
 
 
 def _ruled(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
     number: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`delta_rule`, and the state [B, heads, K, D] after the last chunk."""
     length = v.shape[2]
     more = -length % CHUNK
     if number is None:
         number = torch.zeros(1, length, dtype=torch.int32, device=v.device)
     q, k, v, decay, beta = (
-        _chunks(_padded(x, 2, last=more)) for x in (q * q.shape[-1] ** -0.5, k, v, decay[..., None], beta[..., None])
+        _chunks(_padded(x, 2, last=more))
+        for x in (q * q.shape[-1] ** -0.5, k, v, decay[..., None], beta[..., None])
     )
-    number = _chunks(_padded(number[:, None, :, None], 2, -1, last=more))  # [B, 1, chunks, CHUNK, 1]
+    number = _chunks(
+        _padded(number[:, None, :, None], 2, -1, last=more)
+    )  # [B, 1, chunks, CHUNK, 1]
     last = number[..., -1:, :]
     before = _padded(last[:, :, :-1], 2, -2, first=1)  # the last document of the chunk before
     index = torch.arange(CHUNK, dtype=torch.int32, device=v.device)
     seen = (number == number.transpose(-1, -2)) & (index[:, None] >= index)
-    total = seen.float() @ decay  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
+    total = (
+        seen.float() @ decay
+    )  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
     end = torch.split(total, [CHUNK - 1, 1], -2)[1]
     between = (total - total.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
     entering = torch.where(number == before, total, -torch.inf).exp()
@@ -236,7 +298,11 @@ def _ruled(
 
     system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
     learned, known = system @ (v * beta), system @ (k * beta * entering)
-    within, q, k = (q @ k.transpose(-1, -2)) * between, q * entering, (k * leaving).transpose(-1, -2)
+    within, q, k = (
+        (q @ k.transpose(-1, -2)) * between,
+        q * entering,
+        (k * leaving).transpose(-1, -2),
+    )
     state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
     chunks = (x.unbind(2) for x in (q, k, within, learned, known, through))
     for q_, k_, within_, learned_, known_, through_ in zip(*chunks, strict=True):
@@ -247,11 +313,15 @@ def _ruled(
 
 
 def _first(x: torch.Tensor, count: int, dim: int) -> torch.Tensor:
-    """The first numbers along a dimension; a slice's gradient is written into a slice, which Neuron cannot."""
+    """The first numbers along a dimension; a slice's gradient is written into a slice, which Neuron
+    cannot.
+    """
     return torch.split(x, [count, x.shape[dim] - count], dim)[0]
 
 
-def _padded(x: torch.Tensor, dim: int, value: int = 0, first: int = 0, last: int = 0) -> torch.Tensor:
+def _padded(
+    x: torch.Tensor, dim: int, value: int = 0, first: int = 0, last: int = 0
+) -> torch.Tensor:
     """`x` with `value` before and behind it; F.pad writes into a slice."""
     sizes = ((*x.shape[:dim], n, *x.shape[dim + 1 :]) for n in (first, last))
     before, behind = (x.new_full(size, value) for size in sizes)
@@ -266,14 +336,16 @@ def _chunks(x: torch.Tensor) -> torch.Tensor:
 def _inverse(x: torch.Tensor) -> torch.Tensor:
     """The inverse of 1 + what is below the diagonal of `x` [..., CHUNK, CHUNK].
 
-    By halves, as Neuron has no triangular solver: blocks of 1, 2, 4... on the diagonal are inverted, and
-    [[A, 0], [C, B]] has the inverse [[A', 0], [-B' C A', B']].
+    By halves, as Neuron has no triangular solver: blocks of 1, 2, 4... on the diagonal are
+    inverted, and [[A, 0], [C, B]] has the inverse [[A', 0], [-B' C A', B']].
     """
     size = x.shape[-1]
     inverse, width = torch.ones(*x.shape[:-2], size, 1, 1, dtype=x.dtype, device=x.device), 1
     while width < size:
         pairs = size // width // 2
-        lower = x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width).unbind(-5)[1].unbind(-2)[0]
+        lower = (
+            x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width).unbind(-5)[1].unbind(-2)[0]
+        )
         own = torch.eye(pairs, dtype=x.dtype, device=x.device)[:, None, :, None]
         below = (lower * own).sum(-2)
         a, b = inverse.reshape(*inverse.shape[:-3], pairs, 2, width, width).unbind(-3)

@@ -17,7 +17,9 @@ def invert(order: torch.Tensor) -> torch.Tensor:
 
 
 def all_to_all(x: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
-    """Send `send` rows of `x` to each rank of a group, and receive `receive` from each; without a gradient."""
+    """Send `send` rows of `x` to each rank of a group, and receive `receive` from each; without a
+    gradient.
+    """
     out = x.new_empty(sum(receive), *x.shape[1:])
     with part("expert parallel"):
         dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)
@@ -31,7 +33,9 @@ class _Reorder(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, k: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(inverse)
         ctx.k = k
         with part("sorting rows"):
@@ -42,14 +46,23 @@ class _Reorder(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         with part("sorting rows"):
             back = grad[inverse]
-            return (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)), None, None, None
+            return (
+                (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)),
+                None,
+                None,
+                None,
+            )
 
 
 class _Swap(torch.autograd.Function):
-    """Rows sent to the ranks of a group, `send` to each, for `receive` from each; gradients go back."""
+    """Rows sent to the ranks of a group, `send` to each, for `receive` from each; gradients go
+    back.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, send: list[int], receive: list[int], group: Any
+    ) -> torch.Tensor:
         ctx.way = send, receive, group
         return all_to_all(x, send, receive, group)
 

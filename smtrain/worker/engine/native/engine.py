@@ -45,13 +45,14 @@ from smtrain.worker.engine.saving import Saver, local_rank
 
 
 class NativeEngine:
-    """A Hugging Face causal LM on a tp x pp x cp x dp mesh; build it inside a job that `init_distributed` joined.
+    """A Hugging Face causal LM on a tp x pp x cp x dp mesh; build it inside a job that
+    `init_distributed` joined.
 
-    `config` is the model's config.json, `weights` the source of its values, None a random start from `seed` that is the
-    same on every mesh. With `lora` the model is frozen and only adapters are trained, initialised from `seed`;
-    checkpoints hold only the adapters. `preference` makes steps and
-    evaluations those on pairs. Raises `ConfigError` if the mesh does not fit the job or the model,
-    `CheckpointError` on every rank if the weights do not fit.
+    `config` is the model's config.json, `weights` the source of its values, None a random start
+    from `seed` that is the same on every mesh. With `lora` the model is frozen and only adapters
+    are trained, initialised from `seed`; checkpoints hold only the adapters. `preference` makes
+    steps and evaluations those on pairs. Raises `ConfigError` if the mesh does not fit the job or
+    the model, `CheckpointError` on every rank if the weights do not fit.
     """
 
     def __init__(
@@ -71,13 +72,17 @@ class NativeEngine:
             comm.be_deterministic(options.deterministic)
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
-        self.layout = Layout(self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None, ep=options.ep)
+        self.layout = Layout(
+            self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None, ep=options.ep
+        )
         self.mesh = ProcessMesh(options, self.device)
         self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
         self.parameters = self.shape.parameters()
         self.lora = lora
-        self.trained = self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
+        self.trained = (
+            self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
+        )
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         self.begin_from(weights or RandomWeights(config, self.shape, seed))
@@ -90,26 +95,42 @@ class NativeEngine:
         self._to_compile = options.compile
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
-        self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed(), self.device.type)
+        self._saver = Saver(
+            self.mesh, persist.StageContents(self), lambda: self.allowed(), self.device.type
+        )
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         return self.begin_step(input_ids, labels, lr, segments, references)()
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Callable[[], StepResult]:  # fmt: skip
+    ) -> Callable[[], StepResult]:
         began = time.perf_counter()
         preference = self._preference
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments, references)
-            counts = [_counted(labels)] if preference is None else pair_counts(labels, segments, references)
+            counts = (
+                [_counted(labels)]
+                if preference is None
+                else pair_counts(labels, segments, references)
+            )
             counted = [self._count_sum(count) for count in counts]
             # At least 1, so that a batch without labels has loss 0.
-            shares = [comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted]
+            shares = [
+                comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted
+            ]
             scale = shares[0] if preference is None else preference.scale(*shares)
             scaling = self.optimizer.loss_scale
             before = [] if scaling is None else [scaling.scale]
@@ -117,25 +138,44 @@ class NativeEngine:
             calls = len(micro_batches) * self.mesh.dp
             aux_scale = torch.full((), 1 / calls, device=self.device)
             aux_scale = aux_scale if scaling is None else aux_scale * scaling.scale
-            total = self.pipeline.train(micro_batches, scale, self.optimizer.last_backward, aux_scale)
+            total = self.pipeline.train(
+                micro_batches, scale, self.optimizer.last_backward, aux_scale
+            )
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):
             routing, size = self.pipeline.routing, total.numel()
             total = torch.cat([total.reshape(-1), routing]) if len(routing) else total
-            for group in (self.mesh.shard_group, self.mesh.pp_group):  # only the last stages have the sum
+            for group in (
+                self.mesh.shard_group,
+                self.mesh.pp_group,
+            ):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
         after = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
-        values = [total, *counted, norm, *before, *([] if scaling is None else [scaling.scale]), *after]
+        values = [
+            total,
+            *counted,
+            norm,
+            *before,
+            *([] if scaling is None else [scaling.scale]),
+            *after,
+        ]
         made = self._numbers = Numbers(values, self._numbers)
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
-            print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
+            print(
+                f"train.compile: the first step took {took:.0f} s, in which the layers were"
+                " compiled",
+                flush=True,
+            )
         self._to_compile = False
 
         def numbers() -> StepResult:
             read = made.read()
-            read, squares = read[: len(read) - len(self._normed)], read[len(read) - len(self._normed) :]
+            read, squares = (
+                read[: len(read) - len(self._normed)],
+                read[len(read) - len(self._normed) :],
+            )
             sums, read = read[: total.numel()], read[total.numel() :]
             sums, routed = sums[:size], sums[size:]
             words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
@@ -148,19 +188,30 @@ class NativeEngine:
             if self.stage.balance is not None:
                 result = replace(result, routing=self.stage.balance.metrics(routed, calls))
             if squares:
-                by_part = dict(zip(self._normed, map(math.sqrt, squares), strict=True)) if len(squares) > 1 else {}
-                result = replace(result, param_norms=ParameterNorms(math.sqrt(sum(squares)), by_part))
+                by_part = (
+                    dict(zip(self._normed, map(math.sqrt, squares), strict=True))
+                    if len(squares) > 1
+                    else {}
+                )
+                result = replace(
+                    result, param_norms=ParameterNorms(math.sqrt(sum(squares)), by_part)
+                )
             if not scales:
                 return result
             used, following = scales
-            return replace(result, scaling=Scaling(used, following, skipped=not math.isfinite(grad_norm)))
+            return replace(
+                result, scaling=Scaling(used, following, skipped=not math.isfinite(grad_norm))
+            )
 
         return numbers
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Evaluation:  # fmt: skip
+    ) -> Evaluation:
         sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments, references))
         dist.all_reduce(sums, group=self.mesh.shard_group)
         dist.all_reduce(sums, group=self.mesh.pp_group)
@@ -173,29 +224,40 @@ class NativeEngine:
         metrics = self._preference.metrics(numbers, sizes[0])
         pairs = round(sizes[0]) if any(counted[0]) else 0
         return Evaluation(
-            self._preference.loss(numbers, *sizes), pairs, round(metrics.accuracy * sizes[0]) if pairs else 0, metrics
+            self._preference.loss(numbers, *sizes),
+            pairs,
+            round(metrics.accuracy * sizes[0]) if pairs else 0,
+            metrics,
         )
 
     def log_probabilities(
         self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor, pairs: int
     ) -> torch.Tensor:
-        """The log-probabilities of the answers in a batch as for `step`, fp32 [batch / dp, pairs, 2] on the host.
+        """The log-probabilities of the answers in a batch as for `step`, fp32 [batch / dp, pairs,
+        2] on the host.
 
-        `pairs` is the most of a row; what has no labels gets 0. Collective; the same on the ranks of one `dp_rank`.
+        `pairs` is the most of a row; what has no labels gets 0. Collective; the same on the ranks
+        of one `dp_rank`.
         """
         nothing = torch.zeros(len(input_ids), pairs, 2)
-        made = self.pipeline.log_probabilities(self._micro_batches(input_ids, labels, segments, nothing))
+        made = self.pipeline.log_probabilities(
+            self._micro_batches(input_ids, labels, segments, nothing)
+        )
         dist.all_reduce(made, group=self.mesh.pp_group)
         return made.cpu()
 
     def joined(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the values of all data-parallel ranks, on the host. Collective."""
-        summed = to_device(values if not self.mesh.cp_rank else torch.zeros_like(values), self.device)
+        summed = to_device(
+            values if not self.mesh.cp_rank else torch.zeros_like(values), self.device
+        )
         dist.all_reduce(summed, group=self.mesh.shard_group)
         return summed.cpu()
 
     def _count_sum(self, count: int) -> torch.Tensor:
-        """`comm.count_sum` over the ranks with other rows; ranks that share rows have the same count."""
+        """`comm.count_sum` over the ranks with other rows; ranks that share rows have the same
+        count.
+        """
         return comm.count_sum(0 if self.mesh.cp_rank else count, self.mesh.shard_group, self.device)
 
     def begin_from(self, weights: WeightSource | RandomWeights) -> None:
@@ -222,15 +284,21 @@ class NativeEngine:
         places = self.mesh.own_tokens(torch.arange(padded.shape[1], device="cpu")[None])[0].tolist()
         if h is not None:
             likeliest = self.stage.likeliest(h)
-            token = likeliest[0, places.index(length - 1)].float() if length - 1 in places else token
+            token = (
+                likeliest[0, places.index(length - 1)].float() if length - 1 in places else token
+            )
         for group in (self.mesh.pp_group, self.mesh.cp_group):
             if group is not None:
                 dist.all_reduce(token, op=dist.ReduceOp.MAX, group=group)
         return int(token)
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
+    def logits(
+        self, input_ids: torch.Tensor, segments: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline
+        stage; else None.
+        """
         self._check_length(input_ids)
         h = self.pipeline.hidden(self.mesh.own_tokens(input_ids).to(self.device), packed(segments))
         if h is None:
@@ -245,7 +313,9 @@ class NativeEngine:
         self._saver.begin(Path(folder), step, state, copy=False)
         self._saver.end()
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+    def begin_save(
+        self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True
+    ) -> None:
         self._saver.begin(Path(folder), step, state, read_back=read_back)
 
     def end_save(self, wait: bool = True) -> int | None:
@@ -258,11 +328,23 @@ class NativeEngine:
         return persist.load(self, Path(checkpoint), read)
 
     def prune(
-        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self,
+        line: Lineage,
+        keep: int,
+        arrived: Arrived | None = None,
+        distrusted: Collection[str] = (),
         spared: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         mesh = self.mesh
-        prune(line, keep, arrived, manifest, RankGroup(mesh.gather, mesh.rank, local_rank()), distrusted, spared)
+        prune(
+            line,
+            keep,
+            arrived,
+            manifest,
+            RankGroup(mesh.gather, mesh.rank, local_rank()),
+            distrusted,
+            spared,
+        )
 
     def any(self, flag: bool) -> bool:
         return self.mesh.any(flag)
@@ -272,16 +354,25 @@ class NativeEngine:
             dist.destroy_process_group()
 
     def _micro_batches(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        segments: torch.Tensor | None,
         references: torch.Tensor | None = None,
-    ) -> list[MicroBatch]:  # fmt: skip
+    ) -> list[MicroBatch]:
         self._check_length(input_ids)
         size = self.options.micro_batch_size
         own = [self.mesh.own_tokens(whole) for whole in (input_ids, labels)]
         loss = self.stage.loss
-        labelled = [None if loss is None else loss.labelled(few) for few in torch.split(own[1], size)]
+        labelled = [
+            None if loss is None else loss.labelled(few) for few in torch.split(own[1], size)
+        ]
         inputs, targets = (torch.split(to_device(x, self.device), size) for x in own)
-        within = [None] * len(inputs) if segments is None else [packed(s) for s in torch.split(segments, size)]
+        within = (
+            [None] * len(inputs)
+            if segments is None
+            else [packed(s) for s in torch.split(segments, size)]
+        )
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
         pairs: list[PairBatch | None] = [None] * len(inputs)
@@ -289,7 +380,10 @@ class NativeEngine:
             assert segments is not None
             parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
             pairs = [PairBatch.of(*both, self.mesh) for both in parts]
-        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, pairs, labelled, strict=True)]
+        return [
+            MicroBatch(*parts)
+            for parts in zip(inputs, targets, within, places, pairs, labelled, strict=True)
+        ]
 
     @property
     def _parts(self) -> int:
@@ -300,22 +394,26 @@ class NativeEngine:
         length = input_ids.shape[1]
         if self.shape.positions is not None and length > self.shape.positions:
             raise ConfigError(
-                [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"],
+                [
+                    f"train.seq_len: {length} is beyond the {self.shape.positions} positions that"
+                    " the model has learned"
+                ],
                 code="config.combination",
             )
         if self.mesh.cp > 1 and length % self._parts:
             raise ConfigError(
                 [
-                    f"parallel.cp: {length} tokens (train.seq_len) cannot be cut into {self._parts} parts; make "
-                    f"train.seq_len a multiple of {self._parts}"
+                    f"parallel.cp: {length} tokens (train.seq_len) cannot be cut into {self._parts}"
+                    f" parts; make train.seq_len a multiple of {self._parts}"
                 ],
                 code="config.combination",
             )
         if self.stage.sequence_parallel and length % self.mesh.tp:
             raise ConfigError(
                 [
-                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.mesh.tp} parts "
-                    "(parallel.tp): make train.seq_len a multiple of parallel.tp"
+                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into"
+                    f" {self.mesh.tp} parts (parallel.tp): make train.seq_len a multiple of"
+                    " parallel.tp"
                 ],
                 code="config.combination",
             )

@@ -1,8 +1,10 @@
-"""Messages of data-parallel ranks: gradients during the backward pass, weights during the next forward pass.
+"""Messages of data-parallel ranks: gradients during the backward pass, weights during the next
+forward pass.
 
-A flat buffer is cut into spans, each within the part of one rank. A span of gradients goes to that rank as soon as the
-last micro-batch has added to all of it. A span of new weights goes to the others while the next step begins, and each
-layer waits for its own. There are no copies and no further buffers.
+A flat buffer is cut into spans, each within the part of one rank. A span of gradients goes to that
+rank as soon as the last micro-batch has added to all of it. A span of new weights goes to the
+others while the next step begins, and each layer waits for its own. There are no copies and no
+further buffers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Span(NamedTuple):
 
 
 def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
-    """Cut the whole buffer into spans, between parameters and at the end of each part and of the matrices."""
+    """Cut the whole buffer into spans, between parameters and at the end of each part and of the
+    matrices.
+    """
     ends = {table.decayed, *(shard * (rank + 1) for rank in range(dp))}
     out, start = list[Span](), 0
     for stop in sorted(ends | {at + size for _, at, size in table.entries}):
@@ -41,15 +45,20 @@ def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
 
 
 class GradientSums:
-    """Sums the gradients of the data-parallel ranks: `own` is this rank's part of them after `finish`.
+    """Sums the gradients of the data-parallel ranks: `own` is this rank's part of them after
+    `finish`.
 
-    With two ranks over gloo, and with NCCL, spans are summed one by one during the backward pass. Sums of three or more
-    numbers depend on their order: over gloo the whole buffer is summed at once, so that the losses of a run do not
-    depend on the cut into spans.
+    With two ranks over gloo, and with NCCL, spans are summed one by one during the backward pass.
+    Sums of three or more numbers depend on their order: over gloo the whole buffer is summed at
+    once, so that the losses of a run do not depend on the cut into spans.
     """
 
-    def __init__(self, alike: Alike, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
-        """`late` names parameters whose gradients change once more between the backward pass and `finish`."""
+    def __init__(
+        self, alike: Alike, table: FlatTable, gradients: Gradients, late: Collection[str]
+    ) -> None:
+        """`late` names parameters whose gradients change once more between the backward pass and
+        `finish`.
+        """
         grad = gradients.flat
         self._alike, self._grad = alike, grad
         self._ranks = [] if alike.group is None else dist.get_process_group_ranks(alike.group)
@@ -60,23 +69,39 @@ class GradientSums:
         self._of_span: list[int] = []
         self._missing: list[int] | None = None
         self._works: list[Any] = []
-        if alike.size > 1 and (self._backend == "nccl" or (self._backend == "gloo" and alike.size == 2)):
+        if alike.size > 1 and (
+            self._backend == "nccl" or (self._backend == "gloo" and alike.size == 2)
+        ):
             self._watch(table, gradients, shard, late)
         elif alike.size > 1 and self._backend != "gloo":
             self.own = torch.empty_like(self.own)
 
-    def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
+    def _watch(
+        self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]
+    ) -> None:
         """Hook into each parameter's gradient; spans are sent in the order of the backward pass."""
-        entries = [(name, at, at + size) for name, at, size in table.entries if gradients.expected(name)]
+        entries = [
+            (name, at, at + size) for name, at, size in table.entries if gradients.expected(name)
+        ]
 
         def order(span: Span) -> tuple[bool, bool, int]:
-            waits = any(start < span.stop and span.start < stop for name, start, stop in entries if name in late)
-            return waits, span.start >= table.decayed, -span.start  # vectors are ready when the first layer is
+            waits = any(
+                start < span.stop and span.start < stop
+                for name, start, stop in entries
+                if name in late
+            )
+            return (
+                waits,
+                span.start >= table.decayed,
+                -span.start,
+            )  # vectors are ready when the first layer is
 
         self._spans = sorted(spans_of(table, shard, self._alike.size), key=order)
         self._of_span = [0] * len(self._spans)
         for name, start, stop in entries:
-            touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop]
+            touched = [
+                i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop
+            ]
             for i in touched:
                 self._of_span[i] += 1
             if name not in late:
@@ -101,7 +126,9 @@ class GradientSums:
         """Send the next span in line, which is the same on every rank."""
         span = self._spans[len(self._works)]
         sent = self._grad[span.start : span.stop]
-        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._alike.group, async_op=True))
+        self._works.append(
+            dist.reduce(sent, self._ranks[span.owner], group=self._alike.group, async_op=True)
+        )
 
     def finish(self) -> None:
         """Send the remaining spans, and wait for all."""
@@ -121,12 +148,15 @@ class GradientSums:
 
 
 class WeightShares:
-    """Sends all weights to every data-parallel rank, once each has updated its part of the flat buffer."""
+    """Sends all weights to every data-parallel rank, once each has updated its part of the flat
+    buffer.
+    """
 
     def __init__(self, trained: Trained, place: dict[int, int], layers: int) -> None:
         """`place` has the first of the stage's `layers` that needs a parameter, by its id.
 
-        The number `layers` itself stands for what comes after them; other parameters are needed before the first layer.
+        The number `layers` itself stands for what comes after them; other parameters are needed
+        before the first layer.
         """
         alike = self._alike = trained.alike
         self._flat = trained.flat
@@ -136,12 +166,22 @@ class WeightShares:
         self._works: list[Any] = []
         self._there = 0
         table = trained.table
-        spans = spans_of(table, self._shard, alike.size) if self._backend == "gloo" and alike.size > 1 else []
-        self._spans = sorted(spans, key=lambda span: (span.start < table.decayed, span.start))  # vectors first
+        spans = (
+            spans_of(table, self._shard, alike.size)
+            if self._backend == "gloo" and alike.size > 1
+            else []
+        )
+        self._spans = sorted(
+            spans, key=lambda span: (span.start < table.decayed, span.start)
+        )  # vectors first
         self._before = [0] * (layers + 1)
         for name, start, size in table.entries:
             layer = place.get(id(trained.leaf(name)), 0)
-            touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < start + size]
+            touched = [
+                i
+                for i, span in enumerate(self._spans)
+                if start < span.stop and span.start < start + size
+            ]
             self._before[layer] = max(self._before[layer], *(i + 1 for i in touched), 0)
 
     def send(self) -> None:
@@ -154,11 +194,15 @@ class WeightShares:
                 for span in self._spans:
                     sent = self._flat[span.start : span.stop]
                     source = self._ranks[span.owner]
-                    self._works.append(dist.broadcast(sent, source, group=self._alike.group, async_op=True))
+                    self._works.append(
+                        dist.broadcast(sent, source, group=self._alike.group, async_op=True)
+                    )
                 return
             own = self._flat[self._alike.rank * self._shard : (self._alike.rank + 1) * self._shard]
             whole = own if self._backend == "nccl" else own.clone()  # NCCL gathers in place
-            self._works.append(gather_into(self._flat, whole, group=self._alike.group, async_op=True))
+            self._works.append(
+                gather_into(self._flat, whole, group=self._alike.group, async_op=True)
+            )
 
     def before(self, layer: int) -> None:
         """Wait for the weights of a layer."""

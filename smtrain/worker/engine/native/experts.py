@@ -1,14 +1,18 @@
-"""Mixtures of experts: the router and this rank's experts of a layer, in place of transformers' module.
+"""Mixtures of experts: the router and this rank's experts of a layer, in place of transformers'
+module.
 
-A token's hidden state goes to the `chosen` experts of largest probability, and their outputs are added with the
-router's weights. Rows are sorted by expert, so that each expert multiplies one block; the sort is stable. With expert
-parallelism the rows travel to the ranks that hold their experts and back by all-to-all, and each sender applies the
-weights, so that the router's gradient stays on its rank. Every rank takes part in every message, also without rows.
+A token's hidden state goes to the `chosen` experts of largest probability, and their outputs are
+added with the router's weights. Rows are sorted by expert, so that each expert multiplies one
+block; the sort is stable. With expert parallelism the rows travel to the ranks that hold their
+experts and back by all-to-all, and each sender applies the weights, so that the router's gradient
+stays on its rank. Every rank takes part in every message, also without rows.
 
-With tensor parallelism each rank has a part of every expert's intermediate units. Its outputs are then shares of a sum,
-and so are the gradients of the router, which the optimizer adds up over the ranks.
+With tensor parallelism each rank has a part of every expert's intermediate units. Its outputs are
+then shares of a sum, and so are the gradients of the router, which the optimizer adds up over the
+ranks.
 
-transformers keeps other modules in each major version; this one takes the same parameters and computes the same.
+transformers keeps other modules in each major version; this one takes the same parameters and
+computes the same.
 """
 
 from __future__ import annotations
@@ -36,7 +40,10 @@ from smtrain.worker.engine.native.linears import Sink
 from smtrain.worker.engine.native.lora import Dropout
 from smtrain.worker.engine.parts import part
 
-_ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss: swiglu_alpha and swiglu_limit, which no published model changes
+_ALPHA, _LIMIT = (
+    1.702,
+    7.0,
+)  # gpt-oss: swiglu_alpha and swiglu_limit, which no published model changes
 
 
 @dataclass
@@ -58,17 +65,36 @@ class Mixture(nn.Module):
     down_bias: nn.Parameter
 
     def __init__(
-        self, layer: int, layout: Layout, mesh: ProcessMesh, described: HFConfig, balance: Balance | None,
-        capacity: float | None, pair: bool,
-    ) -> None:  # fmt: skip
-        """`capacity` as `ParallelOptions.expert_capacity`. `pair`: transformers' block takes a tuple from its MLP."""
+        self,
+        layer: int,
+        layout: Layout,
+        mesh: ProcessMesh,
+        described: HFConfig,
+        balance: Balance | None,
+        capacity: float | None,
+        pair: bool,
+    ) -> None:
+        """`capacity` as `ParallelOptions.expert_capacity`.
+
+        `pair`: transformers' block takes a tuple from its MLP.
+        """
         super().__init__()
-        sizes, names, routing = described.shape.experts, described.shape.rules.experts, described.routing
+        sizes, names, routing = (
+            described.shape.experts,
+            described.shape.rules.experts,
+            described.routing,
+        )
         assert sizes is not None
         assert names is not None
         assert routing is not None
         self._prefix = f"{described.shape.rules.prefix}.{described.shape.rules.layers}.{layer}."
-        self._layer, self._layout, self._mesh, self._balance, self._pair = layer, layout, mesh, balance, pair
+        self._layer, self._layout, self._mesh, self._balance, self._pair = (
+            layer,
+            layout,
+            mesh,
+            balance,
+            pair,
+        )
         self._capacity = capacity
         self._sizes, self._names, self._normalised = sizes, names, routing.normalised
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
@@ -82,14 +108,24 @@ class Mixture(nn.Module):
     @property
     def router_names(self) -> list[str]:
         """The names in files of the router's parameters."""
-        return [f"{self._prefix}{self._names.router}.{kind}" for kind in ("weight", "bias")[: 1 + self._names.stacked]]
+        return [
+            f"{self._prefix}{self._names.router}.{kind}"
+            for kind in ("weight", "bias")[: 1 + self._names.stacked]
+        ]
 
     def leaves(self) -> dict[str, list[str]]:
-        """This rank's parameters of all its experts, and the names in files of which each consists, in its order."""
+        """This rank's parameters of all its experts, and the names in files of which each consists,
+        in its order.
+        """
         at, own = f"{self._prefix}{self._names.path}.", self._layout.experts(self._mesh.ep_rank)
         gate, up, down = self._names.parts
         if self._names.stacked:
-            named = {"gate_up": up, "gate_up_bias": f"{up}_bias", "down": down, "down_bias": f"{down}_bias"}
+            named = {
+                "gate_up": up,
+                "gate_up_bias": f"{up}_bias",
+                "down": down,
+                "down_bias": f"{down}_bias",
+            }
             return {leaf: [f"{at}{name}"] for leaf, name in named.items()}
         return {
             "gate_up": [f"{at}{j}.{name}.weight" for j in own for name in (gate, up)],
@@ -109,7 +145,9 @@ class Mixture(nn.Module):
         for leaf, names in self.leaves().items():
             first, per = experts.parameters[names[0]], len(self._layout.experts(0))
             if not self._names.stacked:
-                first = experts.join(names, (per, first.shape[0] * len(names) // per, first.shape[1]))
+                first = experts.join(
+                    names, (per, first.shape[0] * len(names) // per, first.shape[1])
+                )
             setattr(self, leaf, first)
 
     def adapt(self, held: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None) -> None:
@@ -147,10 +185,14 @@ class Mixture(nn.Module):
         return (y, weights) if self._pair else y
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The weights [T, k] and numbers [T, k] of each token's experts, and all probabilities [T, E] if needed."""
+        """The weights [T, k] and numbers [T, k] of each token's experts, and all probabilities [T,
+        E] if needed.
+        """
         logits = F.linear(x, self.router, self.router_bias if self._names.stacked else None)
         balance, layer = self._balance, self._layer
-        if self._names.stacked:  # of the chosen logits only, which equals the probabilities over their sum
+        if (
+            self._names.stacked
+        ):  # of the chosen logits only, which equals the probabilities over their sum
             probabilities = None
             if balance is not None and balance.watching:
                 probabilities = torch.softmax(logits.detach(), -1, dtype=torch.float32)
@@ -165,7 +207,9 @@ class Mixture(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(logits.dtype), chosen, probabilities
 
-    def _inside(self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None) -> torch.Tensor:
+    def _inside(
+        self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
+    ) -> torch.Tensor:
         """The experts' outputs for rows that are sorted by expert.
 
         `choices` are the rows' numbers of `Dropout.choices`, if numbers are dropped.
@@ -186,7 +230,9 @@ class Mixture(nn.Module):
         arrived = swap(rows, sent, got, mesh.ep_group)
         # They arrive by sender, and each sender's by expert.
         expert = torch.arange(per, device=rows.device).repeat(mesh.ep)
-        expert, order = torch.sort(expert.repeat_interleave(receive.flatten(), output_size=len(arrived)), stable=True)
+        expert, order = torch.sort(
+            expert.repeat_interleave(receive.flatten(), output_size=len(arrived)), stable=True
+        )
         inverse = invert(order)
         if choices is not None:
             choices = all_to_all(choices, sent, got, mesh.ep_group)[order]
@@ -195,25 +241,43 @@ class Mixture(nn.Module):
         return swap(reorder(out, inverse, order, 1), got, sent, mesh.ep_group)
 
     def _bounded(
-        self, x: torch.Tensor, order: torch.Tensor, blocks: RowBlocks, factor: float, choices: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        order: torch.Tensor,
+        blocks: RowBlocks,
+        factor: float,
+        choices: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The experts' outputs for each choice, zero if it is beyond the capacity of its expert; static shapes.
+        """The experts' outputs for each choice, zero if it is beyond the capacity of its expert;
+        static shapes.
 
-        A buffer has so many rows for each expert; choices without a place read and write an additional row of zeros.
+        A buffer has so many rows for each expert; choices without a place read and write an
+        additional row of zeros.
         """
         mesh, (experts, k) = self._mesh, (self._sizes.count, self._sizes.chosen)
         room = math.ceil(k * len(x) / experts * factor)
         counts, expert = blocks.counts, blocks.expert
         place = torch.arange(len(order), device=x.device) - (blocks.ends - counts)[expert]
         row = torch.where(place < room, expert * room + place, experts * room)
-        choice = torch.full((experts * room + 1,), len(x) * k, device=x.device).scatter_(0, row, order)
+        choice = torch.full((experts * room + 1,), len(x) * k, device=x.device).scatter_(
+            0, row, order
+        )
         choice = choice[:-1]
         rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[choice // k]
-        numbers = None if choices is None else torch.cat([choices.flatten(), choices.new_zeros(1)])[choice]
+        numbers = (
+            None
+            if choices is None
+            else torch.cat([choices.flatten(), choices.new_zeros(1)])[choice]
+        )
         per = experts // mesh.ep
         if mesh.ep > 1:
             even = [per * room] * mesh.ep
-            rows = swap(rows, even, even, mesh.ep_group).view(mesh.ep, per, room, -1).transpose(0, 1).flatten(0, 2)
+            rows = (
+                swap(rows, even, even, mesh.ep_group)
+                .view(mesh.ep, per, room, -1)
+                .transpose(0, 1)
+                .flatten(0, 2)
+            )
             if numbers is not None:
                 numbers = all_to_all(numbers, even, even, mesh.ep_group)
                 numbers = numbers.view(mesh.ep, per, room).transpose(0, 1).flatten()
@@ -226,7 +290,9 @@ class Mixture(nn.Module):
         back = torch.empty_like(row).scatter_(0, order, row)
         return torch.cat([out, out.new_zeros(1, out.shape[1])])[back]
 
-    def _computed(self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None) -> torch.Tensor:
+    def _computed(
+        self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
+    ) -> torch.Tensor:
         """The outputs of this rank's experts for its blocks of rows; `choices` as in `_inside`."""
 
         def adapted(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -234,7 +300,9 @@ class Mixture(nn.Module):
 
         into, out_of = (self._writing[leaf].sink for leaf in ("gate_up", "down"))
         if self._names.stacked:
-            both = multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
+            both = (
+                multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
+            )
             both = adapted("gate_up_proj", rows, both)
             gate, up = both[..., ::2].clamp(max=_LIMIT), both[..., 1::2].clamp(-_LIMIT, _LIMIT)
             inner = (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
@@ -246,14 +314,24 @@ class Mixture(nn.Module):
         gate, up = (adapted(name, rows, half) for name, half in halves)
         inner = self._activation(gate) * up
         out = multiply(inner, self.down, blocks, True, out_of)
-        return adapted("down_proj" if "down_proj" in self._factors else self._names.parts[2], inner, out)
+        return adapted(
+            "down_proj" if "down_proj" in self._factors else self._names.parts[2], inner, out
+        )
 
 
 class ExpertFactors:
-    """A [e, rank, in] and B [e, out, rank] of one matrix of this rank's experts, or this rank's parts of them."""
+    """A [e, rank, in] and B [e, out, rank] of one matrix of this rank's experts, or this rank's
+    parts of them.
+    """
 
     def __init__(
-        self, name: str, a: nn.Parameter, b: nn.Parameter, scale: float, start: int, dropout: Dropout | None
+        self,
+        name: str,
+        a: nn.Parameter,
+        b: nn.Parameter,
+        scale: float,
+        start: int,
+        dropout: Dropout | None,
     ) -> None:
         """`start` is the first column of the input that this rank sees."""
         self._name, self._a, self._b, self._scale = name, a, b, scale
@@ -262,11 +340,15 @@ class ExpertFactors:
     def __call__(
         self, x: torch.Tensor, y: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
     ) -> torch.Tensor:
-        """`y`, the experts' products with their blocks of rows `x`, plus the products of the factors."""
+        """`y`, the experts' products with their blocks of rows `x`, plus the products of the
+        factors.
+        """
         if self._dropout is not None and choices is not None:
             x = self._dropout.rows(self._name, x, choices, self._start)
         # The scale enters B, which is far smaller than the products.
         a, b = self._a.to(x.dtype), (self._b * self._scale).to(x.dtype)
-        if more := missing_width(x, a.shape[1]):  # zeros change no number, and the loop would wait for the device
+        if more := missing_width(
+            x, a.shape[1]
+        ):  # zeros change no number, and the loop would wait for the device
             a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
         return y + multiply(multiply(x, a, blocks, True), b, blocks, True)

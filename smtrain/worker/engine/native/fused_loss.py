@@ -1,9 +1,11 @@
-"""The output matrix and the cross entropy in pieces of rows, so that no tensor has all logits of a micro-batch.
+"""The output matrix and the cross entropy in pieces of rows, so that no tensor has all logits of a
+micro-batch.
 
-The gradients of a sum of losses are computed in the forward pass, piece by piece, as Liger does (Hsu et al. 2024, arXiv
-2410.10989): computing logits a second time costs 7 % of a step. Token losses whose upstream gradients are not known yet
-(DPO) do compute them again. torch.nn.functional.linear_cross_entropy, which torch has from 2.13, knows no vocabulary
-cut over ranks, no soft cap, and returns the weight's gradient in a new tensor.
+The gradients of a sum of losses are computed in the forward pass, piece by piece, as Liger does
+(Hsu et al. 2024, arXiv 2410.10989): computing logits a second time costs 7 % of a step. Token
+losses whose upstream gradients are not known yet (DPO) do compute them again.
+torch.nn.functional.linear_cross_entropy, which torch has from 2.13, knows no vocabulary cut over
+ranks, no soft cap, and returns the weight's gradient in a new tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from smtrain.worker.engine.native.linears import Sink, add_product
 _ALIGNED = 128
 """Selected rows are padded to a multiple of this, so that products stay aligned and graphs few."""
 _WORTH = 0.9
-"""Rows are selected if fewer than this share have labels: the copies must cost less than the logits saved."""
+"""Rows are selected if fewer than this share have labels: the copies must cost less than the logits
+saved.
+"""
 
 
 class Labelled(NamedTuple):
@@ -40,7 +44,8 @@ class Labelled(NamedTuple):
     rows: torch.Tensor
     """int64 [n] of the N rows: those with labels, then one without, as often as alignment needs."""
     places: torch.Tensor
-    """int64 [N]: the place of each row among `rows`; rows without a label have that of one without."""
+    """int64 [N]: the place of each row among `rows`; rows without a label have that of one without.
+    """
 
     @classmethod
     def of(cls, labels: torch.Tensor, device: torch.device) -> Labelled | None:
@@ -58,12 +63,21 @@ class Labelled(NamedTuple):
 
 
 class LinearCrossEntropy:
-    """The output matrix of a stage, and losses of its logits. Hidden states are [..., H], already whole on each rank.
+    """The output matrix of a stage, and losses of its logits.
+
+    Hidden states are [..., H], already whole on each rank.
 
     `scales` are those of `Described`: logits are divided by "logits", then bounded by "cap".
     """
 
-    def __init__(self, head: Any, columns: Columns, scales: Mapping[Scale, float], device: torch.device, fast: bool):
+    def __init__(
+        self,
+        head: Any,
+        columns: Columns,
+        scales: Mapping[Scale, float],
+        device: torch.device,
+        fast: bool,
+    ):
         """`head` is a linear without a bias; `fast` compiles what comes after its product."""
         self._head, self._columns, self._device = head, columns, device
         self._divisor, self._cap = scales.get("logits", 1.0), scales.get("cap")
@@ -77,7 +91,8 @@ class LinearCrossEntropy:
         self._local, self._cut_gradient = local_sums, cut_gradient
         if fast:
             self._gradient, self._local, self._cut_gradient = (
-                compiled(function, "the loss", device.type) for function in (loss_gradient, local_sums, cut_gradient)
+                compiled(function, "the loss", device.type)
+                for function in (loss_gradient, local_sums, cut_gradient)
             )
 
     def rows(self, tokens: int) -> int:
@@ -88,35 +103,52 @@ class LinearCrossEntropy:
     def labelled(self, labels: torch.Tensor) -> Labelled | None:
         """The rows that need logits, from labels [B, S] of the host; None: all.
 
-        A batch of one piece uses all rows, and so does Neuron, which would compile a graph for each number of rows.
+        A batch of one piece uses all rows, and so does Neuron, which would compile a graph for each
+        number of rows.
         """
         if self._device.type == "neuron" or self.rows(labels.numel()) == labels.numel():
             return None
         return Labelled.of(labels, self._device)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of the logits [..., ceil(V / tp)], with the padding of the vocabulary."""
+        """This rank's columns of the logits [..., ceil(V / tp)], with the padding of the
+        vocabulary.
+        """
         return bounded(F.linear(h, self._head.weight), self._divisor, self._cap)
 
     def sum(
-        self, h: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, labelled: Labelled | None = None
+        self,
+        h: torch.Tensor,
+        labels: torch.Tensor,
+        scale: torch.Tensor,
+        labelled: Labelled | None = None,
     ) -> torch.Tensor:
-        """The sum of the token losses, fp32 []. Its gradients are those of the sum times `scale` [].
+        """The sum of the token losses, fp32 [].
 
-        They are computed in the forward pass: the sum must be the root of the backward pass, whose gradient is 1.
+        Its gradients are those of the sum times `scale` [].
+
+        They are computed in the forward pass: the sum must be the root of the backward pass, whose
+        gradient is 1.
         """
         apply: Any = _Sum.apply
         total: torch.Tensor = apply(h, self._head.weight, labels, scale, self, labelled)
         return total
 
-    def each(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
-        """The loss of each token, fp32 like `labels`; 0 without a label. The backward pass computes logits again."""
+    def each(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    ) -> torch.Tensor:
+        """The loss of each token, fp32 like `labels`; 0 without a label.
+
+        The backward pass computes logits again.
+        """
         apply: Any = _Each.apply
         losses: torch.Tensor = apply(h, self._head.weight, labels, self, labelled)
         return losses
 
     @torch.no_grad()
-    def evaluated(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
+    def evaluated(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    ) -> torch.Tensor:
         """[3]: sum of losses, labels that are the likeliest token, and labels."""
         total, correct = torch.zeros((), device=h.device), torch.zeros((), device=h.device)
         for few, wanted in self._pieces(h, labels, labelled=labelled):
@@ -131,20 +163,27 @@ class LinearCrossEntropy:
         tokens = [likeliest(self.logits(few), *self._columns) for (few,) in self._pieces(h)]
         return _joined(tokens).view(h.shape[:-1])
 
-    def losses(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None) -> torch.Tensor:
+    def losses(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None
+    ) -> torch.Tensor:
         """Compute the losses of `each` without a gradient."""
         pieces = self._pieces(h, labels, labelled=labelled)
-        return _spread(_joined([self._losses(self.logits(few), wanted) for few, wanted in pieces]), labelled).view(
-            labels.shape
-        )
+        return _spread(
+            _joined([self._losses(self.logits(few), wanted) for few, wanted in pieces]), labelled
+        ).view(labels.shape)
 
     def gradients(
-        self, h: torch.Tensor, labels: torch.Tensor, factors: torch.Tensor, labelled: Labelled | None, needed: bool
+        self,
+        h: torch.Tensor,
+        labels: torch.Tensor,
+        factors: torch.Tensor,
+        labelled: Labelled | None,
+        needed: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The sum of the losses, and the gradients of the sum of each loss times its factor.
 
-        `factors` are like `labels`. The gradients are those of `h` and, if `needed`, of the weight, which its sink gets
-        if it has one.
+        `factors` are like `labels`. The gradients are those of `h` and, if `needed`, of the weight,
+        which its sink gets if it has one.
         """
         weight, sink = self._head.weight, self.sink
         totals, of_h, of_weight = [], [], None
@@ -169,8 +208,12 @@ class LinearCrossEntropy:
         """The taker of the weight's gradient; None: autograd."""
         return self.shared or getattr(self._head, "sink", None)
 
-    def _pieces(self, h: torch.Tensor, *each: torch.Tensor, labelled: Labelled | None = None) -> Iterator[Any]:
-        """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if `labelled` has them."""
+    def _pieces(
+        self, h: torch.Tensor, *each: torch.Tensor, labelled: Labelled | None = None
+    ) -> Iterator[Any]:
+        """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if
+        `labelled` has them.
+        """
         flat = [h.reshape(-1, h.shape[-1]), *(x.reshape(-1) for x in each)]
         size = self.rows(len(flat[0]))
         if labelled is not None:
@@ -183,21 +226,29 @@ class LinearCrossEntropy:
         """The losses [R] of a piece, and the gradient of its product [R, C]."""
         columns = self._columns
         if columns.group is None:
-            made: tuple[torch.Tensor, torch.Tensor] = self._gradient(product, labels, factors, self._divisor, self._cap)
+            made: tuple[torch.Tensor, torch.Tensor] = self._gradient(
+                product, labels, factors, self._divisor, self._cap
+            )
             return made
         exponentials, sums = self._sums(product, labels)
         losses, shares = combined(sums, labels, columns.group)
         rest = columns.start, columns.valid, self._divisor, self._cap
-        return losses, self._cut_gradient(product, exponentials, labels, shares * factors, factors, *rest)
+        return losses, self._cut_gradient(
+            product, exponentials, labels, shares * factors, factors, *rest
+        )
 
     def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The token losses [R] of logits that are bounded already."""
         if self._columns.group is None:
             return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
-        _, sums = local_sums(logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None)
+        _, sums = local_sums(
+            logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None
+        )
         return combined(sums, labels, self._columns.group)[0]
 
-    def _sums(self, product: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sums(
+        self, product: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         columns = self._columns
         made: tuple[torch.Tensor, torch.Tensor] = self._local(
             product, labels, columns.start, columns.valid, self._padding, self._divisor, self._cap
@@ -208,9 +259,14 @@ class LinearCrossEntropy:
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor,
-        loss: LinearCrossEntropy, labelled: Labelled | None,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        h: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        scale: torch.Tensor,
+        loss: LinearCrossEntropy,
+        labelled: Labelled | None,
+    ) -> torch.Tensor:
         needed = ctx.needs_input_grad[1]
         total, *ctx.made = loss.gradients(h, labels, scale.expand(labels.shape), labelled, needed)
         ctx.sink = loss.sink if needed else None
@@ -220,16 +276,21 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (of_h, of_weight), ctx.made = ctx.made, None
         if ctx.sink is not None:
-            ctx.sink.added()  # not before: the last backward pass is announced after the forward pass
+            # not before: the last backward pass is announced after the forward pass
+            ctx.sink.added()
         return of_h, of_weight, None, None, None, None
 
 
 class _Each(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, loss: LinearCrossEntropy,
+        ctx: Any,
+        h: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        loss: LinearCrossEntropy,
         labelled: Labelled | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         ctx.save_for_backward(h, labels)
         ctx.loss, ctx.labelled = loss, labelled
         return loss.losses(h, labels, labelled)

@@ -1,7 +1,8 @@
 """Sum the gradients of a step over its micro-batches in one flat fp32 buffer.
 
-Linears, embeddings and experts write the first product of a step straight into it and add the later ones. Gradients
-that torch accumulates itself (norms, biases, routers, tied and cut embeddings, adapters) are added to zeros.
+Linears, embeddings and experts write the first product of a step straight into it and add the later
+ones. Gradients that torch accumulates itself (norms, biases, routers, tied and cut embeddings,
+adapters) are added to zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Writing(Protocol):
 class Gradients:
     """The gradients of trained parameters."""
 
-    def __init__(self, trained: Trained, writing: Mapping[str, Writing], device: torch.device) -> None:
+    def __init__(
+        self, trained: Trained, writing: Mapping[str, Writing], device: torch.device
+    ) -> None:
         self.flat = torch.zeros(len(trained.flat), dtype=torch.float32, device=device)
         self.of: dict[str, torch.Tensor] = {}
         """Views of `flat` by the parameter's name."""
@@ -79,12 +82,20 @@ class Gradients:
             torch._foreach_zero_(self._zeroed)
 
     def shared_sink(self, name: str) -> Sink | None:
-        """A sink that adds to what torch accumulates for a parameter; None if no part of that is trained here."""
+        """A sink that adds to what torch accumulates for a parameter; None if no part of that is
+        trained here.
+        """
         parameter = self._trained.parameters.get(name)
-        return _SharedSink(self.of[name]) if parameter is not None and parameter.requires_grad else None
+        return (
+            _SharedSink(self.of[name])
+            if parameter is not None and parameter.requires_grad
+            else None
+        )
 
     def wrote(self, name: str) -> bool:
-        """Note that a module writes to a parameter's view; False if that is its first gradient of the step."""
+        """Note that a module writes to a parameter's view; False if that is its first gradient of
+        the step.
+        """
         before = name in self._written
         self._written.add(name)
         return before
@@ -98,7 +109,9 @@ class Gradients:
 class _Sink:
     """Writes the gradients of a parameter to its view, and adds the later ones of a step."""
 
-    def __init__(self, gradients: Gradients, name: str, view: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, gradients: Gradients, name: str, view: torch.Tensor, dtype: torch.dtype
+    ) -> None:
         """`dtype` is the parameter's."""
         self._gradients, self._name, self._view, self._dtype = gradients, name, view, dtype
 
@@ -119,7 +132,9 @@ class _Sink:
 
 
 class _SharedSink:
-    """Adds a module's gradients of a parameter that another module uses too; torch accumulates and announces those."""
+    """Adds a module's gradients of a parameter that another module uses too; torch accumulates and
+    announces those.
+    """
 
     def __init__(self, view: torch.Tensor) -> None:
         self._view = view
@@ -159,12 +174,19 @@ class Trained:
     """By name; views of `flat`."""
     alike: Alike
     leaves: dict[str, tuple[str, nn.Parameter]] = field(default_factory=dict)
-    """The parameter of the model that has one of `parameters` as a part, if it has more than that one, and the name of
-    its first part."""
+    """The parameter of the model that has one of `parameters` as a part, if it has more than that
+    one, and the name of its first part.
+    """
 
     @classmethod
     def of(
-        cls, layout: Layout, table: FlatTable, alike: Alike, dtype: torch.dtype, device: torch.device, tp_rank: int
+        cls,
+        layout: Layout,
+        table: FlatTable,
+        alike: Alike,
+        dtype: torch.dtype,
+        device: torch.device,
+        tp_rank: int,
     ) -> Trained:
         """Make a buffer of zeros and this rank's parameters in it."""
         padded = max(1, -(-table.size // alike.size)) * alike.size  # a stage may have no experts
@@ -184,10 +206,14 @@ class Trained:
         return self.leaves[name][0] if name in self.leaves else name
 
     def join(self, names: list[str], shape: tuple[int, ...]) -> nn.Parameter:
-        """Make one parameter of the model, of `shape`, from those of `names`, which follow one another in `flat`."""
+        """Make one parameter of the model, of `shape`, from those of `names`, which follow one
+        another in `flat`.
+        """
         starts = {name: at for name, at, _ in self.table.entries}
         start, size = starts[names[0]], self.parameters[names[0]].numel()
-        assert [starts[name] for name in names] == [start + i * size for i in range(len(names))], names
+        assert [starts[name] for name in names] == [start + i * size for i in range(len(names))], (
+            names
+        )
         leaf = nn.Parameter(self.flat[start : start + len(names) * size].view(shape))
         self.leaves.update(dict.fromkeys(names, (names[0], leaf)))
         return leaf

@@ -1,8 +1,9 @@
 """Grouped products: rows sorted by expert, each block of rows times its expert's matrix.
 
-torch.nn.functional.grouped_mm computes all blocks in one kernel and reads their ends on the device, so the host never
-waits. Its kernel for CUDA takes bf16 on compute capability 9 and 10 (torch's GroupedBlas.cpp); for other cards and
-dtypes torch reads the ends on the host in each product and loops. The loop here does the same, with one read a layer.
+torch.nn.functional.grouped_mm computes all blocks in one kernel and reads their ends on the device,
+so the host never waits. Its kernel for CUDA takes bf16 on compute capability 9 and 10 (torch's
+GroupedBlas.cpp); for other cards and dtypes torch reads the ends on the host in each product and
+loops. The loop here does the same, with one read a layer.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ class RowBlocks:
     """Blocks of rows, one after another, one for each expert."""
 
     def __init__(
-        self, expert: torch.Tensor, counts: torch.Tensor, ends: torch.Tensor | None = None,
-        sizes: Sequence[int] | None = None, are_even: bool = False,
-    ) -> None:  # fmt: skip
-        """`expert` [R] is the number of each row's expert, rising; `counts` [E] are the blocks' rows.
+        self,
+        expert: torch.Tensor,
+        counts: torch.Tensor,
+        ends: torch.Tensor | None = None,
+        sizes: Sequence[int] | None = None,
+        are_even: bool = False,
+    ) -> None:
+        """`expert` [R] is the number of each row's expert, rising; `counts` [E] are the blocks'
+        rows.
 
-        `ends` are their int32 sums and `sizes` the counts on the host, if known. `are_even`: all blocks are equal.
+        `ends` are their int32 sums and `sizes` the counts on the host, if known. `are_even`: all
+        blocks are equal.
         """
         self.expert, self.counts, self.are_even = expert, counts, are_even
         self._ends, self._sizes = ends, sizes
@@ -42,11 +49,19 @@ class RowBlocks:
     def evenly(cls, experts: int, rows: int, device: torch.device) -> RowBlocks:
         """Blocks of `rows` rows for each expert."""
         expert = torch.arange(experts, device=device).repeat_interleave(rows)
-        return cls(expert, torch.full((experts,), rows, device=device), sizes=[rows] * experts, are_even=True)
+        return cls(
+            expert,
+            torch.full((experts,), rows, device=device),
+            sizes=[rows] * experts,
+            are_even=True,
+        )
 
     @classmethod
     def sort(cls, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, RowBlocks]:
-        """Sort choices [T, k]: the order [T * k] of the flat choices, and the blocks in this order. Stable."""
+        """Sort choices [T, k]: the order [T * k] of the flat choices, and the blocks in this order.
+
+        Stable.
+        """
         expert, order = torch.sort(chosen.flatten(), stable=True)
         if expert.device.type == "neuron":  # searchsorted has not been seen there
             return order, cls(expert, torch.bincount(expert, minlength=experts))
@@ -79,26 +94,38 @@ class RowBlocks:
 
 
 def can_group(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether one kernel can multiply rows `x` by the matrices `weight` [E, ...], in the backward pass too."""
+    """Whether one kernel can multiply rows `x` by the matrices `weight` [E, ...], in the backward
+    pass too.
+    """
     size = x.element_size()
     aligned = not any(width * size % _ALIGNMENT for width in weight.shape[1:])
-    if not len(x) or len(weight) >= _MOST or not aligned or (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT:
+    if (
+        not len(x)
+        or len(weight) >= _MOST
+        or not aligned
+        or (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT
+    ):
         return False
     return has_kernel(x.device, x.dtype)
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a grouped product for a device that does not read the ends of blocks on the host."""
+    """Whether torch has a grouped product for a device that does not read the ends of blocks on the
+    host.
+    """
     if device.type == "cuda":
         if dtype != torch.bfloat16 or torch.version.hip is not None:
             return False
         return torch.cuda.get_device_capability(device)[0] in _CAPABILITIES
-    # On the CPU torch's loop is in C++ and a little faster than ours, with the same bits; it has one since 2.10.
+    # On the CPU torch's loop is in C++ and a little faster than ours, with the same bits; it has
+    # one since 2.10.
     return device.type in ("cpu", "meta") and hasattr(F, "grouped_mm")
 
 
 def missing_width(x: torch.Tensor, width: int) -> int:
-    """The columns that matrices for rows `x` lack for torch's grouped product; 0 if torch has no kernel."""
+    """The columns that matrices for rows `x` lack for torch's grouped product; 0 if torch has no
+    kernel.
+    """
     return -width % (_ALIGNMENT // x.element_size()) if has_kernel(x.device, x.dtype) else 0
 
 
@@ -115,7 +142,8 @@ def multiply(
 ) -> torch.Tensor:
     """Each block of rows `x` [R, in] times its matrix of `weight` [E, ...].
 
-    `turned`: a matrix is [out, in], otherwise [in, out]. `sink` takes the gradient of `weight`; None: autograd does.
+    `turned`: a matrix is [out, in], otherwise [in, out]. `sink` takes the gradient of `weight`;
+    None: autograd does.
     """
     made: torch.Tensor = _product(x, weight, blocks, turned, sink)
     return made
@@ -137,7 +165,9 @@ class _GroupedProduct(torch.autograd.Function):
             return _rows(x, weight, blocks, turned)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         blocks, turned, grad = ctx.blocks, ctx.turned, grad.contiguous()
         of_x = of_weight = None
@@ -166,9 +196,14 @@ def _rows(x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool
 
 
 def _matrices(
-    left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, blocks: RowBlocks, out: torch.Tensor | None
+    left: torch.Tensor,
+    right: torch.Tensor,
+    like: torch.Tensor,
+    blocks: RowBlocks,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Matrices [E, M, N] shaped `like` a weight: each block of `left` [R, M], turned, times that of `right` [R, N].
+    """Matrices [E, M, N] shaped `like` a weight: each block of `left` [R, M], turned, times that of
+    `right` [R, N].
 
     They are written into `out` if it is a tensor.
     """

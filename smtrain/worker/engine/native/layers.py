@@ -33,23 +33,32 @@ COMPILED: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic"
 """Arguments of torch.compile by device. TorchNeuron refuses graphs of changing shapes."""
 
 GRAPHS = 32
-"""Most graphs of one layer's code. Layers of one kind share theirs; a kind has one for training and one for evaluation,
-each with and without a mask, and with adapters one more for the first layer, whose input needs no gradient."""
+"""Most graphs of one layer's code. Layers of one kind share theirs; a kind has one for training and
+one for evaluation, each with and without a mask, and with adapters one more for the first layer,
+whose input needs no gradient.
+"""
 
 
 class Layers:
-    """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its input."""
+    """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its
+    input.
+    """
 
     def __init__(
-        self, blocks: Sequence[Any], mixers: Sequence[Any], options: ParallelOptions, states: Sequence[Stateful],
+        self,
+        blocks: Sequence[Any],
+        mixers: Sequence[Any],
+        options: ParallelOptions,
+        states: Sequence[Stateful],
         device: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`mixers` are the blocks' modules that look at other tokens."""
         self._states, self._whole = states, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for module in mixers:
                 again = self._again(module.forward)
-                # A compiled graph would compute it again with the state of the backward pass's moment.
+                # A compiled graph would compute it again with the state of the backward pass's
+                # moment.
                 disable: Any = torch.compiler.disable
                 module.forward = disable(again) if options.compile and states else again
         self._shapes: set[torch.Size] = set()
@@ -57,18 +66,23 @@ class Layers:
         if options.compile:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
             for i, block in enumerate(blocks):
-                block.forward = self._of_usual_shapes(block.forward, f"layer {i} of this stage", device)
+                block.forward = self._of_usual_shapes(
+                    block.forward, f"layer {i} of this stage", device
+                )
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         out = (self._again(block) if self._whole else block)(h, **kwargs)
-        made: torch.Tensor = out[0] if isinstance(out, tuple) else out  # transformers 4 returns tuples
+        made: torch.Tensor = (
+            out[0] if isinstance(out, tuple) else out
+        )  # transformers 4 returns tuples
         return made
 
     def _of_usual_shapes(self, forward: Forward, name: str, device: str) -> Forward:
-        """Compile a block for the shapes of training, and for the first one if it is evaluated before.
+        """Compile a block for the shapes of training, and for the first one if it is evaluated
+        before.
 
-        Others, such as the last batch of a validation and an answer that grows by a token, run uncompiled: a graph for
-        each costs more than it saves.
+        Others, such as the last batch of a validation and an answer that grows by a token, run
+        uncompiled: a graph for each costs more than it saves.
         """
         fast = compiled(forward, name, device)
 
@@ -92,7 +106,9 @@ class Layers:
 
 
 def compiled(forward: Forward, name: str, device: str) -> Forward:
-    """Compile a function at its first call; if the compiler fails on it, say so once and run it as it is."""
+    """Compile a function at its first call; if the compiler fails on it, say so once and run it as
+    it is.
+    """
     fast: Forward | None = torch.compile(forward, **COMPILED.get(device, {}))
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +126,9 @@ def compiled(forward: Forward, name: str, device: str) -> Forward:
 
 
 def compilable(options: ParallelOptions, device: str) -> ParallelOptions:
-    """The options, without compilation if no compiler is there, which a log line of each host says."""
+    """The options, without compilation if no compiler is there, which a log line of each host
+    says.
+    """
     fault = compiler_fault(device) if options.compile else None
     if fault is None:
         return options
@@ -123,7 +141,11 @@ def compiler_fault(device: str) -> str | None:
     """Explain why torch.compile cannot work for a kind of device here; None if it can."""
     if device == "cpu":
         wanted = os.environ.get("CXX") or "g++"
-        return None if shutil.which(wanted) else f"torch.compile needs the C++ compiler {wanted}, which is not there"
+        return (
+            None
+            if shutil.which(wanted)
+            else f"torch.compile needs the C++ compiler {wanted}, which is not there"
+        )
     if device != "cuda":
         return None  # its own backend reports it
     if importlib.util.find_spec("triton") is None:

@@ -1,7 +1,8 @@
 """Linears and embeddings that write their weight's gradient straight into the optimizer's buffer.
 
-torch makes the gradient of a weight as a new tensor and adds it to `weight.grad`. Writing the product into the buffer
-saves that tensor, and for the first micro-batch of a step also the addition and the zeros.
+torch makes the gradient of a weight as a new tensor and adds it to `weight.grad`. Writing the
+product into the buffer saves that tensor, and for the first micro-batch of a step also the addition
+and the zeros.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ class Sink(Protocol):
         """Take a function that computes the gradient, into the given tensor or a new one."""
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Take a part of the gradient: left [N, out], transposed, times right [N, in]. `added` follows the last one."""
+        """Take a part of the gradient: left [N, out], transposed, times right [N, in].
+
+        `added` follows the last one.
+        """
 
     def added(self) -> None:
         """Announce that the gradient is complete."""
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
-    """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if `fresh`.
+    """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if
+    `fresh`.
 
-    `total` may be fp32 when the factors are in half precision. The product is then not rounded if the device can.
+    `total` may be fp32 when the factors are in half precision. The product is then not rounded if
+    the device can.
     """
     same, device = total.dtype == left.dtype, left.device.type
     if same and fresh:
@@ -57,13 +63,17 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fr
 
 @cache
 def _has_wide_products(device: torch.device, dtype: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether a device multiplies half-precision factors into wider sums: CUDA, by `out_dtype` of torch 2.8 and later.
+    """Whether a device multiplies half-precision factors into wider sums: CUDA, by `out_dtype` of
+    torch 2.8 and later.
 
     Tried once with small factors, as torch's version and build do not say so.
     """
     if device.type != "cuda":  # no other device has the kernels in torch 2.13
         return False
-    one, total = torch.eye(16, dtype=dtype, device=device), torch.zeros(16, 16, dtype=wide, device=device)
+    one, total = (
+        torch.eye(16, dtype=dtype, device=device),
+        torch.zeros(16, 16, dtype=wide, device=device),
+    )
     try:
         torch.mm(one.t(), one, out_dtype=wide, out=total)
         torch.addmm(total, one.t(), one, out_dtype=wide, out=total)
@@ -112,7 +122,9 @@ class RowParallel(nn.Module):
     `turned`: its weight has the inputs first, as in transformers' Conv1D.
     """
 
-    def __init__(self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False) -> None:
+    def __init__(
+        self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False
+    ) -> None:
         super().__init__()
         self.weight, self.bias, self._leave, self.turned = linear.weight, linear.bias, leave, turned
         self.factors: Factors | None = None
@@ -123,12 +135,22 @@ class RowParallel(nn.Module):
         if self.quantized is not None:
             y = self._leave(_quantized_product(x, self.quantized, None, self.factors))
         else:
-            y = self._leave(_product(x, self.weight.t() if self.turned else self.weight, None, self.sink, self.factors))
+            y = self._leave(
+                _product(
+                    x,
+                    self.weight.t() if self.turned else self.weight,
+                    None,
+                    self.sink,
+                    self.factors,
+                )
+            )
         return y if self.bias is None else y + self.bias
 
 
 class WideNorm(nn.Module):
-    """An RMSNorm over the heads of all tensor-parallel ranks (OLMo 2), with this rank's part of its weight."""
+    """An RMSNorm over the heads of all tensor-parallel ranks (OLMo 2), with this rank's part of its
+    weight.
+    """
 
     def __init__(self, norm: Any, width: int, copies: int, group: dist.ProcessGroup) -> None:
         """`width` numbers are normalised together; each is on `copies` ranks."""
@@ -139,15 +161,17 @@ class WideNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
-        normed: torch.Tensor = self.weight * (wide * torch.rsqrt(squares / self._width + self.variance_epsilon))
+        normed: torch.Tensor = self.weight * (
+            wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
+        )
         return normed.to(x.dtype)
 
 
 class HandedOver:
     """The gradient of a parameter that autograd makes and a sink takes, once in each backward pass.
 
-    For compiled layers, whose graphs return gradients. In bf16 it saves what a linear of ours saves: the zeros, and an
-    addition for the first micro-batch of a step.
+    For compiled layers, whose graphs return gradients. In bf16 it saves what a linear of ours
+    saves: the zeros, and an addition for the first micro-batch of a step.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -164,14 +188,20 @@ class HandedOver:
 def _quantized_product(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, factors: Factors | None
 ) -> torch.Tensor:
-    """x [B, S, in] times a quantised weight, transposed, plus the bias and the product of the factors."""
+    """x [B, S, in] times a quantised weight, transposed, plus the bias and the product of the
+    factors.
+    """
     rows = weight.multiply(x.reshape(-1, x.shape[-1]))
     rows = rows if bias is None else rows + bias
     return (rows if factors is None else factors(x, rows)).view(*x.shape[:-1], -1)
 
 
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink | None, factors: Factors | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    sink: Sink | None,
+    factors: Factors | None,
 ) -> torch.Tensor:
     """x [B, S, in] times W [out, in] transposed, plus the bias and the product of the factors."""
     if factors is not None:  # in rows, as a view of a tensor that changes costs autograd a copy
@@ -185,17 +215,23 @@ def _product(
 
 
 class _Product(torch.autograd.Function):
-    """x [..., in] times W [out, in] transposed, plus the bias; its backward pass computes torch's own products."""
+    """x [..., in] times W [out, in] transposed, plus the bias; its backward pass computes torch's
+    own products.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sink = sink
         y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
         of_x = rows.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
@@ -204,10 +240,15 @@ class _Product(torch.autograd.Function):
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of W; the padding row gets no gradient. Gradients of one token are added in torch's order."""
+    """Rows of W; the padding row gets no gradient.
+
+    Gradients of one token are added in torch's order.
+    """
 
     @staticmethod
-    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None, sink: Sink) -> torch.Tensor:
+    def forward(
+        ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None, sink: Sink
+    ) -> torch.Tensor:
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding, ctx.sink = len(weight), padding, sink
         return F.embedding(ids, weight, padding)
@@ -219,9 +260,15 @@ class _Rows(torch.autograd.Function):
         def product(out: torch.Tensor | None) -> torch.Tensor:
             if out is None:
                 padding = -1 if ctx.padding is None else ctx.padding
-                made: torch.Tensor = torch.ops.aten.embedding_dense_backward(grad, ids, ctx.rows, padding, False)
+                made: torch.Tensor = torch.ops.aten.embedding_dense_backward(
+                    grad, ids, ctx.rows, padding, False
+                )
                 return made
-            kept = grad if ctx.padding is None else grad.masked_fill((ids == ctx.padding)[..., None], 0)
+            kept = (
+                grad
+                if ctx.padding is None
+                else grad.masked_fill((ids == ctx.padding)[..., None], 0)
+            )
             return out.zero_().index_add_(0, ids.flatten(), kept.flatten(0, -2))
 
         ctx.sink(product)

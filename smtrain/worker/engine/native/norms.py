@@ -1,4 +1,6 @@
-"""Squares of numbers in a flat buffer, in few kernels: neighbouring ranges of equal weight are summed together."""
+"""Squares of numbers in a flat buffer, in few kernels: neighbouring ranges of equal weight are
+summed together.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Range(NamedTuple):
 
 
 def merge(ranges: Iterable[tuple[int, int, float, str]]) -> list[Range]:
-    """Join ranges that follow one another if weight and part are equal: each costs a few kernels."""
+    """Join ranges that follow one another if weight and part are equal: each costs a few
+    kernels.
+    """
     out: list[Range] = []
     for start, stop, weight, part_name in ranges:
         if out and out[-1][1:] == (start, weight, part_name):
@@ -55,5 +59,9 @@ def part_of(shape: ModelShape, name: str) -> str:
     """The part of a model that a parameter belongs to, by its name in files."""
     if m := LAYER.search(name):
         return f"layer_{int(m[1]):02d}"
-    ends = {shape.head_name: "head", shape.positions_name: "positions", shape.embed_name: "embedding"}
+    ends = {
+        shape.head_name: "head",
+        shape.positions_name: "positions",
+        shape.embed_name: "embedding",
+    }
     return ends.get(name, "norm")

@@ -1,4 +1,6 @@
-"""The contents of a native engine's checkpoint (worker/engine/saving.py writes them), and how to load one."""
+"""The contents of a native engine's checkpoint (worker/engine/saving.py writes them), and how to
+load one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import torch
 from smtrain.core.model.lora import described
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.native.files import EXPERTS, cut_for, cut_of, model_file, optimizer_file, topology_of
+from smtrain.worker.checkpoint.native.files import (
+    EXPERTS,
+    cut_for,
+    cut_of,
+    model_file,
+    optimizer_file,
+    topology_of,
+)
 from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
 from smtrain.worker.engine.saving import fill_from
 
@@ -26,7 +35,9 @@ class StageContents:
         self._engine = engine
 
     def finite(self) -> bool:
-        return all(bool(torch.isfinite(shard.master).all()) for shard in self._engine.optimizer.shards)
+        return all(
+            bool(torch.isfinite(shard.master).all()) for shard in self._engine.optimizer.shards
+        )
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine = self._engine
@@ -36,7 +47,9 @@ class StageContents:
         if optimizer.experts is not None:
             state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
         if trained.flat.dtype == torch.float32:
-            state = {kind: values for kind, values in state.items() if not kind.endswith("master")}  # in model files
+            state = {
+                kind: values for kind, values in state.items() if not kind.endswith("master")
+            }  # in model files
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         if mesh.shard_rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
@@ -63,13 +76,21 @@ class StageContents:
             root=root,
             adapter=None if lora is None else described(lora),
             cut=cut_of(layout.uneven),
-            loss_scale=None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state(),
+            loss_scale=(
+                None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state()
+            ),
         )
 
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
-    manifest = fill_from(checkpoint, engine.mesh, engine.shape, engine.lora, lambda reader: _fill(engine, reader, read))
+    manifest = fill_from(
+        checkpoint,
+        engine.mesh,
+        engine.shape,
+        engine.lora,
+        lambda reader: _fill(engine, reader, read),
+    )
     engine.optimizer.restore(manifest.optimizer_steps, manifest.loss_scale)
     return manifest.state
 
@@ -88,9 +109,13 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
         def put(kind: str, at: int, numbers: Bits) -> None:
             filled.add(kind)
             shard = optimizer.experts if kind.startswith(EXPERTS) else optimizer
-            getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(tensor(numbers, FP32))
+            getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(
+                tensor(numbers, FP32)
+            )
 
-        name, crc = reader.own_part(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
+        name, crc = reader.own_part(
+            mesh.shard_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None
+        )
         if read is not None and crc is not None:
             read[name] = crc
     for kind, shard in product(KINDS, optimizer.shards):

@@ -1,7 +1,8 @@
-"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any backend.
+"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any
+backend.
 
-A backend may hold a message until its receiver takes it. Then two neighbours that both send first would wait for each
-other, so even stages send first and odd ones receive first.
+A backend may hold a message until its receiver takes it. Then two neighbours that both send first
+would wait for each other, so even stages send first and odd ones receive first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Shape = Sequence[int]
 
 
 class MicroBatch(NamedTuple):
-    """Token ids and labels [B, own tokens] and segments [B, S] of one pipeline slot, on every stage.
+    """Token ids and labels [B, own tokens] and segments [B, S] of one pipeline slot, on every
+    stage.
 
     Segments stay on the host; None: a row is one sample.
     """
@@ -35,7 +37,9 @@ class MicroBatch(NamedTuple):
     labels: torch.Tensor
     segments: torch.Tensor | None
     at: tuple[int, int] | None = None
-    """The optimizer step, and the first sample's place in the global batch; dropout depends on them."""
+    """The optimizer step, and the first sample's place in the global batch; dropout depends on
+    them.
+    """
     pairs: PairBatch | None = None
     """The pairs among the segments, if the loss is theirs."""
     labelled: Labelled | None = None
@@ -54,7 +58,9 @@ class Message(NamedTuple):
 class Pipeline:
     """Runs micro-batches through the stages; with one stage this is gradient accumulation."""
 
-    def __init__(self, stage: Stage, mesh: ProcessMesh, preference: PreferenceLoss | None = None) -> None:
+    def __init__(
+        self, stage: Stage, mesh: ProcessMesh, preference: PreferenceLoss | None = None
+    ) -> None:
         """`preference` is the loss of pairs; None: batches have no pairs."""
         self.stage, self.mesh, self._preference = stage, mesh, preference
         ranks = dist.get_process_group_ranks(mesh.pp_group)
@@ -64,24 +70,34 @@ class Pipeline:
         self.routing = torch.zeros(0, device=mesh.device)
         """`Balance.numbers` of the last step."""
         balance = stage.balance
-        self._loads = (2, balance.sizes.count) if balance is not None and balance.together and mesh.pp > 1 else None
-        """The shape of the loads of experts that travel with a step's hidden states and gradients."""
+        self._loads = (
+            (2, balance.sizes.count)
+            if balance is not None and balance.together and mesh.pp > 1
+            else None
+        )
+        """The shape of the loads of experts that travel with a step's hidden states and gradients.
+        """
         self._pairs: dict[int, dist.ProcessGroup] | None = None
         """The group with each neighbour; None: the backend has send and receive."""
         if mesh.pp > 1 and mesh.device.type == "neuron":
             self._pairs = self._without_messages()
 
     def train(
-        self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None,
+        self,
+        batches: Sequence[MicroBatch],
+        scale: torch.Tensor,
+        before_last: Callable[[], None] = lambda: None,
         aux_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Run forward and backward of every micro-batch, with losses times `scale`, a number or `PreferenceLoss.scale`.
+    ) -> torch.Tensor:
+        """Run forward and backward of every micro-batch, with losses times `scale`, a number or
+        `PreferenceLoss.scale`.
 
-        Returns the unscaled sum of losses, or of `PreferenceLoss.sums`; 0 except on the last stage. Calls `before_last`
-        before the last backward pass. A stage holds the activations of at most (stages - its rank) micro-batches.
+        Returns the unscaled sum of losses, or of `PreferenceLoss.sums`; 0 except on the last stage.
+        Calls `before_last` before the last backward pass. A stage holds the activations of at most
+        (stages - its rank) micro-batches.
 
-        `aux_scale` is the weight of the auxiliary loss of one micro-batch's experts in the step's loss; `routing` then
-        has the step's numbers.
+        `aux_scale` is the weight of the auxiliary loss of one micro-batch's experts in the step's
+        loss; `routing` then has the step's numbers.
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
@@ -110,7 +126,9 @@ class Pipeline:
                 now.totals = balance.totals(now, None if h is None else h.loads)
                 routed.append(now)
             in_flight.append((x, out, now))
-            return None if stage.last else Message(out.detach(), None if now is None else now.totals)
+            return (
+                None if stage.last else Message(out.detach(), None if now is None else now.totals)
+            )
 
         def backward(gradient: Message | None) -> Message | None:
             nonlocal left
@@ -140,7 +158,9 @@ class Pipeline:
         for i in range(warm_up, n):
             out = forward(i, h)
             _, gradient = self._exchange(to_after=out, shape_after=shape(i - warm_up), loads=loads)
-            h, _ = self._exchange(to_before=backward(gradient), shape_before=shape(i + 1), loads=loads)
+            h, _ = self._exchange(
+                to_before=backward(gradient), shape_before=shape(i + 1), loads=loads
+            )
         for i in range(n - warm_up, n):
             _, gradient = self._exchange(shape_after=shape(i), loads=loads)
             self._exchange(to_before=backward(gradient), loads=loads)
@@ -152,8 +172,9 @@ class Pipeline:
         return losses
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """The sums of a batch, 0 except on the last stage: those of `PreferenceLoss.sums`, or [3]: the sum of token
-        losses, labels that are the likeliest token, labels."""
+        """The sums of a batch, 0 except on the last stage: those of `PreferenceLoss.sums`, or [3]:
+        the sum of token losses, labels that are the likeliest token, labels.
+        """
         preference = self._preference
         sums = torch.zeros(3 if preference is None else SUMS, device=self.mesh.device)
 
@@ -168,14 +189,17 @@ class Pipeline:
         return sums
 
     def log_probabilities(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """The log-probabilities of the answers of every pair, fp32 [B, pairs of a row, 2]; 0 except on the last
-        stage."""
+        """The log-probabilities of the answers of every pair, fp32 [B, pairs of a row, 2]; 0 except
+        on the last stage.
+        """
         pairs = [batch.pairs for batch in batches if batch.pairs is not None]
         made = [torch.zeros_like(one.references) for one in pairs]
 
         def fill(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
-            made[number] = pairs[number].sums(-self.stage.token_losses(h, batch.labels, batch.labelled))
+            made[number] = pairs[number].sums(
+                -self.stage.token_losses(h, batch.labels, batch.labelled)
+            )
 
         self._each(batches, fill)
         return torch.cat(made)
@@ -186,8 +210,12 @@ class Pipeline:
         return preference.sums(losses, batch.labels, batch.pairs)
 
     @torch.no_grad()
-    def _each(self, batches: Sequence[MicroBatch], last: Callable[[int, torch.Tensor], None]) -> None:
-        """Run the batches forward; on the last stage call `last` with the number and final hidden states of each."""
+    def _each(
+        self, batches: Sequence[MicroBatch], last: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Run the batches forward; on the last stage call `last` with the number and final hidden
+        states of each.
+        """
         self._drop_nothing()
         for number, batch in enumerate(batches):
             h = self.stage.hidden(self._arrive(batch.ids), batch.segments)
@@ -202,8 +230,12 @@ class Pipeline:
         self._drop_nothing()
         return self.through(ids, lambda x: self.stage.hidden(x, segments))
 
-    def through(self, ids: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
-        """Pass what `run` makes of the ids, or of the hidden states before, to the next stage; the last returns it."""
+    def through(
+        self, ids: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Pass what `run` makes of the ids, or of the hidden states before, to the next stage; the
+        last returns it.
+        """
         out = run(self._arrive(ids))
         if self.stage.last:
             return out
@@ -224,14 +256,23 @@ class Pipeline:
         return ids if h is None else h.hidden
 
     def _without_messages(self) -> dict[int, dist.ProcessGroup] | None:
-        """Try a message each way between neighbours; if the backend has none, make groups to broadcast in.
+        """Try a message each way between neighbours; if the backend has none, make groups to
+        broadcast in.
 
-        Neuron's documents name pipeline parallelism, and its code had no send and receive half a year before.
+        Neuron's documents name pipeline parallelism, and its code had no send and receive half a
+        year before.
         """
         fault = None
         try:
-            probe = [torch.zeros(1, device=self.mesh.device, dtype=self.stage.dtype) for _ in range(2)]
-            self._exchange(to_before=Message(probe[0]), to_after=Message(probe[1]), shape_before=(1,), shape_after=(1,))
+            probe = [
+                torch.zeros(1, device=self.mesh.device, dtype=self.stage.dtype) for _ in range(2)
+            ]
+            self._exchange(
+                to_before=Message(probe[0]),
+                to_after=Message(probe[1]),
+                shape_before=(1,),
+                shape_after=(1,),
+            )
         except (RuntimeError, NotImplementedError) as error:
             fault = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         faults = [f for f in self.mesh.gather(fault) if f]
@@ -239,9 +280,10 @@ class Pipeline:
             return None
         if self.mesh.rank == 0:
             log.warning(
-                "parallel.pp: no send and receive on this machine (%s); stages broadcast to their neighbour instead, "
-                "which is slower", faults[0],
-            )  # fmt: skip
+                "parallel.pp: no send and receive on this machine (%s); stages broadcast to their"
+                " neighbour instead, which is slower",
+                faults[0],
+            )
         out: dict[int, dist.ProcessGroup] = {}
         for p in range(self.mesh.pp - 1):
             group = self.mesh.subgroup("pp", [(p, p + 1)])
@@ -258,7 +300,8 @@ class Pipeline:
         shape_after: Shape | None = None,
         loads: Shape | None = None,
     ) -> tuple[Message | None, Message | None]:
-        """Send and receive in one batch, so that neighbours do not wait for each other; skip missing neighbours.
+        """Send and receive in one batch, so that neighbours do not wait for each other; skip
+        missing neighbours.
 
         With `loads`, their shape, every message has some.
         """
@@ -294,7 +337,9 @@ class Pipeline:
         """Run (isend or irecv, tensor, peer) in order, and wait."""
         if self._pairs is not None:
             for what, x, peer in ops:
-                dist.broadcast(x, self.mesh.rank if what is dist.isend else peer, group=self._pairs[peer])
+                dist.broadcast(
+                    x, self.mesh.rank if what is dist.isend else peer, group=self._pairs[peer]
+                )
         elif ops:
             for work in dist.batch_isend_irecv([dist.P2POp(*op, self.mesh.pp_group) for op in ops]):
                 work.wait()

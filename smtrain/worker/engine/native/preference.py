@@ -1,12 +1,14 @@
-"""Losses of pairs of a chosen and a rejected answer: direct preference optimization and its kin, as TRL 1.16 has them.
+"""Losses of pairs of a chosen and a rejected answer: direct preference optimization and its kin, as
+TRL 1.16 has them.
 
-Both answers of a pair are segments of one row. The log-probability of an answer is the sum over its labels, so a loss
-of a pair is a function of two sums; its gradient reaches every token of the two. All shapes depend on the batch's shape
-only, and all arithmetic is fp32. Tensors are taken apart by `unbind`: the backward pass of an index would write into a
-slice, for which Neuron has no kernel.
+Both answers of a pair are segments of one row. The log-probability of an answer is the sum over its
+labels, so a loss of a pair is a function of two sums; its gradient reaches every token of the two.
+All shapes depend on the batch's shape only, and all arithmetic is fp32. Tensors are taken apart by
+`unbind`: the backward pass of an index would write into a slice, for which Neuron has no kernel.
 
-sigmoid: Rafailov et al. 2023; robust: Chowdhury et al. 2024; ipo: Azar et al. 2023, with log-probabilities per token as
-its authors ran it; hinge: Zhao et al. 2023 (SLiC); sft_weight: Pang et al. 2024 (RPO).
+sigmoid: Rafailov et al. 2023; robust: Chowdhury et al. 2024; ipo: Azar et al. 2023, with
+log-probabilities per token as its authors ran it; hinge: Zhao et al. 2023 (SLiC); sft_weight: Pang
+et al. 2024 (RPO).
 """
 
 from __future__ import annotations
@@ -31,23 +33,28 @@ class PairBatch(NamedTuple):
 
     mesh: ProcessMesh
     places: torch.Tensor
-    """int64 [B * own tokens]: the answer that each position belongs to, counted over the rows: (row * P + pair) * 2,
-    + 1 if it is the rejected one."""
+    """int64 [B * own tokens]: the answer that each position belongs to, counted over the rows: (row
+    * P + pair) * 2, + 1 if it is the rejected one.
+    """
     references: torch.Tensor
     """fp32 [B, P, 2]: the reference's log-probabilities; 0 if a row has no such pair."""
 
     @classmethod
     def of(cls, segments: torch.Tensor, references: torch.Tensor, mesh: ProcessMesh) -> PairBatch:
-        """From segments [B, S] and references [B, P, 2] of the host. Padding counts for the last answer: it has no
-        labels."""
+        """From segments [B, S] and references [B, P, 2] of the host. Padding counts for the last
+        answer: it has no labels.
+        """
         answers = 2 * references.shape[1]
         first = torch.arange(len(segments), device="cpu")[:, None] * answers
         places = (mesh.own_tokens(segments).clamp(max=answers - 1) + first).flatten()
-        return cls(mesh, to_device(places, mesh.device), to_device(references.nan_to_num(0.0), mesh.device))
+        return cls(
+            mesh, to_device(places, mesh.device), to_device(references.nan_to_num(0.0), mesh.device)
+        )
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a value of each own position [B, own tokens] over each answer, [B, P, 2], whose tokens other ranks
-        may have too."""
+        """The sum of a value of each own position [B, own tokens] over each answer, [B, P, 2],
+        whose tokens other ranks may have too.
+        """
         total = values.new_zeros(self.references.numel())
         total = total.index_add(0, self.places, values.flatten()).view(self.references.shape)
         return total if self.mesh.cp_group is None else reduce_from(total, self.mesh.cp_group)
@@ -62,8 +69,9 @@ class PreferenceLoss:
     def sums(self, losses: torch.Tensor, labels: torch.Tensor, pairs: PairBatch) -> torch.Tensor:
         """Sums over the pairs of token losses [B, S], fp32 [SUMS].
 
-        The pairs' losses, the losses of the chosen answers' tokens, and without a gradient the rewards of chosen and
-        rejected answers, the pairs whose chosen answer has the larger one, and the log-probabilities of both.
+        The pairs' losses, the losses of the chosen answers' tokens, and without a gradient the
+        rewards of chosen and rejected answers, the pairs whose chosen answer has the larger one,
+        and the log-probabilities of both.
         """
         logps = pairs.sums(-losses)
         lengths = pairs.sums((labels != IGNORED).to(logps.dtype))
@@ -72,13 +80,20 @@ class PreferenceLoss:
         chosen, rejected = logps.detach().unbind(-1)
         better, worse = (self._options.beta * gains.detach()).unbind(-1)
         numbers = (
-            self._of_pairs(gains, lengths), -logps.unbind(-1)[0],
-            better, worse, (better > worse).to(logps.dtype), chosen, rejected,
-        )  # fmt: skip
+            self._of_pairs(gains, lengths),
+            -logps.unbind(-1)[0],
+            better,
+            worse,
+            (better > worse).to(logps.dtype),
+            chosen,
+            rejected,
+        )
         return torch.stack([torch.where(real, x, 0.0).sum() for x in numbers])
 
     def scale(self, pair: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """The factors [2] of the first two sums, from 1 / pairs and 1 / tokens of chosen answers in the step."""
+        """The factors [2] of the first two sums, from 1 / pairs and 1 / tokens of chosen answers in
+        the step.
+        """
         return torch.stack([pair, token * self._options.sft_weight])
 
     def scaled(self, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -96,7 +111,9 @@ class PreferenceLoss:
         return PairMetrics(*(number / pairs for number in sums[2:]))
 
     def _of_pairs(self, gains: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """The loss of each pair [B, P], from what its answers have gained on the reference, and their tokens."""
+        """The loss of each pair [B, P], from what its answers have gained on the reference, and
+        their tokens.
+        """
         o = self._options
         if o.loss in ("ipo", "sigmoid_norm"):
             gains = gains / lengths.clamp(min=1)
@@ -109,7 +126,9 @@ class PreferenceLoss:
         right = -F.logsigmoid(o.beta * difference)
         if o.loss == "robust":
             wrong = -F.logsigmoid(-o.beta * difference)
-            return ((1 - o.label_smoothing) * right - o.label_smoothing * wrong) / (1 - 2 * o.label_smoothing)
+            return ((1 - o.label_smoothing) * right - o.label_smoothing * wrong) / (
+                1 - 2 * o.label_smoothing
+            )
         return right
 
 

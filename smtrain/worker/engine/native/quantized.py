@@ -1,8 +1,9 @@
 """Frozen linears in NF4 with double quantisation, by bitsandbytes (extra `qlora`).
 
-A weight is quantised in the training's precision, on the host, so that every device trains on the same numbers. A
-tensor-parallel rank quantises its own part, which has whole blocks (core/model/quantized.py). The scales of blocks are
-quantised as those of the whole matrix: their mean and the places of their own blocks need the scales of all ranks.
+A weight is quantised in the training's precision, on the host, so that every device trains on the
+same numbers. A tensor-parallel rank quantises its own part, which has whole blocks
+(core/model/quantized.py). The scales of blocks are quantised as those of the whole matrix: their
+mean and the places of their own blocks need the scales of all ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def functional() -> Any:
     try:
         from bitsandbytes import functional as made
     except ImportError as error:
-        raise ConfigError([f"train.adapter.quantize: {missing('bitsandbytes')}"], code="package.missing") from error
+        raise ConfigError(
+            [f"train.adapter.quantize: {missing('bitsandbytes')}"], code="package.missing"
+        ) from error
     return made
 
 
@@ -39,7 +42,9 @@ class QuantizedWeight:
     """This rank's part of a linear's weight [out, in]."""
 
     def __init__(self, shape: tuple[int, int], whole: tuple[int, int], shard: Shard) -> None:
-        """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or columns."""
+        """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or
+        columns.
+        """
         self.shape, self._whole, self._is_part = shape, whole, shape != whole
         ranges = [at for cut in shard.ranges for at in cut]
         self._rows = ranges if self._is_part and shard.dim == 0 else []
@@ -54,17 +59,22 @@ class QuantizedWeight:
 
     @torch.no_grad()
     def quantize(self, values: torch.Tensor) -> torch.Tensor:
-        """Keep the weights of `values` in 4 bits; returns the blocks' scales in fp32, of which `settle` makes 8 bits.
+        """Keep the weights of `values` in 4 bits; returns the blocks' scales in fp32, of which
+        `settle` makes 8 bits.
 
         `values` [out, in] are on the host, in the training's precision.
         """
         bnb = functional()
-        self.packed, state = bnb.quantize_4bit(values.contiguous(), blocksize=BLOCK, quant_type=KIND)
+        self.packed, state = bnb.quantize_4bit(
+            values.contiguous(), blocksize=BLOCK, quant_type=KIND
+        )
         scales: torch.Tensor = state.absmax
         return scales
 
     @torch.no_grad()
-    def settle(self, scales: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def settle(
+        self, scales: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
         """Quantise the scales as those of the whole matrix, and move everything to the device."""
         bnb, whole = functional(), scales
         own = _places(*self.shape, self._whole[1], self._rows, self._columns, "cpu")
@@ -83,7 +93,9 @@ class QuantizedWeight:
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, in] times the weights, transposed: [R, out]."""
         held = self.packed, self.scales, self.nested, self.codes, self.offset
-        made: torch.Tensor = _linear(x, *held, *self.shape, self._whole[1], self._rows, self._columns)
+        made: torch.Tensor = _linear(
+            x, *held, *self.shape, self._whole[1], self._rows, self._columns
+        )
         return made
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
@@ -97,16 +109,24 @@ class QuantizedWeight:
 
 
 def _places(
-    out: int, into: int, width: int, rows: Sequence[int], columns: Sequence[int], device: torch.device | str
+    out: int,
+    into: int,
+    width: int,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    device: torch.device | str,
 ) -> torch.Tensor:
-    """int64: the numbers of a part's blocks among those of the whole matrix, whose rows have `width` weights.
+    """int64: the numbers of a part's blocks among those of the whole matrix, whose rows have
+    `width` weights.
 
     `rows` and `columns` are starts and ends of its ranges; empty: all.
     """
 
     def numbers(ends: Sequence[int], size: int) -> torch.Tensor:
         each = zip(ends[::2], ends[1::2], strict=True)
-        return torch.cat([torch.arange(a * size // BLOCK, b * size // BLOCK, device=device) for a, b in each])
+        return torch.cat(
+            [torch.arange(a * size // BLOCK, b * size // BLOCK, device=device) for a, b in each]
+        )
 
     if columns:
         first = torch.arange(out, device=device) * (width // BLOCK)
@@ -115,15 +135,27 @@ def _places(
 
 
 def _dequantize(
-    packed: torch.Tensor, scales: torch.Tensor, nested: torch.Tensor, codes: torch.Tensor, offset: torch.Tensor,
-    out: int, into: int, width: int, rows: Sequence[int], columns: Sequence[int], dtype: torch.dtype,
-) -> torch.Tensor:  # fmt: skip
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    nested: torch.Tensor,
+    codes: torch.Tensor,
+    offset: torch.Tensor,
+    out: int,
+    into: int,
+    width: int,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
     # The weights [out, into] of a part; `width`, `rows` and `columns` as in `_places`.
     places = _places(out, into, width, rows, columns, packed.device)
     absmax = codes[scales.int()] * nested[places // NESTED] + offset
-    # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so it gets one row then.
+    # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so
+    # it gets one row then.
     shape = (out, into) if into % BLOCK == 0 else (1, out * into)
-    made: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(packed, absmax, BLOCK, KIND, shape, dtype)
+    made: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
+        packed, absmax, BLOCK, KIND, shape, dtype
+    )
     return made.view(out, into)
 
 
@@ -131,14 +163,18 @@ _WEIGHT = """Tensor packed, Tensor scales, Tensor nested, Tensor codes, Tensor o
 int[] rows, int[] columns"""
 
 
-@torch.library.custom_op("smtrain::nf4_linear", mutates_args=(), schema=f"(Tensor x, {_WEIGHT}) -> Tensor")
+@torch.library.custom_op(
+    "smtrain::nf4_linear", mutates_args=(), schema=f"(Tensor x, {_WEIGHT}) -> Tensor"
+)
 def _linear(x: torch.Tensor, *weight: Any) -> torch.Tensor:
     """x [R, in] times the weights, transposed; they exist only meanwhile."""
     unpack: Any = _dequantize
     return F.linear(x, unpack(*weight, x.dtype))
 
 
-@torch.library.custom_op("smtrain::nf4_linear_backward", mutates_args=(), schema=f"(Tensor grad, {_WEIGHT}) -> Tensor")
+@torch.library.custom_op(
+    "smtrain::nf4_linear_backward", mutates_args=(), schema=f"(Tensor grad, {_WEIGHT}) -> Tensor"
+)
 def _linear_backward(grad: torch.Tensor, *weight: Any) -> torch.Tensor:
     unpack: Any = _dequantize
     return grad.mm(unpack(*weight, grad.dtype))

@@ -1,8 +1,9 @@
-"""A stage that keeps the keys, values and states of the tokens before, so that a text grows by one token a pass.
+"""A stage that keeps the keys, values and states of the tokens before, so that a text grows by one
+token a pass.
 
-The layers are the stage's own, those of transformers, which fill a cache of transformers. Masks, positions and the
-states of gated delta nets are made here, since those of a batch whose rows begin at different places differ from those
-of training.
+The layers are the stage's own, those of transformers, which fill a cache of transformers. Masks,
+positions and the states of gated delta nets are made here, since those of a batch whose rows begin
+at different places differ from those of training.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.varlen import DocumentBounds
 
 _CACHES = ("cache", "past_key_values", "layer_past")
-"""Names of a block's argument for the cache, in the order of transformers' releases, the newest first."""
+"""Names of a block's argument for the cache, in the order of transformers' releases, the newest
+first.
+"""
 
 
 class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types here
-    """A rank's memory of some texts: keys and values of its heads in its layers, and states of delta nets."""
+    """A rank's memory of some texts: keys and values of its heads in its layers, and states of
+    delta nets.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +45,17 @@ class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types h
         """Keep these rows, in this order; one may come more than once."""
         for layer in self.layers:
             layer.reorder_cache(rows)
-        self.nets = {i: NetState(*(part[rows.to(part.device)] for part in kept)) for i, kept in self.nets.items()}
+        self.nets = {
+            i: NetState(*(part[rows.to(part.device)] for part in kept))
+            for i, kept in self.nets.items()
+        }
 
 
 class Remembering:
-    """A stage and its neighbours as a model that is given only new tokens. Every method is collective."""
+    """A stage and its neighbours as a model that is given only new tokens.
+
+    Every method is collective.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.mesh = stage, stage.mesh
@@ -60,7 +71,8 @@ class Remembering:
     def logits(self, ids: torch.Tensor, mask: torch.Tensor, memory: Memory) -> torch.Tensor | None:
         """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on the others.
 
-        `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which begins a row.
+        `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which
+        begins a row.
         """
         stage, mesh = self.stage, self.mesh
         self._memory = memory
@@ -81,7 +93,9 @@ class Remembering:
         rotary = self._rotary(positions, new)
         padded = bool((mask == 0).any())
         windows = set(described.windows)
-        if stage.context.varlen and new > 1:  # one new token needs no mask of its text's length squared
+        if (
+            stage.context.varlen and new > 1
+        ):  # one new token needs no mask of its text's length squared
             looks = self._documents(mask, new, windows)
         else:
             looks = {window: _seen(mask, new, window, padded) for window in windows}
@@ -94,22 +108,35 @@ class Remembering:
         for i, block, name in layers:
             net = stage.layout.shape.by_layer[i].delta is not None
             window = described.windows[i]
-            kwargs: dict[str, Any] = {"attention_mask": number if net else looks[window], name: self._memory}
+            kwargs: dict[str, Any] = {
+                "attention_mask": number if net else looks[window],
+                name: self._memory,
+            }
             if rotary:
                 turned = rotary[window is not None and True in rotary]
                 kwargs |= {"position_ids": own, **dict.fromkeys(stage._turned_by, turned)}
             h = stage.layers(block, h, **kwargs)
         return stage.norm(h) if stage.norm is not None else h
 
-    def _documents(self, mask: torch.Tensor, new: int, windows: set[int | None]) -> dict[int | None, Any]:
-        """The documents of new tokens on CUDA: the padding that begins a row is one, and its text another."""
+    def _documents(
+        self, mask: torch.Tensor, new: int, windows: set[int | None]
+    ) -> dict[int | None, Any]:
+        """The documents of new tokens on CUDA: the padding that begins a row is one, and its text
+        another.
+        """
         batch, total = mask.shape
         padding = (mask == 0).sum(1).cpu()
         row = torch.arange(batch)
         first = torch.stack([row * new, row * total], 1)
-        text = torch.stack([row * new + (padding - total + new).clamp(min=0), row * total + padding], 1)
+        text = torch.stack(
+            [row * new + (padding - total + new).clamp(min=0), row * total + padding], 1
+        )
         bounds = torch.stack([first, text], 1).flatten(0, 1).T
-        host = torch.cat([bounds, bounds.new_tensor([[batch * new], [batch * total]])], 1).int().contiguous()
+        host = (
+            torch.cat([bounds, bounds.new_tensor([[batch * new], [batch * total]])], 1)
+            .int()
+            .contiguous()
+        )
         rows = DocumentBounds.of(host, self.mesh.device, compiled=False)
         return {window: rows._replace(window=window) for window in windows}
 
@@ -122,12 +149,20 @@ class Remembering:
         at = (positions if whole else positions[:, -new:]).float()
         like = torch.empty(*at.shape, 1, dtype=stage.dtype, device=self.mesh.device)
         turned = {sliding: turn(like, at) for sliding, turn in stage.rotary.items()}
-        return {key: tuple(part[:, -new:] for part in both) for key, both in turned.items()} if whole else turned
+        return (
+            {key: tuple(part[:, -new:] for part in both) for key, both in turned.items()}
+            if whole
+            else turned
+        )
 
     def _net(self, layer: int, net: Any) -> Any:
-        def forward(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+        def forward(
+            hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
+        ) -> torch.Tensor:
             memory = self._memory
-            out, memory.nets[layer] = with_state(net, hidden_states, attention_mask, memory.nets.get(layer))
+            out, memory.nets[layer] = with_state(
+                net, hidden_states, attention_mask, memory.nets.get(layer)
+            )
             return out
 
         return forward

@@ -1,9 +1,11 @@
-"""Dynamic loss scaling for fp16, whose numbers end at 65504 and in which gradients below 6e-8 are 0.
+"""Dynamic loss scaling for fp16, whose numbers end at 65504 and in which gradients below 6e-8 are
+0.
 
-The loss is multiplied by a scale before the backward pass, and the summed gradients are divided by it. A step whose
-gradient is not finite is skipped and halves the scale; `GOOD_STEPS` good ones in a row double it. The figures are those
-of torch.amp.GradScaler, which itself checks the gradients of one rank and makes the host wait. Here the norm of the
-whole mesh's gradient decides, which every rank has anyway.
+The loss is multiplied by a scale before the backward pass, and the summed gradients are divided by
+it. A step whose gradient is not finite is skipped and halves the scale; `GOOD_STEPS` good ones in a
+row double it. The figures are those of torch.amp.GradScaler, which itself checks the gradients of
+one rank and makes the host wait. Here the norm of the whole mesh's gradient decides, which every
+rank has anyway.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ class LossScale:
 
     def state(self) -> dict[str, float]:
         """The state for a checkpoint; waits for the device."""
-        return {"scale": float(self.scale), "good_steps": int(self.good), "skipped": int(self.skipped)}
+        return {
+            "scale": float(self.scale),
+            "good_steps": int(self.good),
+            "skipped": int(self.skipped),
+        }
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore what `state` returned."""

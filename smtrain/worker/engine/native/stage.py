@@ -1,8 +1,9 @@
 """One (tp, pp) rank's part of a Hugging Face causal LM.
 
-The model is transformers' own, built without memory on `meta`. Layers of other stages are dropped, every other
-parameter gets its local shape, and tensor-parallel collectives are put before attention and MLP and after linears whose
-columns are cut. There is no second model code, so it equals transformers by construction.
+The model is transformers' own, built without memory on `meta`. Layers of other stages are dropped,
+every other parameter gets its local shape, and tensor-parallel collectives are put before attention
+and MLP and after linears whose columns are cut. There is no second model code, so it equals
+transformers by construction.
 """
 
 from __future__ import annotations
@@ -46,25 +47,44 @@ from smtrain.worker.engine.native.experts import Mixture
 from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
 from smtrain.worker.engine.native.gradients import Gradients, Trained, Writing
 from smtrain.worker.engine.native.layers import Layers
-from smtrain.worker.engine.native.linears import Embedding, HandedOver, Linear, RowParallel, WideNorm
+from smtrain.worker.engine.native.linears import (
+    Embedding,
+    HandedOver,
+    Linear,
+    RowParallel,
+    WideNorm,
+)
 from smtrain.worker.engine.native.lora import Dropout, Factors
 from smtrain.worker.engine.native.quantized import QuantizedWeight, functional
 
 log = logging.getLogger(__name__)
-_DROPOUT = ("attention_dropout", "residual_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+_DROPOUT = (
+    "attention_dropout",
+    "residual_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+)
 """Keys of config.json with the share of numbers that a training drops."""
 
 
 class Stage(nn.Module):
-    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet.
+    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`,
+    without values yet.
 
     With `lora` the model's own parameters are frozen, and adapters next to its linears are trained.
     """
 
     def __init__(
-        self, config: dict[str, Any], layout: Layout, mesh: ProcessMesh, options: ParallelOptions,
-        lora: Lora | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        config: dict[str, Any],
+        layout: Layout,
+        mesh: ProcessMesh,
+        options: ParallelOptions,
+        lora: Lora | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.layout, self.mesh = layout, mesh
         self.dtype: torch.dtype = getattr(torch, BY_PRECISION[options.precision].name)
@@ -72,24 +92,30 @@ class Stage(nn.Module):
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)
         self._embedding_scale = self.described.scales.get("embedding", 1.0)
-        if layout.shape.rules.root_embedding:  # rounded, as the published weights were trained with it
+        if (
+            layout.shape.rules.root_embedding
+        ):  # rounded, as the published weights were trained with it
             self._embedding_scale = float(torch.tensor(layout.shape.hidden**0.5, dtype=self.dtype))
         self.config = transformers_config(config)
         for key in _DROPOUT:
             if getattr(self.config, key, 0):
                 value = getattr(self.config, key)
-                log.warning("config.json has %s = %s: the native engine trains without dropout", key, value)
+                log.warning(
+                    "config.json has %s = %s: the native engine trains without dropout", key, value
+                )
         implementation = attention_function.register(options.compile)
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 self.config, attn_implementation=implementation, dtype=self.dtype
             )
-        # Not train(): dropout would need random state in every checkpoint, and pre-training uses none.
+        # Not train(): dropout would need random state in every checkpoint, and pre-training uses
+        # none.
         self.model.eval()
         self.balance = None if layout.shape.experts is None else self._balance(options, lora)
         self._capacity = options.expert_capacity
         self.quantized: dict[str, QuantizedWeight] = {}
-        """The weights that are kept in 4 bits, by name; their modules' parameters stay on `meta`."""
+        """The weights that are kept in 4 bits, by name; their modules' parameters stay on `meta`.
+        """
         self._scales: dict[str, torch.Tensor] = {}
         """Scales of their blocks that are not quantised yet."""
         self._keep_own_part()
@@ -105,24 +131,37 @@ class Stage(nn.Module):
             self.dropout = Dropout(lora.dropout, seed, mesh) if lora.dropout else None
             self._adapt(lora)
         self.writing: dict[str, Writing] = {}
-        """Modules and parameters whose weight's gradient goes to a `sink`, by the name of the weight in files."""
+        """Modules and parameters whose weight's gradient goes to a `sink`, by the name of the
+        weight in files.
+        """
         if lora is None:
             self._find_writing(options.compile)
         for mixture in self.mixtures if lora is None else ():  # which is never compiled
             self.writing |= mixture.writing
         self.loss = self._loss(options.compile) if self.last else None
-        self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
+        self.before_layer: Callable[[int], None] = lambda layer: (
+            None
+        )  # called once more after the last
         kept = [one for one in (self.dropout, self.balance) if one is not None]
         self.layers = Layers(self.blocks, self.mixers, options, kept, mesh.device.type)
         self.context = AttentionContext(
-            self.rotary, self._sights(), self.dtype, mesh, [kind.head_dim for kind in layout.shape.by_layer],
-            options.compile, layout.shape.rules.sinks,
-        )  # fmt: skip
+            self.rotary,
+            self._sights(),
+            self.dtype,
+            mesh,
+            [kind.head_dim for kind in layout.shape.by_layer],
+            options.compile,
+            layout.shape.rules.sinks,
+        )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes once."""
+        """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes
+        once.
+        """
         held = {**self.dense.parameters, **self.experts.parameters}
-        yield from ((name, held[name]) for name in self.layout.names(self.mesh.pp_rank) if name in held)
+        yield from (
+            (name, held[name]) for name in self.layout.names(self.mesh.pp_rank) if name in held
+        )
 
     # Building
 
@@ -143,14 +182,23 @@ class Stage(nn.Module):
         if not self.last:
             setattr(base, family.norm, None)
             self.model.set_output_embeddings(None)
-        if self.first and family.root_embedding:  # its own class multiplies; `_scaled` does, on any mesh
+        if (
+            self.first and family.root_embedding
+        ):  # its own class multiplies; `_scaled` does, on any mesh
             setattr(base, family.embed, _plain_embedding(getattr(base, family.embed)))
         self.embed: nn.Embedding | Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
-        self.rotary = {sliding: rotary_of(base, self.described, sliding).turn for sliding in self.described.ropes}
-        self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
+        self.rotary = {
+            sliding: rotary_of(base, self.described, sliding).turn
+            for sliding in self.described.ropes
+        }
+        self.positions: nn.Embedding | None = (
+            getattr(base, family.positions) if family.positions else None
+        )
         self.blocks: list[Any] = list(own.values())
-        for block in self.blocks if family.full_sizes else ():  # Gemma 4: for assistants that share keys and values
+        for block in (
+            self.blocks if family.full_sizes else ()
+        ):  # Gemma 4: for assistants that share keys and values
             block.self_attn.store_full_length_kv = False
         self.mixers: list[Any] = []
         """The module of each block that looks at other tokens: attention, or a gated delta net."""
@@ -169,7 +217,17 @@ class Stage(nn.Module):
         if self.layout.shape.by_layer[layer].experts is not None:
             pair = self.layout.shape.family == "gpt_oss" or name != "mlp"
             setattr(
-                block, name, Mixture(layer, self.layout, self.mesh, self.described, self.balance, self._capacity, pair)
+                block,
+                name,
+                Mixture(
+                    layer,
+                    self.layout,
+                    self.mesh,
+                    self.described,
+                    self.balance,
+                    self._capacity,
+                    pair,
+                ),
             )
         mlp: nn.Module = getattr(block, name)
         return mlp
@@ -193,17 +251,22 @@ class Stage(nn.Module):
         rest = self.dtype, mesh.device, mesh.tp_rank
         if quantizes:
             self._make_quantized()
-        self.dense = Trained.of(layout, layout.flat_table(mesh.pp_rank, without=self.quantized), mesh.alike, *rest)
+        self.dense = Trained.of(
+            layout, layout.flat_table(mesh.pp_rank, without=self.quantized), mesh.alike, *rest
+        )
         self.experts = self.dense
         if mesh.ep > 1:
-            self.experts = Trained.of(layout, layout.flat_table(mesh.pp_rank, mesh.ep_rank), mesh.expert_alike, *rest)
+            self.experts = Trained.of(
+                layout, layout.flat_table(mesh.pp_rank, mesh.ep_rank), mesh.expert_alike, *rest
+            )
         made = self.dense.parameters
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
             there = made[name] if name in made else self.quantized[name].placeholder()
             setattr(self.model.get_submodule(module), leaf, there)
-        # Stored numbers that are not trained: parameters without a gradient, so that checkpoints hold them like others.
+        # Stored numbers that are not trained: parameters without a gradient, so that checkpoints
+        # hold them like others.
         for name in [name for name, _ in self.model.named_buffers() if name in made]:
             module, _, leaf = name.rpartition(".")
             delattr(self.model.get_submodule(module), leaf)
@@ -221,10 +284,14 @@ class Stage(nn.Module):
             if is_quantized(spec := layout.spec(name)):
                 out, into = layout.local_shape(name, mesh.tp_rank)
                 shard = layout.shard(name, mesh.tp_rank)
-                self.quantized[name] = QuantizedWeight((out, into), (spec.shape[0], spec.shape[1]), shard)
+                self.quantized[name] = QuantizedWeight(
+                    (out, into), (spec.shape[0], spec.shape[1]), shard
+                )
 
     def _adapt(self, lora: Lora) -> None:
-        """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
+        """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora`
+        names.
+        """
         self.model.requires_grad_(False)
         shape = AdapterShape.of(self.layout.shape, lora)
         cuts = self.layout.uneven
@@ -241,7 +308,9 @@ class Stage(nn.Module):
             experts = self.trained_experts.parameters
         for mixture in self.mixtures:
             mixture.adapt(experts, lora, self.dropout)
-        for name in (n for n in self.trained.parameters if n.endswith(A) and not layout.spec(n).of_experts):
+        for name in (
+            n for n in self.trained.parameters if n.endswith(A) and not layout.spec(n).of_experts
+        ):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
             width = layout.spec(name).shape[1]
@@ -255,7 +324,11 @@ class Stage(nn.Module):
     def _own_linear(self, module_name: str) -> Linear | RowParallel:
         """The model's linear as a module of ours."""
         linear: Any = self.model.get_submodule(module_name)
-        return linear if isinstance(linear, (Linear, RowParallel)) else self._replace(module_name, Linear(linear))
+        return (
+            linear
+            if isinstance(linear, (Linear, RowParallel))
+            else self._replace(module_name, Linear(linear))
+        )
 
     def _insert_collectives(self) -> None:
         layout, tp = self.layout, self.mesh.tp
@@ -267,7 +340,9 @@ class Stage(nn.Module):
 
         for mixture in self.mixtures:
             mixture.leave_by(self._leave)
-        for i, attention, mlp in zip(layout.layers(self.mesh.pp_rank), self.mixers, self.mlps, strict=True):
+        for i, attention, mlp in zip(
+            layout.layers(self.mesh.pp_rank), self.mixers, self.mlps, strict=True
+        ):
             if hasattr(attention, "conv1d"):
                 cut_net(attention, tp)
             kv_heads = len(layout.kv_slots(self.mesh.tp_rank, layout.shape.by_layer[i].kv_heads))
@@ -305,14 +380,19 @@ class Stage(nn.Module):
     def _widen_norms(self, attention: Any) -> None:
         """Let the norms over all heads see those of the other ranks."""
         shape, group = self.layout.shape, self.mesh.tp_group
-        for name, heads, copies in (("q_norm", shape.heads, 1), ("k_norm", shape.kv_heads, self.layout.kv_multiplier)):
+        for name, heads, copies in (
+            ("q_norm", shape.heads, 1),
+            ("k_norm", shape.kv_heads, self.layout.kv_multiplier),
+        ):
             norm = getattr(attention, name)
             setattr(attention, name, WideNorm(norm, heads * shape.head_dim, copies, group))
 
     def _find_writing(self, compiled: bool) -> None:
-        """Replace modules whose weights are used only once by ours, but not in layers that are compiled.
+        """Replace modules whose weights are used only once by ours, but not in layers that are
+        compiled.
 
-        A compiled graph has no place for a sink, so autograd hands the gradients of its parameters over.
+        A compiled graph has no place for a sink, so autograd hands the gradients of its parameters
+        over.
         """
         shared = self._shares_head
         inside = {id(p) for block in self.blocks for p in block.parameters()} if compiled else set()
@@ -320,9 +400,16 @@ class Stage(nn.Module):
             ours: Any = None
             if id(getattr(module, "weight", None)) in inside:
                 continue
-            if isinstance(module, nn.Embedding) and module is self.embed and not shared and self.mesh.tp == 1:
+            if (
+                isinstance(module, nn.Embedding)
+                and module is self.embed
+                and not shared
+                and self.mesh.tp == 1
+            ):
                 self.embed = ours = Embedding(module)
-            elif type(module) is nn.Linear and not (shared and module is self.model.get_output_embeddings()):
+            elif type(module) is nn.Linear and not (
+                shared and module is self.model.get_output_embeddings()
+            ):
                 ours = Linear(module)
             elif isinstance(module, RowParallel) and not module.turned:
                 ours = module
@@ -352,8 +439,11 @@ class Stage(nn.Module):
     # Values
 
     @torch.no_grad()
-    def load(self, source: WeightSource | RandomWeights, keep: Callable[[str, torch.Tensor], None]) -> None:
-        """Read this rank's slices; `keep` gets each parameter's fp32 values before they are rounded to its dtype.
+    def load(
+        self, source: WeightSource | RandomWeights, keep: Callable[[str, torch.Tensor], None]
+    ) -> None:
+        """Read this rank's slices; `keep` gets each parameter's fp32 values before they are rounded
+        to its dtype.
 
         Raises `CheckpointError` if a parameter is missing or has another shape.
         """
@@ -361,10 +451,13 @@ class Stage(nn.Module):
         self._load_quantized(source, names)
         for name, parameter in self.own():
             stored = name_in(source, names, self.layout, name)
-            # Filled on the host: a cut along columns is a write into slices, for which Neuron has no kernel.
+            # Filled on the host: a cut along columns is a write into slices, for which Neuron has
+            # no kernel.
             direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
             wide = parameter if direct else torch.empty(parameter.shape)
-            self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            self._fill(
+                self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut)
+            )
             if wide is not parameter:
                 keep(name, wide)
                 parameter.copy_(wide)
@@ -374,7 +467,9 @@ class Stage(nn.Module):
         for name, weight in self.quantized.items():
             stored = name_in(source, names, self.layout, name)
             wide = torch.empty(weight.shape)
-            self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            self._fill(
+                self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut)
+            )
             scales = weight.quantize(wide.to(self.dtype))
             if self.mesh.tp == 1:
                 weight.settle(scales, None, self.mesh.device)
@@ -382,7 +477,9 @@ class Stage(nn.Module):
                 self._scales[name] = scales
 
     def settle_quantized(self) -> None:
-        """Quantise the scales together with the other tensor-parallel ranks, after all have read their weights."""
+        """Quantise the scales together with the other tensor-parallel ranks, after all have read
+        their weights.
+        """
         for name, scales in self._scales.items():
             self.quantized[name].settle(scales, self.mesh.tp_group, self.mesh.device)
         self._scales.clear()
@@ -393,10 +490,14 @@ class Stage(nn.Module):
         for held in filter(None, (self.trained, self.trained_experts)):
             for name, parameter in held.parameters.items():
                 values = torch.empty(parameter.shape)
-                self._fill(held.layout, name, values, lambda *cut, name=name: source.read(name, *cut))
+                self._fill(
+                    held.layout, name, values, lambda *cut, name=name: source.read(name, *cut)
+                )
                 parameter.copy_(values)
 
-    def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
+    def _fill(
+        self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]
+    ) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)
         if layout.ep > 1 and layout.spec(name).stacked:
             own = layout.experts(self.mesh.ep_rank)
@@ -420,39 +521,65 @@ class Stage(nn.Module):
     def hidden_shape(self, input_ids: torch.Tensor) -> tuple[int, int, int]:
         """The shape of the hidden states between stages for a micro-batch of these ids."""
         batch, length = input_ids.shape
-        return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
+        return (
+            batch,
+            length // (self.mesh.tp if self.sequence_parallel else 1),
+            self.layout.shape.hidden,
+        )
 
     def loss_sum(
-        self, h: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, labelled: Labelled | None = None
+        self,
+        h: torch.Tensor,
+        labels: torch.Tensor,
+        scale: torch.Tensor,
+        labelled: Labelled | None = None,
     ) -> torch.Tensor:
-        """The sum of the losses of final hidden states, fp32 []; `LinearCrossEntropy.sum` has its gradient."""
+        """The sum of the losses of final hidden states, fp32 []; `LinearCrossEntropy.sum` has its
+        gradient.
+        """
         return self._last_loss.sum(self._whole(h), labels, scale, labelled)
 
-    def token_losses(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
+    def token_losses(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    ) -> torch.Tensor:
         """The loss of each token of final hidden states, fp32 [B, S]; 0 without a label."""
         return self._last_loss.each(self._whole(h), labels, labelled)
 
-    def evaluated(self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None) -> torch.Tensor:
-        """[3]: sum of losses, labels that are the likeliest token, and labels; without a gradient."""
+    def evaluated(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    ) -> torch.Tensor:
+        """[3]: sum of losses, labels that are the likeliest token, and labels; without a
+        gradient.
+        """
         return self._last_loss.evaluated(self._whole(h), labels, labelled)
 
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
-        """The likeliest token after each position of final hidden states, int64 [B, S], on all tp ranks."""
+        """The likeliest token after each position of final hidden states, int64 [B, S], on all tp
+        ranks.
+        """
         return self._last_loss.likeliest(self._whole(h))
 
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
+        """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the
+        vocabulary.
+        """
         return self._last_loss.logits(self._whole(h))
 
     def share_head(self, gradients: Gradients) -> None:
-        """Let the loss add its gradient of a matrix that is also this stage's embedding to the trained ones."""
+        """Let the loss add its gradient of a matrix that is also this stage's embedding to the
+        trained ones.
+        """
         if self.loss is not None and self._shares_head:
             self.loss.shared = gradients.shared_sink(self.layout.shape.embed_name)
 
     @property
     def _shares_head(self) -> bool:
         """Whether the output matrix is also the embedding of this stage."""
-        return self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
+        return (
+            self.last
+            and self.embed is not None
+            and self.model.get_output_embeddings().weight is self.embed.weight
+        )
 
     @property
     def _last_loss(self) -> LinearCrossEntropy:
@@ -473,16 +600,25 @@ class Stage(nn.Module):
         return LinearCrossEntropy(head, columns, self.described.scales, mesh.device, fast)
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
-        """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`, which have
-        whole rows."""
+        """Run this stage's layers, and the final norm on the last stage; attention stays within
+        `segments`, which have whole rows.
+        """
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
         self.before_layer(0)
         h = self._embed(x) if self.first else x
         if self.positions is not None:
-            own = positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank] if self.sequence_parallel else positions
-            h = h + self.positions(own.clamp(max=self.described.positions - 1))  # beyond that there is only padding
-        for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
+            own = (
+                positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank]
+                if self.sequence_parallel
+                else positions
+            )
+            h = h + self.positions(
+                own.clamp(max=self.described.positions - 1)
+            )  # beyond that there is only padding
+        for at, (i, block) in enumerate(
+            zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)
+        ):
             self.before_layer(at)
             kwargs = {"attention_mask": masks[i]}
             if rotary[i] is not None:
@@ -513,6 +649,8 @@ class Stage(nn.Module):
 def _plain_embedding(embedding: nn.Embedding) -> nn.Embedding:
     """An embedding of torch with the same weight."""
     rows, width = embedding.weight.shape
-    plain = nn.Embedding(rows, width, embedding.padding_idx, device="meta", dtype=embedding.weight.dtype)
+    plain = nn.Embedding(
+        rows, width, embedding.padding_idx, device="meta", dtype=embedding.weight.dtype
+    )
     plain.weight = embedding.weight
     return plain

@@ -1,13 +1,16 @@
-"""Attention by documents (varlen): rows lie end to end, and the bounds of their documents take the place of a mask.
+"""Attention by documents (varlen): rows lie end to end, and the bounds of their documents take the
+place of a mask.
 
-`attention_flash` computes them on a GPU, `attention_chunks` in plain torch for what it does not take, and for tests.
+`attention_flash` computes them on a GPU, `attention_chunks` in plain torch for what it does not
+take, and for tests.
 
 Sinks (gpt-oss) need no other kernel. A sink adds exp(sink) to the sum of each softmax. With lse' =
-logaddexp(lse, sink) the output is out exp(lse - lse'), and a backward pass that gets this output and lse' is exact,
-because it computes P = exp(S - lse') and delta = rowsum(dO O) from them. The sink's gradient is the sum over its
-queries of -exp(sink - lse') delta, as its value is zero.
+logaddexp(lse, sink) the output is out exp(lse - lse'), and a backward pass that gets this output
+and lse' is exact, because it computes P = exp(S - lse') and delta = rowsum(dO O) from them. The
+sink's gradient is the sum over its queries of -exp(sink - lse') delta, as its value is zero.
 
-Both passes are operators of torch.library, so torch.compile does not look into the kernels, or at numbers on the host.
+Both passes are operators of torch.library, so torch.compile does not look into the kernels, or at
+numbers on the host.
 """
 
 from __future__ import annotations
@@ -24,28 +27,37 @@ from smtrain.worker.engine.native.comm import to_device
 class DocumentBounds(NamedTuple):
     """The documents of rows that lie end to end; it stands in the place of an attention mask.
 
-    The last query of a document is that of its last key, and a query sees no later keys. A document without queries is
-    legal, and its keys get the gradient 0.
+    The last query of a document is that of its last key, and a query sees no later keys. A document
+    without queries is legal, and its keys get the gradient 0.
     """
 
     cu_seqlens: torch.Tensor
-    """int32 [2, documents + 1] on the device: the first query and the first key of each document, and the totals."""
+    """int32 [2, documents + 1] on the device: the first query and the first key of each document,
+    and the totals.
+    """
     host: torch.Tensor
-    """The same on the host, for kernels that need numbers from it; reading them does not wait for the device."""
+    """The same on the host, for kernels that need numbers from it; reading them does not wait for
+    the device.
+    """
     window: int | None = None
     """The last keys that a query sees, itself included; None: all."""
 
     @classmethod
     def of(cls, host: torch.Tensor, device: torch.device, compiled: bool) -> DocumentBounds:
-        """From bounds on the host; `compiled`: torch.compile must not make a graph for each number of documents."""
+        """From bounds on the host; `compiled`: torch.compile must not make a graph for each number
+        of documents.
+        """
         there = to_device(host, device)
         for bounds in (there, host) if compiled else ():
             torch._dynamo.maybe_mark_dynamic(bounds, 1)
         return cls(there, host)
 
 
-def find_bounds(positions: torch.Tensor, at: int = 0, low: int = 0, end: int | None = None) -> torch.Tensor:
-    """`DocumentBounds.host` of the queries [at, end) of each row, whose keys are the row's [low, end).
+def find_bounds(
+    positions: torch.Tensor, at: int = 0, low: int = 0, end: int | None = None
+) -> torch.Tensor:
+    """`DocumentBounds.host` of the queries [at, end) of each row, whose keys are the row's [low,
+    end).
 
     `positions` [B, S] on the host count from each document's first token.
     """
@@ -59,10 +71,16 @@ def find_bounds(positions: torch.Tensor, at: int = 0, low: int = 0, end: int | N
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: DocumentBounds, scaling: float | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: DocumentBounds,
+    scaling: float | None,
     sinks: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Attention [B, n, heads, D] of q [B, heads, n, D] to k and v [B, kv heads, L, D]; `sinks` [heads]."""
+) -> torch.Tensor:
+    """Attention [B, n, heads, D] of q [B, heads, n, D] to k and v [B, kv heads, L, D]; `sinks`
+    [heads].
+    """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, key, value))
     out, _ = _varlen(q, k, v, sinks, documents.cu_seqlens, documents.host, documents.window, scale)
@@ -79,14 +97,23 @@ _SIGHT = "Tensor cu_seqlens, Tensor host, int? window, float scale"
 
 
 @torch.library.custom_op(
-    "smtrain::varlen", mutates_args=(),
+    "smtrain::varlen",
+    mutates_args=(),
     schema=f"(Tensor query, Tensor key, Tensor value, Tensor? sinks, {_SIGHT}) -> (Tensor, Tensor)",
-)  # fmt: skip
+)
 def _varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None, cu_seqlens: torch.Tensor,
-    host: torch.Tensor, window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Output [queries, heads, D], and the logarithm of each softmax's sum, fp32 [heads, queries]."""
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [queries, heads, D], and the logarithm of each softmax's sum, fp32 [heads,
+    queries].
+    """
     out, lse = _kernel(query).forward(query, key, value, cu_seqlens, host, window, scale)
     if sinks is None:
         return out, lse
@@ -95,14 +122,25 @@ def _varlen(
 
 
 @torch.library.custom_op(
-    "smtrain::varlen_backward", mutates_args=(),
-    schema=f"(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, {_SIGHT}) "
-    "-> (Tensor, Tensor, Tensor)",
-)  # fmt: skip
+    "smtrain::varlen_backward",
+    mutates_args=(),
+    schema=(
+        f"(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, {_SIGHT}) "
+        "-> (Tensor, Tensor, Tensor)"
+    ),
+)
 def _varlen_backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor, cu_seqlens: torch.Tensor, host: torch.Tensor, window: int | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    host: torch.Tensor,
+    window: int | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel(query).backward(
         grad.contiguous(), query, key, value, out, lse, cu_seqlens, host, window, scale
     )
@@ -111,7 +149,9 @@ def _varlen_backward(
 
 @_varlen.register_fake
 def _(query: Any, key: Any, value: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return query.new_empty(query.shape), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+    return query.new_empty(query.shape), query.new_empty(
+        (query.shape[1], query.shape[0]), dtype=torch.float32
+    )
 
 
 @_varlen_backward.register_fake
@@ -124,13 +164,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, grad: torch.Tensor, _: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
     query, key, value, sinks, cu_seqlens, host, out, lse = ctx.saved_tensors
     of_sinks = None
     if sinks is not None:
         delta = (grad.float() * out.float()).sum(-1).T
         of_sinks = -((sinks.float()[:, None] - lse).exp() * delta).sum(1).to(sinks.dtype)
-    made = _varlen_backward(grad, query, key, value, out, lse, cu_seqlens, host, ctx.window, ctx.scale)
+    made = _varlen_backward(
+        grad, query, key, value, out, lse, cu_seqlens, host, ctx.window, ctx.scale
+    )
     return *made, of_sinks, None, None, None, None
 
 

@@ -1,8 +1,9 @@
-"""AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
+"""AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the
+data-parallel ranks.
 
-A step sums the fp32 gradients of each rank's part on that rank, updates that part of the fp32 weights, and sends the
-parameters to all ranks (Rajbhandari et al. 2020; see `exchange`). In fp32 the weights are the flat buffer itself; in
-bf16 and fp16 there is a master copy.
+A step sums the fp32 gradients of each rank's part on that rank, updates that part of the fp32
+weights, and sends the parameters to all ranks (Rajbhandari et al. 2020; see `exchange`). In fp32
+the weights are the flat buffer itself; in bf16 and fp16 there is a master copy.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ from smtrain.worker.engine.parts import part
 
 
 class OptimizerShard:
-    """This rank's part of the optimizer's state for one flat buffer, which the ranks that are alike divide."""
+    """This rank's part of the optimizer's state for one flat buffer, which the ranks that are alike
+    divide.
+    """
 
-    def __init__(self, stage: Stage, trained: Trained, mesh: ProcessMesh, options: OptimizerOptions) -> None:
+    def __init__(
+        self, stage: Stage, trained: Trained, mesh: ProcessMesh, options: OptimizerOptions
+    ) -> None:
         self.mesh, self.options = mesh, options
         self.table, self.flat = trained.table, trained.flat
         self.shard = len(self.flat) // trained.alike.size
@@ -60,7 +65,9 @@ class OptimizerShard:
                 self._weighted.append((low - self.start, high - self.start, weight, name))
         self._by_part: dict[bool, list[Range]] = {}
         self._ranges = merge((start, stop, weight, "") for start, stop, weight, _ in self._weighted)
-        self._copies_groups = {count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads}
+        self._copies_groups = {
+            count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads
+        }
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
         own = self.part(self.flat)
@@ -79,14 +86,20 @@ class OptimizerShard:
     def _make_adamw(self) -> torch.optim.AdamW:
         cut = min(max(self.table.decayed - self.start, 0), self.shard)
         groups, states = [], []
-        for span, decay in ((slice(0, cut), self.options.weight_decay), (slice(cut, self.shard), 0.0)):
+        for span, decay in (
+            (slice(0, cut), self.options.weight_decay),
+            (slice(cut, self.shard), 0.0),
+        ):
             if span.start < span.stop:
                 parameter = nn.Parameter(self.master[span], requires_grad=False)
                 parameter.grad = self._grad_part[span]
                 groups.append({"params": [parameter], "weight_decay": decay})
                 states.append((parameter, span))
-        # Fused: TorchNeuron has no kernels for the single-tensor and foreach forms, whose state would go by the CPU.
-        adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=True)
+        # Fused: TorchNeuron has no kernels for the single-tensor and foreach forms, whose state
+        # would go by the CPU.
+        adamw = torch.optim.AdamW(
+            groups, betas=self.options.betas, eps=self.options.eps, fused=True
+        )
         for parameter, span in states:
             adamw.state[parameter] = {
                 "step": torch.zeros((), device=self.master.device),
@@ -102,7 +115,9 @@ class OptimizerShard:
         at, size = self._places[name]
         low, high = max(at, self.start), min(at + size, self.start + self.shard)
         if low < high:
-            self.master[low - self.start : high - self.start].copy_(values.reshape(-1)[low - at : high - at])
+            self.master[low - self.start : high - self.start].copy_(
+                values.reshape(-1)[low - at : high - at]
+            )
 
     def complete(self) -> None:
         """Add up gradients over tensor-parallel ranks and both ends of the pipeline."""
@@ -115,12 +130,16 @@ class OptimizerShard:
             _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
 
     def add_squares(self, total: torch.Tensor) -> None:
-        """Add the squares of this rank's gradients to `total`; copies of a number share its weight."""
+        """Add the squares of this rank's gradients to `total`; copies of a number share its
+        weight.
+        """
         for range_ in self._ranges:
             total += range_.square(self._grad_part)
 
     def squares(self, by_part: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """The squares of this rank's trained parameters, by `part_of` or together; copies share a number's weight."""
+        """The squares of this rank's trained parameters, by `part_of` or together; copies share a
+        number's weight.
+        """
         if by_part not in self._by_part:
             self._by_part[by_part] = merge(
                 (start, stop, weight, part_of(self._shape, name) if by_part else "")
@@ -130,13 +149,17 @@ class OptimizerShard:
         for range_ in self._by_part[by_part]:
             yield range_.part, range_.square(self.master)
 
-    def update(self, lr: float, divisor: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+    def update(
+        self, lr: float, divisor: torch.Tensor | None, found_inf: torch.Tensor | None
+    ) -> None:
         """Divide the gradients by `divisor`, update, and begin to share the new parameters."""
         adamw: Any = self._adamw
         adamw.found_inf = found_inf  # fused AdamW skips the step, as with GradScaler
         adamw.grad_scale = None
         if divisor is not None and self.master.device.type in ("cpu", "cuda"):
-            adamw.grad_scale = divisor  # fused AdamW divides while it updates, which saves a pass over memory
+            adamw.grad_scale = (
+                divisor  # fused AdamW divides while it updates, which saves a pass over memory
+            )
         elif divisor is not None:
             self._grad_part.div_(divisor)
         for group in adamw.param_groups:
@@ -146,7 +169,9 @@ class OptimizerShard:
         self.gradients.begin()
 
     def publish(self) -> None:
-        """Round the master weights to the parameters' dtype, and send them; the next forward pass may begin."""
+        """Round the master weights to the parameters' dtype, and send them; the next forward pass
+        may begin.
+        """
         mine = self.part(self.flat)
         if mine.dtype != self.master.dtype:
             mine.copy_(self.master)
@@ -161,14 +186,15 @@ class OptimizerShard:
 class Zero1AdamW(OptimizerShard):
     """The optimizer of one rank; it owns the stage's gradients from now on.
 
-    In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32 values. `experts` is
-    the part for experts, if they are divided over other ranks than the rest.
+    In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32
+    values. `experts` is the part for experts, if they are divided over other ranks than the rest.
     """
 
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         super().__init__(stage, stage.trained, mesh, options)
         self.steps = 0
-        # By the stage's dtype, not the trained one's: gradients pass through the stage's activations.
+        # By the stage's dtype, not the trained one's: gradients pass through the stage's
+        # activations.
         self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
         experts = stage.trained_experts
         self.experts = None if experts is None else OptimizerShard(stage, experts, mesh, options)
@@ -191,7 +217,9 @@ class Zero1AdamW(OptimizerShard):
 
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:
-        """Sum gradients, clip, update, and share the new parameters; returns the norm before clipping."""
+        """Sum gradients, clip, update, and share the new parameters; returns the norm before
+        clipping.
+        """
         for shard in self.shards:
             shard.complete()
         for shard in self.shards:
@@ -201,7 +229,11 @@ class Zero1AdamW(OptimizerShard):
             norm = norm / scaling.scale
             overflowed = norm.isfinite().logical_not()
             found_inf = overflowed.float()
-        divisor = ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0) if self.options.grad_clip else None
+        divisor = (
+            ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0)
+            if self.options.grad_clip
+            else None
+        )
         if scaling is not None:
             divisor = scaling.scale if divisor is None else divisor * scaling.scale
             scaling.update(overflowed)
@@ -222,7 +254,9 @@ class Zero1AdamW(OptimizerShard):
 
     @torch.no_grad()
     def restore(self, steps: int, loss_scale: Mapping[str, float] | None = None) -> None:
-        """Resume after `steps` updates, once master, exp_avg and exp_avg_sq are filled; `loss_scale` is for fp16."""
+        """Resume after `steps` updates, once master, exp_avg and exp_avg_sq are filled;
+        `loss_scale` is for fp16.
+        """
         self.steps = steps
         if self.loss_scale is not None and loss_scale is not None:
             self.loss_scale.restore(loss_scale)
@@ -243,7 +277,9 @@ class Zero1AdamW(OptimizerShard):
 
     @torch.no_grad()
     def parameter_squares(self, parts: Sequence[str]) -> torch.Tensor:
-        """The squared norms of the trained parameters of the whole mesh, by `parts_of`, or [""] for all."""
+        """The squared norms of the trained parameters of the whole mesh, by `parts_of`, or [""] for
+        all.
+        """
         sums = {name: self.master.new_zeros(()) for name in parts}
         for shard in self.shards:
             for part_name, square in shard.squares(by_part=len(parts) > 1):
@@ -257,8 +293,14 @@ class Zero1AdamW(OptimizerShard):
 def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
     """The first layer that needs each parameter, by its id, and the number of layers."""
     place = {id(p): i for i, block in enumerate(stage.blocks) for p in block.parameters()}
-    ends = [(module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())]
-    for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
+    ends = [
+        (module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())
+    ]
+    for module, layer in (
+        *ends,
+        (stage.embed, 0),
+        (stage.positions, 0),
+    ):  # a tied matrix is needed first
         place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
     return place, len(stage.blocks)
 

@@ -1,4 +1,5 @@
-"""The nxd engine: neuronx-distributed does the parallel work, on Trainium1 and wherever its image runs.
+"""The nxd engine: neuronx-distributed does the parallel work, on Trainium1 and wherever its image
+runs.
 
 contract    every name of the library that is used, and the version it was checked against
 library     whether it is installed; the process group

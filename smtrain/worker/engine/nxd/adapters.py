@@ -1,7 +1,7 @@
 """Save and load adapters in our own format (worker/engine/saving.py), not the library's.
 
-It is small, independent of the mesh, and the same for both engines. ZeRO-1 deals the rows of each factor to the
-data-parallel ranks; the hosts put them together first.
+It is small, independent of the mesh, and the same for both engines. ZeRO-1 deals the rows of each
+factor to the data-parallel ranks; the hosts put them together first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class AdapterState:
                 state[kind] = flat[engine.dp_rank * each : (engine.dp_rank + 1) * each].clone()
             out[optimizer_file(engine.dp_rank, engine.tp_rank, stage)] = state
             if engine.dp_rank == 0:
-                out[model_file(engine.tp_rank, stage)] = {name: factors[name] for name, _, _ in table.entries}
+                out[model_file(engine.tp_rank, stage)] = {
+                    name: factors[name] for name, _, _ in table.entries
+                }
         return out
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
@@ -103,16 +105,22 @@ class AdapterState:
                 state[kind].copy_(self._part(moment).to(own.device))
 
     def _parts(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
-        """Yield each factor's name, the model's parameter, and the optimizer's: the same, or ZeRO-1's part."""
+        """Yield each factor's name, the model's parameter, and the optimizer's: the same, or
+        ZeRO-1's part.
+        """
         names = {id(p): factor_of(name) for name, p in self._engine.named()}
-        for group, own in zip(self._engine.optimizer.param_groups, self._engine.adamw.param_groups, strict=True):
+        for group, own in zip(
+            self._engine.optimizer.param_groups, self._engine.adamw.param_groups, strict=True
+        ):
             for parameter, part in zip(group["params"], own["params"], strict=True):
                 name = names[id(parameter)]
                 assert name is not None
                 yield name, parameter, part
 
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
-        """ZeRO-1's part of a factor: its rows, padded to a multiple of the data-parallel ranks, dealt evenly."""
+        """ZeRO-1's part of a factor: its rows, padded to a multiple of the data-parallel ranks,
+        dealt evenly.
+        """
         if not self._engine.options.zero1:
             return whole
         each = -(-whole.shape[0] // self._engine.dp_size)
@@ -134,7 +142,9 @@ class AdapterState:
         out, at = {}, 0
         for name, p, moment in mine:
             size = moment.numel()
-            out[name] = torch.cat([part[at : at + size].view(moment.shape) for part in every])[: p.shape[0]]
+            out[name] = torch.cat([part[at : at + size].view(moment.shape) for part in every])[
+                : p.shape[0]
+            ]
             at += size
         return out
 

@@ -1,7 +1,8 @@
-"""Rotary positions and causal attention of the nxd engine: plain operations, or NKI's kernel if it fits.
+"""Rotary positions and causal attention of the nxd engine: plain operations, or NKI's kernel if it
+fits.
 
-Tensors are [batch, heads, sequence, head size] here. The kernel knows no segments, so rows of several samples take
-plain operations with a mask over the whole row.
+Tensors are [batch, heads, sequence, head size] here. The kernel knows no segments, so rows of
+several samples take plain operations with a mask over the whole row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _ROTARY = {
     "gpt_neox": "GPTNeoXRotaryEmbedding",
 }
 Places = tuple[torch.Tensor | None, torch.Tensor | None]
-"""Positions within samples and the numbers of these, each [B, S]; both None if a row is one sample."""
+"""Positions within samples and the numbers of these, each [B, S]; both None if a row is one sample.
+"""
 KERNEL_BLOCK = 2048  # NKI's flash attention takes sequences of whole blocks of this many tokens
 KERNEL_HEAD = 128  # and heads of at most this size: the partition size of a Neuron core's memory
 
@@ -34,7 +36,8 @@ KERNEL_HEAD = 128  # and heads of at most this size: the partition size of a Neu
 class Rotary:
     """cos and sin [sequence, head size] of a model, shared by its layers and cached by length.
 
-    A partial rotary (GPT-NeoX) is a full one whose frequencies are zero on the part that does not turn: cos 1, sin 0.
+    A partial rotary (GPT-NeoX) is a full one whose frequencies are zero on the part that does not
+    turn: cos 1, sin 0.
     """
 
     def __init__(self, config: Any, described: HFConfig) -> None:
@@ -44,7 +47,9 @@ class Rotary:
         assert described.rope is not None  # `refusals` refuses others
         check_rotary(self._rotary, described.rope)
         self._head = described.shape.head_dim
-        self._kept: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._kept: dict[
+            tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]
+        ] = {}
         self.turned = 0
         """The number of a head's values that turn; known once a table was made."""
 
@@ -54,7 +59,10 @@ class Rotary:
         key = like.shape[2], like.dtype, like.device
         if key not in self._kept:
             ids = torch.arange(key[0])[None]
-            cos, sin = (x[0] for x in self._rotary(torch.empty(1, key[0], 1, dtype=key[1]), position_ids=ids))
+            cos, sin = (
+                x[0]
+                for x in self._rotary(torch.empty(1, key[0], 1, dtype=key[1]), position_ids=ids)
+            )
             self.turned = cos.shape[-1]
             still = self._head - self.turned
             cos = torch.cat([cos, cos.new_ones(key[0], still)], -1)
@@ -63,7 +71,9 @@ class Rotary:
         return self._kept[key]
 
     def turn(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Rotate each head by its position: `positions` [B, S], or by default its place in the row."""
+        """Rotate each head by its position: `positions` [B, S], or by default its place in the
+        row.
+        """
         cos, sin = self(x)
         if positions is not None:
             cos, sin = cos[positions][:, None], sin[positions][:, None]
@@ -73,7 +83,9 @@ class Rotary:
 
 
 class CoreAttention(nn.Module):
-    """Softmax attention without parameters: the part that selective activation checkpointing computes again."""
+    """Softmax attention without parameters: the part that selective activation checkpointing
+    computes again.
+    """
 
     def __init__(self, window: int | None) -> None:
         super().__init__()
@@ -82,20 +94,30 @@ class CoreAttention(nn.Module):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, samples: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Attend to earlier tokens; `samples` [B, S] numbers the samples of a row, which do not see each other."""
+        """Attend to earlier tokens; `samples` [B, S] numbers the samples of a row, which do not see
+        each other.
+        """
         length = q.shape[2]
         if samples is None and self._kernel_fits(length, q.shape[3]):
             from neuronx_distributed.kernels.flash_attn import nki_flash_attn_func
 
             cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1"))
             out: torch.Tensor = nki_flash_attn_func(
-                q, k, v, lnc=cores, softmax_scale=q.shape[3] ** -0.5, causal=True, transpose_nki_inputs=False
+                q,
+                k,
+                v,
+                lnc=cores,
+                softmax_scale=q.shape[3] ** -0.5,
+                causal=True,
+                transpose_nki_inputs=False,
             )
             return out
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[3] ** -0.5
         hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         if self.window is not None and length > self.window:
-            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.window)
+            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=q.device).tril(
+                -self.window
+            )
         if samples is not None:
             hidden = hidden | (samples[:, None, :, None] != samples[:, None, None, :])
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
@@ -107,7 +129,8 @@ class CoreAttention(nn.Module):
 
 
 def places_of(segments: torch.Tensor) -> torch.Tensor:
-    """Each token's position within its sample, and the sample's number in the row: int64 [B, 2, S], on the host.
+    """Each token's position within its sample, and the sample's number in the row: int64 [B, 2, S],
+    on the host.
 
     A sample is a run of equal numbers in `segments` [B, S].
     """

@@ -38,16 +38,27 @@ class Build:
     def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
         """A linear whose rows are cut; it holds `stride` matrices side by side."""
         return ColumnParallelLinear(
-            self.shape.hidden, out, bias=bias, gather_output=False, dtype=self.dtype, stride=stride,
-            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
-        )  # fmt: skip
+            self.shape.hidden,
+            out,
+            bias=bias,
+            gather_output=False,
+            dtype=self.dtype,
+            stride=stride,
+            sequence_parallel_enabled=self.sequence_parallel,
+            sequence_dimension=0,
+        )
 
     def row(self, into: int, *, bias: bool) -> RowParallelLinear:
         """A linear whose columns are cut, after one whose rows are."""
         return RowParallelLinear(
-            into, self.shape.hidden, bias=bias, input_is_parallel=True, dtype=self.dtype,
-            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
-        )  # fmt: skip
+            into,
+            self.shape.hidden,
+            bias=bias,
+            input_is_parallel=True,
+            dtype=self.dtype,
+            sequence_parallel_enabled=self.sequence_parallel,
+            sequence_dimension=0,
+        )
 
     def adapted(self, layer: int, block: str, *linears: str) -> Adapters:
         """The adapters of a block of a decoder layer, such as `mlp`, with these linears."""
@@ -60,7 +71,9 @@ class Build:
         return self.layout.shard(self.shape.embed_name, 0).size * self.layout.tp
 
     def norm(self) -> nn.Module:
-        """The family's norm; under sequence parallelism NxD sums the ranks' parts of its gradient."""
+        """The family's norm; under sequence parallelism NxD sums the ranks' parts of its
+        gradient.
+        """
         norm: nn.Module
         if FAMILIES[self.shape.family].norm_bias:
             norm = nn.LayerNorm(self.shape.hidden, eps=self.config.eps, dtype=self.dtype)
@@ -83,11 +96,16 @@ class RMSNorm(nn.Module):
 
     def scale(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        )
 
 
 class HeadNorm(RMSNorm):
-    """The norm of queries or keys. Each rank sees its own heads only, so backward sums the weight's gradient."""
+    """The norm of queries or keys.
+
+    Each rank sees its own heads only, so backward sums the weight's gradient.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scale(x, copy_to_tensor_model_parallel_region(self.weight))

@@ -1,9 +1,10 @@
 """Read the output and the cache of neuron_parallel_compile. Needs no library.
 
-The program runs a command to see its graphs, compiles each into the cache, logs three totals and ends with the number
-of failures, or at once if no graph is new. In the cache every graph has a folder `neuronxcc-VERSION/MODULE_HASH+FLAGS`
-with `model.neff`; a failed one has `model.log` instead, which later runs would take as the answer. Source:
-torch-neuronx's neuron_parallel_compile, its guide, and public caches of neuronx-cc 2.12 to 2.15.
+The program runs a command to see its graphs, compiles each into the cache, logs three totals and
+ends with the number of failures, or at once if no graph is new. In the cache every graph has a
+folder `neuronxcc-VERSION/MODULE_HASH+FLAGS` with `model.neff`; a failed one has `model.log`
+instead, which later runs would take as the answer. Source: torch-neuronx's neuron_parallel_compile,
+its guide, and public caches of neuronx-cc 2.12 to 2.15.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Listener:
 
     @property
     def totals(self) -> Totals | None:
-        """The totals; None if the program did not print them, for example because the command failed."""
+        """The totals; None if the program did not print them, for example because the command
+        failed.
+        """
         return Totals(**self._totals) if len(self._totals) == len(_TOTALS) else None
 
 
@@ -64,7 +67,12 @@ class Cache:
 
     def files(self) -> list[Path]:
         """The files of whole graphs, without locks."""
-        return [p for entry in self.whole for p in sorted(entry.rglob("*")) if p.is_file() and p.suffix != ".lock"]
+        return [
+            p
+            for entry in self.whole
+            for p in sorted(entry.rglob("*"))
+            if p.is_file() and p.suffix != ".lock"
+        ]
 
 
 def reason(entry: Path) -> str:

@@ -1,7 +1,8 @@
 """Decide whether a checkpoint that NxD wrote is whole. Needs no library.
 
-NxD marks the end of a save with `done`, from one rank, but a sync to S3 or a copy back does not keep the order of
-files. So `smtrain.json` next to it lists every file of every host with its size and hashes.
+NxD marks the end of a save with `done`, from one rank, but a sync to S3 or a copy back does not
+keep the order of files. So `smtrain.json` next to it lists every file of every host with its size
+and hashes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
         return f"it has no {NAME}, so it was never completed"
     except (OSError, ValueError) as error:
         return f"{NAME} cannot be read ({error})"
-    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
+    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (
+        FORMAT,
+        VERSION,
+    ):
         return f"{NAME} is not of a version that this smtrain reads"
     if record.pop(DIGEST, None) != digest_of(record):
         return f"{NAME} is not what was written (its digest differs)"
@@ -45,7 +49,10 @@ def write(checkpoint: Path, record: dict[str, Any]) -> None:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """The training loop's part. Raises `CheckpointError` if there is no record, or if it is of another step."""
+    """The training loop's part.
+
+    Raises `CheckpointError` if there is no record, or if it is of another step.
+    """
     record = _record(checkpoint)
     if reason := renaming_fault(checkpoint.name, record["step"]):
         raise CheckpointError(f"{checkpoint}: {reason}")
@@ -56,7 +63,9 @@ def state(checkpoint: Path) -> dict[str, Any]:
 def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """Size, sha256 and crc32 of every file."""
     record = _record(checkpoint)
-    sums = {kind: record[kind] for kind in ("sha256", "crc32") if isinstance(record.get(kind), dict)}
+    sums = {
+        kind: record[kind] for kind in ("sha256", "crc32") if isinstance(record.get(kind), dict)
+    }
     return {
         name: {"size": size, **{kind: each[name] for kind, each in sums.items() if name in each}}
         for name, size in record["files"].items()
@@ -64,7 +73,9 @@ def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads; files without ranks in their names are everyone's."""
+    """The files that a rank of a (tp, pp, dp) mesh loads; files without ranks in their names are
+    everyone's.
+    """
     tp, _, dp = mesh
     own = (rank // tp % dp, rank % tp, rank // (tp * dp))
     out = set()
@@ -79,12 +90,16 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
 def _record(checkpoint: Path) -> dict[str, Any]:
     record = read(checkpoint)
     if isinstance(record, str):
-        raise CheckpointError(f"{checkpoint}: {record}; take another checkpoint", code="checkpoint.damaged")
+        raise CheckpointError(
+            f"{checkpoint}: {record}; take another checkpoint", code="checkpoint.damaged"
+        )
     return record
 
 
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
-    """Explain why a checkpoint is not whole; `present` has the files of all disks, by default of this one."""
+    """Explain why a checkpoint is not whole; `present` has the files of all disks, by default of
+    this one.
+    """
     record = read(checkpoint)
     if isinstance(record, str):
         return record
@@ -95,7 +110,9 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, marks first, so that a deletion that is cut off leaves nothing that looks whole."""
+    """Delete a checkpoint, marks first, so that a deletion that is cut off leaves nothing that
+    looks whole.
+    """
     for mark in (NAME, "done"):
         (checkpoint / mark).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

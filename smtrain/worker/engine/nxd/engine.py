@@ -43,22 +43,30 @@ from smtrain.worker.engine.saving import Saver, local_rank
 
 
 class NxdEngine:
-    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `library.init_distributed` joined.
+    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that
+    `library.init_distributed` joined.
 
-    `config` is the model's config.json, `weights` the source of its values, None a random start from `seed`; every step
-    has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. With `lora` the model is
-    frozen and only adapters are trained, as in the native engine; checkpoints hold only the adapters, in our own
-    format. Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on every rank if the
-    weights do not fit.
+    `config` is the model's config.json, `weights` the source of its values, None a random start
+    from `seed`; every step has `micro_batches` of `options.micro_batch_size` samples on each
+    data-parallel rank. With `lora` the model is frozen and only adapters are trained, as in the
+    native engine; checkpoints hold only the adapters, in our own format. Raises `ConfigError` if
+    the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do
+    not fit.
     """
 
     steps_ahead = 1
 
     def __init__(
-        self, config: dict[str, Any], options: ParallelOptions, optimizer: OptimizerOptions,
-        weights: WeightSource | RandomWeights | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
+        self,
+        config: dict[str, Any],
+        options: ParallelOptions,
+        optimizer: OptimizerOptions,
+        weights: WeightSource | RandomWeights | None,
+        seed: int,
+        micro_batches: int,
+        saving: SaveOptions | None = None,
         lora: Lora | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.options, self.saving = config, options, saving or SaveOptions()
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
@@ -73,26 +81,34 @@ class NxdEngine:
         """The layout of LoRA's factors over all stages of the pipeline."""
         if lora is not None:
             stages, cuts = options.pp * options.virtual_stages, options.pipeline_cuts or None
-            self.adapters = Layout(AdapterShape.of(self.shape, lora), options.tp, stages, order, cuts)
+            self.adapters = Layout(
+                AdapterShape.of(self.shape, lora), options.tp, stages, order, cuts
+            )
         self.nxd_config = library_config(self.shape, options, micro_batches)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.tp_rank = parallel_state.get_tensor_model_parallel_rank()
         self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
         self.parameters = self.shape.parameters()
-        self.trained = self.adapters.shape.parameters() if self.adapters is not None else self.parameters
+        self.trained = (
+            self.adapters.shape.parameters() if self.adapters is not None else self.parameters
+        )
         self.model = initialize_parallel_model(self.nxd_config, self._build)
         if options.pp == 1:
-            self.model.original_module().tie()  # moving from `meta` unties; with a pipeline the library ties again
+            # moving from `meta` unties; with a pipeline the library ties again
+            self.model.original_module().tie()
         for name, parameter in self.named():
             parameter.requires_grad_(lora is None or factor_of(name) is not None)
         fault = None
         exact: dict[str, torch.Tensor] = {}
         try:
             exact = fill(
-                self.named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank,
+                self.named(),
+                weights or RandomWeights(config, self.shape, seed),
+                self.layout,
+                self.tp_rank,
                 (self.dp_rank, self.dp_size),
-            )  # fmt: skip
+            )
             if lora is not None and self.adapters is not None:
                 factors = RandomFactors(AdapterShape.of(self.shape, lora), seed)
                 fill_adapters(self.named(), factors, self.adapters, self.tp_rank)
@@ -136,15 +152,23 @@ class NxdEngine:
         return own
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         return self.begin_step(input_ids, labels, lr, segments, references)()
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        lr: float,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Callable[[], StepResult]:  # fmt: skip
+    ) -> Callable[[], StepResult]:
         self._check(input_ids, segments, references)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -162,9 +186,12 @@ class NxdEngine:
         return lambda: StepResult(self._means([float(loss) if self.last else 0.0])[0], float(norm))
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        segments: torch.Tensor | None = None,
         references: torch.Tensor | None = None,
-    ) -> Evaluation:  # fmt: skip
+    ) -> Evaluation:
         self._check(input_ids, segments, references)
         tokens = self._tokens(labels)
         batch = self._batch(input_ids, labels, segments)
@@ -188,7 +215,9 @@ class NxdEngine:
         if not self.saving.asynchronous:
             persist.finish(self)
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+    def begin_save(
+        self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True
+    ) -> None:
         if self._saver is not None:
             self._saver.begin(Path(folder), step, state, read_back=read_back)
             return
@@ -208,12 +237,20 @@ class NxdEngine:
             persist.abandon(self)
 
     def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
-        return persist.load(self, Path(checkpoint)) if self._saver is None else self._state.load(Path(checkpoint))
+        return (
+            persist.load(self, Path(checkpoint))
+            if self._saver is None
+            else self._state.load(Path(checkpoint))
+        )
 
     def prune(
-        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self,
+        line: Lineage,
+        keep: int,
+        arrived: Arrived | None = None,
+        distrusted: Collection[str] = (),
         spared: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         everyone = self.everyone
         disk, ranks = (
             completeness if self._saver is None else manifest,
@@ -237,7 +274,17 @@ class NxdEngine:
         rotary = Rotary(transformers_config(self.config), described)
         padding = self.config.get("pad_token_id")
         model = PackedCausalLM if self.options.apart else CausalLM
-        return model(Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary, self.adapters))
+        return model(
+            Build(
+                described,
+                self.layout,
+                padding,
+                self.dtype,
+                self.sequence_parallel,
+                rotary,
+                self.adapters,
+            )
+        )
 
     def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
         replicas = 1 if self.options.zero1 else self.options.dp
@@ -247,11 +294,19 @@ class NxdEngine:
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """(NxD's name, parameter) of this rank, without the wrappers' part of the names."""
-        return [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in self.model.named_parameters()]
+        return [
+            (name.replace("_checkpoint_wrapped_module.", ""), p)
+            for name, p in self.model.named_parameters()
+        ]
 
     # Batches
 
-    def _check(self, input_ids: torch.Tensor, segments: torch.Tensor | None, references: torch.Tensor | None) -> None:
+    def _check(
+        self,
+        input_ids: torch.Tensor,
+        segments: torch.Tensor | None,
+        references: torch.Tensor | None,
+    ) -> None:
         rows, length = input_ids.shape
         if references is not None:
             raise ConfigError(
@@ -259,27 +314,38 @@ class NxdEngine:
                 code="config.combination",
             )
         if (segments is not None) != self.options.apart:
-            raise ValueError("an engine takes batches with segments if it was built with options.apart, and only then")
+            raise ValueError(
+                "an engine takes batches with segments if it was built with options.apart, and only"
+                " then"
+            )
         if rows != self.micro_batches * self.options.micro_batch_size:
             raise ConfigError(
-                f"train.global_batch_size: {rows} samples came to a data-parallel rank, the pipeline was built for "
-                f"{self.micro_batches} micro-batches of {self.options.micro_batch_size}; they must agree",
+                f"train.global_batch_size: {rows} samples came to a data-parallel rank, the"
+                f" pipeline was built for {self.micro_batches} micro-batches of"
+                f" {self.options.micro_batch_size}; they must agree",
                 code="config.combination",
             )
         if self.sequence_parallel and length % self.options.tp:
             raise ConfigError(
-                f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.options.tp} parts "
-                "(parallel.tp): make train.seq_len a multiple of parallel.tp",
+                f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into"
+                f" {self.options.tp} parts (parallel.tp): make train.seq_len a multiple of"
+                " parallel.tp",
                 code="config.combination",
             )
 
     def _batch(
         self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
+        """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean
+        over all tokens.
+        """
         counted = labels != IGNORED
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
-        batch = {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
+        batch = {
+            "input_ids": input_ids,
+            "labels": labels.clamp(min=0),
+            "weights": counted.float() * scale,
+        }
         return batch if segments is None else {**batch, "places": places_of(segments)}
 
     def _tokens(self, labels: torch.Tensor) -> int:
@@ -290,7 +356,10 @@ class NxdEngine:
     def _micro_batches(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         device = get_device()
         cut = {name: x.split(self.options.micro_batch_size) for name, x in batch.items()}
-        return [{name: parts[i].to(device) for name, parts in cut.items()} for i in range(self.micro_batches)]
+        return [
+            {name: parts[i].to(device) for name, parts in cut.items()}
+            for i in range(self.micro_batches)
+        ]
 
     def _backward(self, micro: dict[str, torch.Tensor]) -> torch.Tensor:
         loss: torch.Tensor = self.model(**micro) / self.micro_batches

@@ -11,13 +11,19 @@ from smtrain.core.errors import ConfigError
 
 
 def require() -> None:
-    """Raise `ConfigError` with the image to take if this container lacks the library or what it needs."""
+    """Raise `ConfigError` with the image to take if this container lacks the library or what it
+    needs.
+    """
     from smtrain.core.facts import table
 
     os.environ.setdefault("NXD_LOG_LEVEL", "warning")  # else it prints every group of ranks
     images = table("images")
     image = f"{images['repository']}:{images['default_tag']}"
-    lacking = [name for name in ("torch_xla", "neuronx_distributed") if importlib.util.find_spec(name) is None]
+    lacking = [
+        name
+        for name in ("torch_xla", "neuronx_distributed")
+        if importlib.util.find_spec(name) is None
+    ]
     if lacking:
         raise ConfigError(
             f"train.engine: nxd needs {' and '.join(lacking)}, which this container lacks; "
@@ -36,7 +42,8 @@ def require() -> None:
 def init_distributed() -> None:
     """Join the job that torchrun describes: XLA's process group, or gloo under NXD_CPU_MODE.
 
-    On Trainium1 the library lays out tensor-parallel groups of 4 by hosts of LOCAL_WORLD_SIZE ranks, so it must be set.
+    On Trainium1 the library lays out tensor-parallel groups of 4 by hosts of LOCAL_WORLD_SIZE
+    ranks, so it must be set.
     """
     import torch.distributed as dist
     from neuronx_distributed.utils import cpu_mode

@@ -17,36 +17,48 @@ from smtrain.worker.engine.nxd.attention import CoreAttention
 from smtrain.worker.engine.nxd.model import layer_class
 
 
-def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None) -> list[str]:
-    """Explain why `processes` processes cannot train a model so, each with the setting and a remedy."""
+def refusals(
+    shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None
+) -> list[str]:
+    """Explain why `processes` processes cannot train a model so, each with the setting and a
+    remedy.
+    """
     faults = shape.mesh_faults(options.tp, options.pp)
     if not shape.by_nxd:
         faults.append(f"train.engine: nxd trains no {shape.family} models; set native")
     if options.tp * options.pp * options.dp != processes:
         faults.append(
-            f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
-            f"{processes}"
+            f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number"
+            f" of processes, {processes}"
         )
     if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
         faults.append(
-            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
-            "without it; set it to true"
+            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and"
+            " tp > 1 without it; set it to true"
         )
     if options.precision == "bf16" and not options.zero1 and lora is None:  # adapters are fp32
         faults.append(
-            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
+            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only;"
+            " set it to true"
         )
     if lora is not None and lora.dropout:
         faults.append(
-            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer "
-            "to draw than a step takes; set it to 0"
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take"
+            " its hosts longer to draw than a step takes; set it to 0"
         )
     return faults
 
 
-def library_config(shape: ModelShape, options: ParallelOptions, micro_batches: int) -> dict[str, Any]:
-    """Configure the library for a number of micro-batches a step; it makes its groups of ranks here."""
-    recomputed: dict[str, type[nn.Module]] = {"full": layer_class(shape), "selective": CoreAttention}
+def library_config(
+    shape: ModelShape, options: ParallelOptions, micro_batches: int
+) -> dict[str, Any]:
+    """Configure the library for a number of micro-batches a step; it makes its groups of ranks
+    here.
+    """
+    recomputed: dict[str, type[nn.Module]] = {
+        "full": layer_class(shape),
+        "selective": CoreAttention,
+    }
     config: dict[str, Any] = neuronx_distributed_config(
         tensor_parallel_size=options.tp,
         pipeline_parallel_size=options.pp,
@@ -54,7 +66,11 @@ def library_config(shape: ModelShape, options: ParallelOptions, micro_batches: i
         optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
         sequence_parallel=options.sequence_parallel and options.tp > 1,
         activation_checkpoint_config=recomputed.get(options.activation_checkpointing),
-        model_init_config={"meta_device_init": True, "param_init_fn": _leave_empty, "sequential_move_factor": 11},
+        model_init_config={
+            "meta_device_init": True,
+            "param_init_fn": _leave_empty,
+            "sequential_move_factor": 11,
+        },
         mixed_precision_config={
             "use_master_weights": options.zero1,
             "use_fp32_grad_acc": options.zero1,

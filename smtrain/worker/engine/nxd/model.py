@@ -1,8 +1,9 @@
 """The model families as thin modules over neuronx-distributed's parallel layers.
 
-Modules are named so that their parameters have the names NxD's own examples save (worker/checkpoint/nxd/names.py,
-attention inputs in the grouped form). Hidden states are [sequence, batch, hidden], the sequence cut between
-tensor-parallel ranks under sequence parallelism: NxD's layers need this order of dimensions for it.
+Modules are named so that their parameters have the names NxD's own examples save
+(worker/checkpoint/nxd/names.py, attention inputs in the grouped form). Hidden states are [sequence,
+batch, hidden], the sequence cut between tensor-parallel ranks under sequence parallelism: NxD's
+layers need this order of dimensions for it.
 """
 
 from __future__ import annotations
@@ -37,28 +38,39 @@ class LlamaAttention(nn.Module):
         shape, layout = build.shape, build.layout
         self.head, self.rotary = shape.head_dim, build.rotary
         self.qkv_proj = GQAQKVColumnParallelLinear(
-            shape.hidden, [shape.heads * self.head, shape.kv_heads * self.head], bias=False, gather_output=False,
-            dtype=build.dtype, sequence_parallel_enabled=build.sequence_parallel,
-            kv_size_multiplier=layout.kv_multiplier, fuse_qkv=False,
-        )  # fmt: skip
+            shape.hidden,
+            [shape.heads * self.head, shape.kv_heads * self.head],
+            bias=False,
+            gather_output=False,
+            dtype=build.dtype,
+            sequence_parallel_enabled=build.sequence_parallel,
+            kv_size_multiplier=layout.kv_multiplier,
+            fuse_qkv=False,
+        )
         if shape.qkv_bias:
             self._add_biases(build)
         self.q_norm = self.k_norm = None
         if shape.family == "qwen3":
-            self.q_norm, self.k_norm = (HeadNorm(self.head, build.config.eps, build.dtype) for _ in range(2))
+            self.q_norm, self.k_norm = (
+                HeadNorm(self.head, build.config.eps, build.dtype) for _ in range(2)
+            )
         self.core = CoreAttention(build.config.windows[layer])
         self.o_proj = build.row(shape.heads * self.head, bias=shape.o_bias)
         self.adapters = build.adapted(layer, "self_attn", "q_proj", "k_proj", "v_proj", "o_proj")
 
     def _add_biases(self, build: Build) -> None:
-        """Add our own biases: NxD's cannot be built on `meta`, and it would not sum the gradients of their copies."""
+        """Add our own biases: NxD's cannot be built on `meta`, and it would not sum the gradients
+        of their copies.
+        """
         weights = self.qkv_proj.weight_q, self.qkv_proj.weight_k, self.qkv_proj.weight_v
         for letter, weight in zip("qkv", weights, strict=True):
             bias = nn.Parameter(torch.zeros(weight.shape[0], dtype=build.dtype))
             setattr(self.qkv_proj, f"bias_{letter}", bias)
 
     def sum_copies(self) -> None:
-        """Sum the gradients of repeated key/value biases; call it once the parameters are on their device."""
+        """Sum the gradients of repeated key/value biases; call it once the parameters are on their
+        device.
+        """
         if self.qkv_proj.kv_size_multiplier > 1 and self.qkv_proj.bias_k is not None:
             for bias in (self.qkv_proj.bias_k, self.qkv_proj.bias_v):
                 if bias.requires_grad:
@@ -93,7 +105,9 @@ class LlamaMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        inner = self.act(self.adapters.add("gate_proj", x, gate)) * self.adapters.add("up_proj", x, up)
+        inner = self.act(self.adapters.add("gate_proj", x, gate)) * self.adapters.add(
+            "up_proj", x, up
+        )
         return self.adapters.add("down_proj", inner, self.down_proj(inner))
 
 
@@ -111,7 +125,9 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class NeoXAttention(nn.Module):
-    """Each head's query, key and value rows lie together, so a rank's part is a block of whole heads (stride 1)."""
+    """Each head's query, key and value rows lie together, so a rank's part is a block of whole
+    heads (stride 1).
+    """
 
     def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
@@ -165,7 +181,8 @@ class NeoXDecoderLayer(nn.Module):
 class WeighedLoss(nn.Module):
     """Sum of token losses times weights; the caller's weights make it the mean of the global batch.
 
-    Without gradients also the sum of the weights of labels that are the likeliest token: both in one vector.
+    Without gradients also the sum of the weights of labels that are the likeliest token: both in
+    one vector.
     """
 
     def __init__(self, build: Build) -> None:
@@ -173,7 +190,9 @@ class WeighedLoss(nn.Module):
         self._vocabulary, self._padded = build.shape.vocab, build.vocabulary
         self._kept: dict[torch.device, torch.Tensor] = {}
 
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """`logits` [S, B, V / tp]; `labels` and `weights` [B, S]; ignored labels have weight 0."""
         # parallel_cross_entropy writes into its argument.
         wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
@@ -196,11 +215,16 @@ class WeighedLoss(nn.Module):
         return hits
 
     def _bar(self, logits: torch.Tensor) -> torch.Tensor:
-        """[V / tp]: keeps padding out of the softmax. Made on the host, so that all ranks have the same graph."""
+        """[V / tp]: keeps padding out of the softmax.
+
+        Made on the host, so that all ranks have the same graph.
+        """
         if logits.device not in self._kept:
             rows = logits.shape[-1]
             tokens = torch.arange(rows) + get_tensor_model_parallel_rank() * rows
-            bar = torch.zeros(rows).masked_fill(tokens >= self._vocabulary, torch.finfo(torch.float32).min)
+            bar = torch.zeros(rows).masked_fill(
+                tokens >= self._vocabulary, torch.finfo(torch.float32).min
+            )
             self._kept[logits.device] = bar.to(logits.device)
         return self._kept[logits.device]
 
@@ -212,10 +236,12 @@ class Decoder(nn.Module):
         super().__init__()
         family, layer = FAMILIES[build.shape.family], layer_class(build.shape)
         embed = ParallelEmbedding(
-            build.vocabulary, build.shape.hidden, dtype=build.dtype,
+            build.vocabulary,
+            build.shape.hidden,
+            dtype=build.dtype,
             padding_idx=None if build.shape.family == "gpt_neox" else build.padding,
             sequence_parallel_enabled=build.sequence_parallel,
-        )  # fmt: skip
+        )
         if build.padding == 0 and build.shape.family != "gpt_neox" and embed.start_index == 0:
             embed.padding_idx = 0  # the library takes 0 as none
         setattr(self, family.embed, embed)
@@ -237,7 +263,8 @@ class CausalLM(nn.Module):
         self.loss = WeighedLoss(build)
         self.tie()
         if build.adapters is not None:
-            # A layer that is computed again needs an input with a gradient, or its adapters get none.
+            # A layer that is computed again needs an input with a gradient, or its adapters get
+            # none.
             getattr(decoder, family.embed).register_forward_hook(_with_gradient)
             self.freeze()
 
@@ -253,12 +280,18 @@ class CausalLM(nn.Module):
             embed = getattr(getattr(self, family.prefix), family.embed)
             getattr(self, family.head).weight = embed.weight
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
         """Compute the weighed loss of `input_ids` [B, S]."""
         return self.run(input_ids, labels, weights, None)
 
     def run(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        places: torch.Tensor | None,
     ) -> torch.Tensor:
         """The same, within the samples of each row if their `places` (`places_of`) are given."""
         family = FAMILIES[self.build.shape.family]
@@ -273,10 +306,16 @@ class CausalLM(nn.Module):
 
 
 class PackedCausalLM(CausalLM):
-    """A model whose rows hold several samples; a class of its own, as the pipeline is traced by these arguments."""
+    """A model whose rows hold several samples; a class of its own, as the pipeline is traced by
+    these arguments.
+    """
 
     def forward(  # type: ignore[override]
-        self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        places: torch.Tensor,
     ) -> torch.Tensor:
         """Compute the weighed loss of `input_ids` [B, S] with `places` [B, 2, S]."""
         return self.run(input_ids, labels, weights, places)

@@ -1,8 +1,9 @@
 """AdamW that clips by the norm of the whole model's gradient, in which each weight counts once.
 
-The library's own norm counts a repeated key/value head several times, and its ZeRO-1 always clips at 1.0. So we switch
-its clipping off and clip here, between the sum over data-parallel ranks and the update: the library calls this
-optimizer with summed gradients, or under ZeRO-1 with its own rank's part of them.
+The library's own norm counts a repeated key/value head several times, and its ZeRO-1 always clips
+at 1.0. So we switch its clipping off and clip here, between the sum over data-parallel ranks and
+the update: the library calls this optimizer with summed gradients, or under ZeRO-1 with its own
+rank's part of them.
 """
 
 from __future__ import annotations
@@ -17,18 +18,28 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.nxd.names import factor_of, stored
 
-SHARE = "smtrain_share"  # key of a parameter group: the share of its squared norm that this rank adds to the model's
+# key of a parameter group: the share of its squared norm that this rank adds to the model's
+SHARE = "smtrain_share"
 
 
 def groups(
-    parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, pp_rank: int,
-    replicas: int, weight_decay: float,
-) -> list[dict[str, Any]]:  # fmt: skip
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    layout: Layout,
+    tp_rank: int,
+    pp_rank: int,
+    replicas: int,
+    weight_decay: float,
+) -> list[dict[str, Any]]:
     """Parameter groups by decay (matrices only) and by the number of copies in the mesh.
 
-    `replicas` is the number of data-parallel ranks with the same gradient: all without ZeRO-1, one with it.
+    `replicas` is the number of data-parallel ranks with the same gradient: all without ZeRO-1, one
+    with it.
     """
-    parts = {tensor.name: tensor.parts[0] for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
+    parts = {
+        tensor.name: tensor.parts[0]
+        for p in range(layout.pp)
+        for tensor in stored(layout, p, "grouped")
+    }
     head = f"{FAMILIES[layout.shape.family].head}.weight"
 
     def share(name: str) -> float:
@@ -40,31 +51,41 @@ def groups(
 
 
 def adapter_groups(
-    parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, replicas: int,
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    layout: Layout,
+    tp_rank: int,
+    replicas: int,
     weight_decay: float,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Parameter groups of LoRA's factors only; `layout` is theirs."""
     factors = ((factor_of(name), p) for name, p in parameters)
-    counted = ((p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None)
+    counted = (
+        (p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None
+    )
     return _grouped(counted, weight_decay)
 
 
-def _grouped(parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float) -> list[dict[str, Any]]:
+def _grouped(
+    parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float
+) -> list[dict[str, Any]]:
     by_kind: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for parameter, share in parameters:
         by_kind.setdefault((parameter.ndim > 1, share), []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if decayed else 0.0, SHARE: share}
-        for (decayed, share), members in sorted(by_kind.items(), key=lambda item: item[0], reverse=True)
+        for (decayed, share), members in sorted(
+            by_kind.items(), key=lambda item: item[0], reverse=True
+        )
     ]
 
 
 class ClippedAdamW(torch.optim.AdamW):
     """AdamW with the same graph in every step.
 
-    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled again if a changing scalar
-    becomes such a number: the second bias correction is 1 in fp32 from step 325 on (beta 0.95), the learning rate may
-    end at 0. Here everything that changes reaches the device as a tensor. The state is torch's own.
+    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled again if
+    a changing scalar becomes such a number: the second bias correction is 1 in fp32 from step 325
+    on (beta 0.95), the learning rate may end at 0. Here everything that changes reaches the device
+    as a tensor. The state is torch's own.
     """
 
     def __init__(self, params: Any, clip: float, **options: Any) -> None:
@@ -78,8 +99,13 @@ class ClippedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Clip, then update."""
-        updated = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        total = torch.stack([group[SHARE] * p.grad.float().square().sum() for group, own in updated for p in own]).sum()
+        updated = [
+            (group, [p for p in group["params"] if p.grad is not None])
+            for group in self.param_groups
+        ]
+        total = torch.stack(
+            [group[SHARE] * p.grad.float().square().sum() for group, own in updated for p in own]
+        ).sum()
         torch.distributed.all_reduce(total)
         self.norm = total.sqrt()
         if self.clip:
@@ -90,22 +116,30 @@ class ClippedAdamW(torch.optim.AdamW):
         for group, own in updated:
             if own:
                 self._update(group, own)
-        self.finite = torch.stack([p.isfinite().all() for group in self.param_groups for p in group["params"]]).all()
+        self.finite = torch.stack(
+            [p.isfinite().all() for group in self.param_groups for p in group["params"]]
+        ).all()
 
     @torch.no_grad()
     def all_finite(self) -> bool:
-        """Whether the weights are finite: known from the last step; before the first one they are scanned."""
+        """Whether the weights are finite: known from the last step; before the first one they are
+        scanned.
+        """
         if self.finite is not None:
             return bool(self.finite)
         parameters = (p for group in self.param_groups for p in group["params"])
-        return all(bool(p.cpu().isfinite().all()) for p in parameters)  # on the host: the device needs no graph for it
+        return all(
+            bool(p.cpu().isfinite().all()) for p in parameters
+        )  # on the host: the device needs no graph for it
 
     def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]
         states = [self.state_of(p) for p in own]
         steps = float(states[0]["step"]) + 1
         changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
-        kept, size, correction = torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
+        kept, size, correction = (
+            torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
+        )
         for p, state in zip(own, states, strict=True):
             assert p.grad is not None
             state["step"].fill_(steps)
@@ -117,7 +151,8 @@ class ClippedAdamW(torch.optim.AdamW):
     def state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """The state of a parameter, as torch's AdamW keeps it.
 
-        The zeros come from the host: made on the device, they would give the first step a graph of its own.
+        The zeros come from the host: made on the device, they would give the first step a graph of
+        its own.
         """
         state: dict[str, torch.Tensor] = self.state[p]
         if not state:

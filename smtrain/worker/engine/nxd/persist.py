@@ -1,9 +1,10 @@
 """Save and load with neuronx-distributed's own functions, made safe for hosts that share no disk.
 
-The library takes the newest tag by the time of its `done`, which is chance after a copy from S3, so we name every tag.
-It counts the checkpoints to keep on rank 0's disk and waits for ranks that see others, so we prune ourselves
-(worker/checkpoint/native/pruning.py). It loads the optimizer before the model, and then ZeRO-1 would write random
-weights over the loaded ones, so we make two calls, the model's first.
+The library takes the newest tag by the time of its `done`, which is chance after a copy from S3, so
+we name every tag. It counts the checkpoints to keep on rank 0's disk and waits for ranks that see
+others, so we prune ourselves (worker/checkpoint/native/pruning.py). It loads the optimizer before
+the model, and then ZeRO-1 would write random weights over the loaded ones, so we make two calls,
+the model's first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class SaveOptions:
     form: Literal["pt", "xser"] = "pt"
     """One file a rank, or one a tensor, shared out among the data-parallel ranks."""
     asynchronous: bool = False
-    """Write while training continues; the checkpoint counts when the next one begins, or at the end."""
+    """Write while training continues; the checkpoint counts when the next one begins, or at the
+    end.
+    """
     pending: tuple[Path, dict[str, Any]] | None = None
 
 
@@ -51,7 +54,9 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
     fault = None
     try:
         if local_rank() == 0:
-            _drop_broken(folder)  # the library would wait for all hosts to delete what one of them sees
+            _drop_broken(
+                folder
+            )  # the library would wait for all hosts to delete what one of them sees
             for part in ("model", "optim"):  # the library makes these on rank 0's disk only
                 (path / part).mkdir(parents=True, exist_ok=True)
             (path / "config.json").write_text(json.dumps(engine.config, indent=1) + "\n", "utf-8")
@@ -68,13 +73,19 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
     }
     try:
         save_checkpoint(
-            str(folder), tag=path.name, model=engine.model, optimizer=engine.optimizer, user_content=about,
-            use_xser=engine.saving.form == "xser", num_kept_ckpts=None, async_save=engine.saving.asynchronous,
-        )  # fmt: skip
+            str(folder),
+            tag=path.name,
+            model=engine.model,
+            optimizer=engine.optimizer,
+            user_content=about,
+            use_xser=engine.saving.form == "xser",
+            num_kept_ckpts=None,
+            async_save=engine.saving.asynchronous,
+        )
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint {path.name} was not written: {error.strerror or error}; check the disk ({path}), or raise "
-            "compute.volume_gb"
+            f"checkpoint {path.name} was not written: {error.strerror or error}; check the disk"
+            f" ({path}), or raise compute.volume_gb"
         ) from None
     engine.saving.pending = path, about
 
@@ -103,15 +114,22 @@ def abandon(engine: NxdEngine) -> None:
 
 
 def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
-    """See `Engine.load`; NxD's optimizer files fit one mesh only, so the checkpoint must be of this one."""
+    """See `Engine.load`; NxD's optimizer files fit one mesh only, so the checkpoint must be of this
+    one.
+    """
     record = completeness.read(checkpoint)
     fault = completeness.fault(checkpoint)
     if fault is None and isinstance(record, dict):
         there, here = record["made_by"], _made_by(engine)
-        if other := [f"{key} {there.get(key)} (here {here[key]})" for key in here if there.get(key) != here[key]]:
+        if other := [
+            f"{key} {there.get(key)} (here {here[key]})"
+            for key in here
+            if there.get(key) != here[key]
+        ]:
             fault = (
-                f"it was written with {', '.join(other)}, and NxD's optimizer state fits only what wrote it; restore "
-                "that, or start another run from the weights (`smtrain convert`)"
+                f"it was written with {', '.join(other)}, and NxD's optimizer state fits only what"
+                " wrote it; restore that, or start another run from the weights (`smtrain"
+                " convert`)"
             )
     engine.everyone.agree(fault, f"{checkpoint} cannot be loaded")
     assert isinstance(record, dict)
@@ -128,9 +146,14 @@ def _made_by(engine: NxdEngine) -> dict[str, Any]:
     """The options that the files of the optimizer depend on."""
     options = engine.options
     return {
-        "tp": options.tp, "pp": options.pp, "dp": options.dp, "virtual_stages": options.virtual_stages,
-        "pipeline_cuts": list(options.pipeline_cuts), "zero1": options.zero1, "precision": options.precision,
-    }  # fmt: skip
+        "tp": options.tp,
+        "pp": options.pp,
+        "dp": options.dp,
+        "virtual_stages": options.virtual_stages,
+        "pipeline_cuts": list(options.pipeline_cuts),
+        "zero1": options.zero1,
+        "precision": options.precision,
+    }
 
 
 def _complete(engine: NxdEngine) -> None:
@@ -156,7 +179,10 @@ def _complete(engine: NxdEngine) -> None:
     try:
         if everyone.rank == 0:
             engine.allowed()
-            kept = {kind: {name: sums[name][kind] for name in sorted(sums)} for kind in ("sha256", "crc32")}
+            kept = {
+                kind: {name: sums[name][kind] for name in sorted(sums)}
+                for kind in ("sha256", "crc32")
+            }
             completeness.write(path, {**about, "files": together, **kept})
     except OSError as error:
         fault = f"{error.strerror or error}; check the disk ({path})"

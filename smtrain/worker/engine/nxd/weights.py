@@ -1,4 +1,6 @@
-"""Fill a rank's parameters from any weight source, with slices from the layout and the names that NxD stores."""
+"""Fill a rank's parameters from any weight source, with slices from the layout and the names that
+NxD stores.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def fill(
 ) -> dict[str, torch.Tensor]:
     """Read this rank's part of each named parameter; one parameter is in host memory at a time.
 
-    Returns ZeRO-1's fp32 part, on the host, of each parameter that is less precise than its source: its rows are padded
-    to a multiple of the data-parallel ranks and dealt evenly; `dp` is this rank's number and the number of ranks.
-    LoRA's factors are left as they are. Raises `CheckpointError` if the source lacks a parameter or has another shape
-    of it.
+    Returns ZeRO-1's fp32 part, on the host, of each parameter that is less precise than its source:
+    its rows are padded to a multiple of the data-parallel ranks and dealt evenly; `dp` is this
+    rank's number and the number of ranks. LoRA's factors are left as they are. Raises
+    `CheckpointError` if the source lacks a parameter or has another shape of it.
     """
-    parts = {tensor.name: tensor.parts for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
+    parts = {
+        tensor.name: tensor.parts
+        for p in range(layout.pp)
+        for tensor in stored(layout, p, "grouped")
+    }
     known = set(source.names())
     exact: dict[str, torch.Tensor] = {}
     rank, size = dp
@@ -47,12 +53,19 @@ def fill(
 
 @torch.no_grad()
 def fill_adapters(
-    parameters: Iterable[tuple[str, torch.nn.Parameter]], source: RandomFactors, layout: Layout, tp_rank: int
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    source: RandomFactors,
+    layout: Layout,
+    tp_rank: int,
 ) -> None:
     """Read this rank's parts of LoRA's factors; `layout` is theirs."""
     for name, parameter in parameters:
         if (factor := factor_of(name)) is not None:
-            parameter.data.copy_(_cut(lambda *part, factor=factor: source.read(factor, *part), layout, factor, tp_rank))
+            parameter.data.copy_(
+                _cut(
+                    lambda *part, factor=factor: source.read(factor, *part), layout, factor, tp_rank
+                )
+            )
 
 
 @torch.no_grad()
@@ -74,7 +87,9 @@ def _local(
     return _cut(lambda *part: source.read(stored_as, *part), layout, name, tp_rank)
 
 
-def _cut(read: Callable[..., torch.Tensor], layout: Layout, name: str, tp_rank: int) -> torch.Tensor:
+def _cut(
+    read: Callable[..., torch.Tensor], layout: Layout, name: str, tp_rank: int
+) -> torch.Tensor:
     shard = layout.shard(name, tp_rank)
     if shard.dim is None:
         return read()

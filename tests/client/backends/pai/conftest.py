@@ -15,7 +15,14 @@ from testing.pai_dlc import StandIn
 from tests.ports import free_port
 
 PATIENCE = 120.0
-BOX = {"kind": "cpu", "devices": 1, "memory_gib": 4, "tflops": 0.1, "network_gbs": 1, "host_memory_gib": 16}
+BOX = {
+    "kind": "cpu",
+    "devices": 1,
+    "memory_gib": 4,
+    "tflops": 0.1,
+    "network_gbs": 1,
+    "host_memory_gib": 16,
+}
 
 
 def wait_for(ask: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -29,7 +36,9 @@ def wait_for(ask: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """The stand-in, with the bucket `bucket`, whose jobs have this Python; smtrain's folder is a new one."""
+    """The stand-in, with the bucket `bucket`, whose jobs have this Python; smtrain's folder is a
+    new one.
+    """
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_ID", "stand-in")
     monkeypatch.setenv("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "stand-in")
@@ -45,6 +54,10 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 def section(cloud: StandIn, tmp_path: Path) -> dict[str, Any]:
     """The section `pai` of the stand-in."""
     return {
-        "region": "cn-beijing", "storage": "oss://bucket/smtrain", "mount": str(tmp_path / "mnt/smtrain"),
-        "ecs_spec": "ecs.gn7e-c16g1.16xlarge", "endpoint": cloud.endpoint, "oss_endpoint": cloud.endpoint,
-    }  # fmt: skip
+        "region": "cn-beijing",
+        "storage": "oss://bucket/smtrain",
+        "mount": str(tmp_path / "mnt/smtrain"),
+        "ecs_spec": "ecs.gn7e-c16g1.16xlarge",
+        "endpoint": cloud.endpoint,
+        "oss_endpoint": cloud.endpoint,
+    }

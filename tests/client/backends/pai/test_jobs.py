@@ -1,4 +1,6 @@
-"""Jobs of a user's command through the stand-in for PAI-DLC: submit, follow, stop, repeat; faults of the cloud."""
+"""Jobs of a user's command through the stand-in for PAI-DLC: submit, follow, stop, repeat; faults
+of the cloud.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +46,26 @@ def quiet(_text: str) -> None:
 def raw(section: dict[str, Any], model_folder: Path) -> dict[str, Any]:
     """A config whose only stage is a command in three pods."""
     return {
-        "name": "own", "target": "pai-dlc", "machines": {"box": BOX}, "model": {"path": str(model_folder)},
-        "pai": {**section, "command": THREE}, "train": {"seq_len": 32, "global_batch_size": 3},
+        "name": "own",
+        "target": "pai-dlc",
+        "machines": {"box": BOX},
+        "model": {"path": str(model_folder)},
+        "pai": {**section, "command": THREE},
+        "train": {"seq_len": 32, "global_batch_size": 3},
         "compute": {"instance_type": "box", "instance_count": 3, "image": "registry/train:1"},
-    }  # fmt: skip
+    }
 
 
-def test_three_pods_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[str, Any], tmp_path: Path) -> None:
+def test_three_pods_are_followed_stopped_and_resumed(
+    cloud: StandIn, raw: dict[str, Any], tmp_path: Path
+) -> None:
     said: list[str] = []
     job = smtrain.launch(raw, wait=False, say=said.append)
-    seen = wait_for(lambda: (lines := job.lines()) and sum(line.text == "waits" for line in lines) == 3 and lines)
+    seen = wait_for(
+        lambda: (
+            (lines := job.lines()) and sum(line.text == "waits" for line in lines) == 3 and lines
+        )
+    )
     assert {(line.host, line.text) for line in seen} >= {
         (f"algo-{rank + 1}", f"pod {rank} of 3, 1 a pod, 127.0.0.1") for rank in range(3)
     }
@@ -64,7 +76,10 @@ def test_three_pods_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[s
     again = smtrain.launch(raw, wait=False, say=said.append)
     assert again.name == f"{job.name}-2"
     wait_for(lambda: again.status == "Completed")
-    assert sorted(line.text for line in again.lines() if "resumes" in line.text) == ["resumes from 7"] * 3
+    assert (
+        sorted(line.text for line in again.lines() if "resumes" in line.text)
+        == ["resumes from 7"] * 3
+    )
     assert (again.download(tmp_path / "out") / "config.json").exists()
     listed = [row["TrainingJobName"] for page in job.target.rows("own", 10) for row in page]
     assert listed == [again.name, job.name]
@@ -73,7 +88,9 @@ def test_three_pods_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[s
 def test_a_report_has_the_losses_and_a_config_that_runs_it_again(
     cloud: StandIn, raw: dict[str, Any], tmp_path: Path
 ) -> None:
-    raw["pai"]["command"] = "for n in 1 2 3; do echo step=$n loss=$((5 - n)).25 tokens_per_s=9.0 of=3; done"
+    raw["pai"]["command"] = (
+        "for n in 1 2 3; do echo step=$n loss=$((5 - n)).25 tokens_per_s=9.0 of=3; done"
+    )
     raw["compute"]["instance_count"] = raw["train"]["global_batch_size"] = 1
     job = smtrain.launch(raw, wait=False, say=quiet)
     wait_for(lambda: job.status == "Completed")
@@ -83,10 +100,17 @@ def test_a_report_has_the_losses_and_a_config_that_runs_it_again(
     assert "registry/train:1" in page
     assert "first describe box under machines" in page
     account = gather(job.name)
-    assert (account.name, account.restarts, [one.cost.dollars for one in account.jobs]) == ("own", 0, [None])
+    assert (account.name, account.restarts, [one.cost.dollars for one in account.jobs]) == (
+        "own",
+        0,
+        [None],
+    )
     again = smtrain.load_config({**account.config, "machines": {"box": BOX}})
     assert Chain(again, job.target).base_name("train") == job.name
-    with pytest.raises(JobError, match="no run of this name on target pai-dlc; `smtrain list --target pai-dlc` lists"):
+    with pytest.raises(
+        JobError,
+        match="no run of this name on target pai-dlc; `smtrain list --target pai-dlc` lists",
+    ):
         gather("nothing", "pai-dlc")
 
 
@@ -100,8 +124,13 @@ def test_weights_are_converted_from_and_to_oss(
     smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=2), say=quiet)  # it is there
     smtrain.convert("oss://bucket/shards/", tmp_path / "back", to=smtrain.HuggingFace(), say=quiet)
     ours, theirs = (load_file(one / "model.safetensors") for one in (tmp_path / "back", folder))
-    assert {name: tensor.tolist() for name, tensor in ours.items()} == {n: t.tolist() for n, t in theirs.items()}
-    with pytest.raises(CheckpointError, match=r"oss://bucket/shards has other files, such as .*; name another prefix"):
+    assert {name: tensor.tolist() for name, tensor in ours.items()} == {
+        n: t.tolist() for n, t in theirs.items()
+    }
+    with pytest.raises(
+        CheckpointError,
+        match=r"oss://bucket/shards has other files, such as .*; name another prefix",
+    ):
         smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=4), say=quiet)
     smtrain.convert(folder, "oss://bucket/shards", to=smtrain.Nxd(tp=1), overwrite=True, say=quiet)
     left = [item["Key"] for item in PaiBackend(Pai(**section)).listing("oss://bucket/shards/")]
@@ -116,7 +145,9 @@ def test_the_cause_of_a_failure_is_the_first_pods(cloud: StandIn, raw: dict[str,
     assert "PAI-DLC says: it ended with status 4" in str(job.explain())
 
 
-def test_what_a_command_has_started_is_told_to_stop_too(cloud: StandIn, raw: dict[str, Any]) -> None:
+def test_what_a_command_has_started_is_told_to_stop_too(
+    cloud: StandIn, raw: dict[str, Any]
+) -> None:
     inner = "trap 'echo inner saved; exit' TERM; echo inner waits; while :; do sleep 0.05; done"
     raw["pai"]["command"] = f"cd /; bash -c {shlex.quote(inner)}; echo behind"
     raw["compute"]["instance_count"] = raw["train"]["global_batch_size"] = 1
@@ -130,12 +161,25 @@ def test_what_a_command_has_started_is_told_to_stop_too(cloud: StandIn, raw: dic
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "does",
-    ['open("f", "a")', 'open("f", "r+")', 'os.mkdir("d"); os.rename("d", "e")', 'os.symlink("f", "l")',
-     'fcntl.flock(open("f"), 2)'],
-)  # fmt: skip
-def test_the_stand_in_refuses_what_ossfs_cannot_do(cloud: StandIn, raw: dict[str, Any], does: str) -> None:
-    program = f"import fcntl, os; os.chdir(os.environ['SMTRAIN_JOB_FOLDER']); open('f', 'w').close(); {does}"
-    raw["pai"]["command"], raw["compute"]["instance_count"] = f"python3 -c {shlex.quote(program)}", 1
+    [
+        'open("f", "a")',
+        'open("f", "r+")',
+        'os.mkdir("d"); os.rename("d", "e")',
+        'os.symlink("f", "l")',
+        'fcntl.flock(open("f"), 2)',
+    ],
+)
+def test_the_stand_in_refuses_what_ossfs_cannot_do(
+    cloud: StandIn, raw: dict[str, Any], does: str
+) -> None:
+    program = (
+        "import fcntl, os; os.chdir(os.environ['SMTRAIN_JOB_FOLDER']); open('f', 'w').close();"
+        f" {does}"
+    )
+    raw["pai"]["command"], raw["compute"]["instance_count"] = (
+        f"python3 -c {shlex.quote(program)}",
+        1,
+    )
     raw["train"]["global_batch_size"] = 1
     job = smtrain.launch(raw, wait=False, say=quiet)
     wait_for(lambda: job.status == "Failed")
@@ -150,11 +194,15 @@ def test_a_waiting_job_is_stopped_and_never_runs(cloud: StandIn, raw: dict[str, 
     assert (job.status, job.lines()) == ("Stopped", [])
 
 
-def test_a_busy_cloud_is_waited_for_in_a_follow_and_named_in_a_command(cloud: StandIn, raw: dict[str, Any]) -> None:
+def test_a_busy_cloud_is_waited_for_in_a_follow_and_named_in_a_command(
+    cloud: StandIn, raw: dict[str, Any]
+) -> None:
     cloud.held = True
     job = smtrain.launch(raw, wait=False, say=quiet)
     cloud.busy = 1
-    with pytest.raises(JobError, match=r"GetJob: Alibaba Cloud does not answer in cn-beijing \(ServiceUnavailable"):
+    with pytest.raises(
+        JobError, match=r"GetJob: Alibaba Cloud does not answer in cn-beijing \(ServiceUnavailable"
+    ):
         job.describe()
     cloud.busy = 2
     assert job.look()["TrainingJobStatus"] == "InProgress"
@@ -203,22 +251,34 @@ def test_a_refused_job_leaves_no_claim(cloud: StandIn, raw: dict[str, Any]) -> N
     sent["AlgorithmSpecification"]["TrainingImage"] = "x"
     made = dict(sent, ResourceConfig={**sent["ResourceConfig"]})
     cloud.refuses = "the quota is used up"
-    with pytest.raises(JobError, match=r"was not submitted: PAI-DLC has refused CreateJob \(.*the quota is used up"):
+    with pytest.raises(
+        JobError, match=r"was not submitted: PAI-DLC has refused CreateJob \(.*the quota is used up"
+    ):
         place.submit(made)
     cloud.refuses = ""
     assert place.submit(made)
 
 
 def test_without_credentials_the_sentence_says_how_to_give_them(
-    cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cloud: StandIn,
+    raw: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def noisy(_self: object) -> None:
         logging.getLogger("credentials").error("a traceback")
         raise ValueError("none here")
 
-    monkeypatch.setattr("alibabacloud_credentials.utils.auth_util.environment_access_key_id", None)  # read at import
-    monkeypatch.setattr("alibabacloud_credentials.provider.profile.ProfileCredentialsProvider.get_credentials", noisy)
-    with pytest.raises(JobError, match="run `aliyun configure`, or set ALIBABA_CLOUD_ACCESS_KEY_ID"):
+    monkeypatch.setattr(
+        "alibabacloud_credentials.utils.auth_util.environment_access_key_id", None
+    )  # read at import
+    monkeypatch.setattr(
+        "alibabacloud_credentials.provider.profile.ProfileCredentialsProvider.get_credentials",
+        noisy,
+    )
+    with pytest.raises(
+        JobError, match="run `aliyun configure`, or set ALIBABA_CLOUD_ACCESS_KEY_ID"
+    ):
         smtrain.launch(raw, wait=False, say=quiet)
     assert "a traceback" not in caplog.text
 
@@ -230,18 +290,27 @@ def test_the_place_of_a_job_is_known_here_or_by_a_variable(
     place = smtrain.Job("own-train-00000000", "pai-dlc").target
     assert isinstance(place, PaiBackend)
     assert (place.section.region, place.section.workspace, place.section.storage) == (
-        "cn-beijing", "12", "oss://bucket/smtrain",
-    )  # fmt: skip
+        "cn-beijing",
+        "12",
+        "oss://bucket/smtrain",
+    )
     monkeypatch.setenv("SMTRAIN_PAI", "beijing")
-    with pytest.raises(ConfigError, match="SMTRAIN_PAI is 'beijing'; it must look like cn-beijing=oss://my-bucket"):
+    with pytest.raises(
+        ConfigError, match="SMTRAIN_PAI is 'beijing'; it must look like cn-beijing=oss://my-bucket"
+    ):
         smtrain.Job("own-train-00000000", "pai-dlc")
 
 
-def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dict[str, Any]) -> None:
+def test_check_finds_faults_before_anything_is_paid_for(
+    cloud: StandIn, raw: dict[str, Any]
+) -> None:
     raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarg", storage="oss://other/smtrain")
     raw["model"]["path"] = "oss://bucket/none"
     faults = {finding.check: str(finding) for finding in smtrain.check(raw).faults}
-    assert "set pai.ecs_spec to one that it offers, such as ecs.gn7e-c16g1.16xlarge" in faults["resources"]
+    assert (
+        "set pai.ecs_spec to one that it offers, such as ecs.gn7e-c16g1.16xlarge"
+        in faults["resources"]
+    )
     assert "NoSuchBucket" in faults["storage"]
     assert "there is nothing at oss://bucket/none" in faults["inputs"]
     raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarge", storage="oss://bucket/smtrain")
@@ -249,7 +318,11 @@ def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dic
     described = cloud.bucket("bucket") / "model/config.json"
     described.parent.mkdir()
     (described.parent / "other").touch()
-    wrong = {"": "holds no config.json", "{": "cannot be read", json.dumps({**LLAMA, "model_type": "vit"}): "vit"}
+    wrong = {
+        "": "holds no config.json",
+        "{": "cannot be read",
+        json.dumps({**LLAMA, "model_type": "vit"}): "vit",
+    }
     for content, says in wrong.items():
         if content:
             described.write_text(content)
@@ -262,21 +335,31 @@ def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dic
 class Answers:
     """GetPodLogs with so many lines, as many each second, and at most so many in one answer."""
 
-    def __init__(self, count: int, began: int, each_second: int = 4, most: int | None = None) -> None:
+    def __init__(
+        self, count: int, began: int, each_second: int = 4, most: int | None = None
+    ) -> None:
         from datetime import datetime, timezone
 
         self.most = most
         at = [began / 1000 + number / each_second for number in range(count)]
-        self.rows = [(s, f"{datetime.fromtimestamp(s, timezone.utc).isoformat(timespec='milliseconds')} {n}")
-                     for n, s in enumerate(at)]  # fmt: skip
+        self.rows = [
+            (s, f"{datetime.fromtimestamp(s, timezone.utc).isoformat(timespec='milliseconds')} {n}")
+            for n, s in enumerate(at)
+        ]
         self.calls = 0
 
-    def lines(self, _id: str, _pod: str, _uid: object, start: str, end: str, most: int) -> list[str]:
+    def lines(
+        self, _id: str, _pod: str, _uid: object, start: str, end: str, most: int
+    ) -> list[str]:
         from datetime import datetime
 
-        low, high = (datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in (start, end))
+        low, high = (
+            datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in (start, end)
+        )
         self.calls += 1
-        return [line for at, line in self.rows if low <= at <= high][-min(most, self.most or most) :]
+        return [line for at, line in self.rows if low <= at <= high][
+            -min(most, self.most or most) :
+        ]
 
 
 def test_a_long_log_is_read_whole_and_each_line_once() -> None:
@@ -299,38 +382,62 @@ def test_a_long_log_is_read_whole_and_each_line_once() -> None:
 @pytest.mark.parametrize("count", [1_999, 2_001, 10_001, 45_000])
 def test_a_second_with_many_lines_is_read_whole(count: int) -> None:
     began = 1_790_000_000_000
-    job = {"JobId": "dlc1", "GmtCreateTime": "2026-09-21T14:13:20Z", "Pods": [{"PodId": "dlc1-master-0"}]}
+    job = {
+        "JobId": "dlc1",
+        "GmtCreateTime": "2026-09-21T14:13:20Z",
+        "Pods": [{"PodId": "dlc1-master-0"}],
+    }
     events = PodLogs(Answers(count, began, 50_000), "own", job).since(0)  # type: ignore[arg-type]
     assert [int(event["message"]) for event in events] == list(range(count))
 
 
 def test_a_limit_of_the_service_is_said() -> None:
-    job = {"JobId": "dlc1", "GmtCreateTime": "2026-09-21T14:13:20Z", "Pods": [{"PodId": "dlc1-master-0"}]}
+    job = {
+        "JobId": "dlc1",
+        "GmtCreateTime": "2026-09-21T14:13:20Z",
+        "Pods": [{"PodId": "dlc1-master-0"}],
+    }
     answers = Answers(10_001, 1_790_000_000_000, 50_000, most=2_000)
     *events, last = PodLogs(answers, "own", job).since(0)  # type: ignore[arg-type]
     assert [int(event["message"]) for event in events] == list(range(8_001, 10_001))
     assert "2000 lines of this second, perhaps not all" in last["message"]
 
 
-def test_a_list_without_variables_knows_our_jobs_by_their_names(cloud: StandIn, raw: dict[str, Any]) -> None:
+def test_a_list_without_variables_knows_our_jobs_by_their_names(
+    cloud: StandIn, raw: dict[str, Any]
+) -> None:
     cloud.held = True
     job = smtrain.launch(raw, wait=False, say=quiet)
-    cloud.jobs["other"] = StandInJob("other", {"DisplayName": "someone-else"}, "2026-11-26T10:00:00Z")
+    cloud.jobs["other"] = StandInJob(
+        "other", {"DisplayName": "someone-else"}, "2026-11-26T10:00:00Z"
+    )
     for one in cloud.jobs.values():
         one.request.pop("Envs", None)
-    assert [row["TrainingJobName"] for page in job.target.rows(None, 10) for row in page] == [job.name]
+    assert [row["TrainingJobName"] for page in job.target.rows(None, 10) for row in page] == [
+        job.name
+    ]
     assert job.output == f"oss://bucket/smtrain/own/jobs/{job.name}/output/model/"
 
 
 @pytest.mark.parametrize("etag", ["md5", "of parts"])
 def test_a_changed_byte_in_oss_is_sent_again(
-    cloud: StandIn, section: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, etag: str
+    cloud: StandIn,
+    section: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    etag: str,
 ) -> None:
-    """By the MD5 of objects in one piece, and by the CRC-64 of objects in parts or encrypted ones."""
+    """By the MD5 of objects in one piece, and by the CRC-64 of objects in parts or encrypted
+    ones.
+    """
     place, uri = PaiBackend(Pai(**section)), "oss://bucket/smtrain/inputs/text/0123/"
     if etag == "of parts":
         listing = place.cloud.listing
-        monkeypatch.setattr(Cloud, "listing", lambda self, uri: [{**item, "ETag": '"0123-2"'} for item in listing(uri)])
+        monkeypatch.setattr(
+            Cloud,
+            "listing",
+            lambda self, uri: [{**item, "ETag": '"0123-2"'} for item in listing(uri)],
+        )
     (tmp_path / "a").write_bytes(b"abc" * 5000)
     place.put(uri, [("a", tmp_path / "a"), ("b", b"bytes")], quiet)
     stored = [cloud.root / "oss/bucket/smtrain/inputs/text/0123" / name for name in "ab"]
@@ -339,4 +446,7 @@ def test_a_changed_byte_in_oss_is_sent_again(
     times = [os.utime(file, (1, 1)) or file.stat().st_mtime_ns for file in stored]
     place.put(uri, [("a", tmp_path / "a"), ("b", b"bytes")], quiet)
     assert [file.read_bytes() for file in stored] == right
-    assert [file.stat().st_mtime_ns == at for file, at in zip(stored, times, strict=True)] == [False, True]
+    assert [file.stat().st_mtime_ns == at for file, at in zip(stored, times, strict=True)] == [
+        False,
+        True,
+    ]

@@ -1,4 +1,6 @@
-"""The runner of a pod (entrypoints/dlc_node.py): PAI-DLC's variables, the first pod's name, the number of GPUs."""
+"""The runner of a pod (entrypoints/dlc_node.py): PAI-DLC's variables, the first pod's name, the
+number of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,24 @@ def node(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("dlc_node")
 
 
-OF_DLC = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "dlc1-master-0", "MASTER_PORT": "23456", "NPROC_PER_NODE": "8"}
+OF_DLC = {
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "MASTER_ADDR": "dlc1-master-0",
+    "MASTER_PORT": "23456",
+    "NPROC_PER_NODE": "8",
+}
 
 
-def test_torchrun_gets_its_own_meaning_of_world_size_and_rank(node: ModuleType, tmp_path: Path) -> None:
+def test_torchrun_gets_its_own_meaning_of_world_size_and_rank(
+    node: ModuleType, tmp_path: Path
+) -> None:
     given = node.variables(tmp_path, "train", {**OF_DLC, "PATH": "/bin"}, own=False)
     assert not given.keys() & OF_DLC.keys()
-    assert (given["SMTRAIN_MASTER_ADDR"], given["SMTRAIN_MASTER_PORT"]) == ("dlc1-master-0", "23456")
+    assert (given["SMTRAIN_MASTER_ADDR"], given["SMTRAIN_MASTER_PORT"]) == (
+        "dlc1-master-0",
+        "23456",
+    )
     assert given["SMTRAIN_ML_ROOT"] == str(tmp_path)
 
 
@@ -71,7 +84,9 @@ def test_results_are_files_of_the_pods_own_folder(node: ModuleType, tmp_path: Pa
     assert sorted(path.name for path in (job / "output/model").iterdir()) == ["link", "weights"]
 
 
-def test_the_name_of_the_first_pod_is_waited_for(node: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_first_pod_is_waited_for(
+    node: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = iter([OSError("not yet"), OSError("not yet"), None])
 
     def ask(*_: object) -> None:

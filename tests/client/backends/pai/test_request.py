@@ -1,4 +1,6 @@
-"""The CreateJob request: a pure function, compared with a golden file; the models of the SDK accept all of it."""
+"""The CreateJob request: a pure function, compared with a golden file; the models of the SDK accept
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from tests.docs.pages import ROOT
 
 GOLDEN = Path(__file__).with_name("golden")
 QUOTA = Pai(
-    region="cn-beijing", workspace="1234", storage="oss://bucket/smtrain/", quota="quota1", priority=6,
+    region="cn-beijing",
+    workspace="1234",
+    storage="oss://bucket/smtrain/",
+    quota="quota1",
+    priority=6,
     resources={"cpu": 96, "memory": "1000Gi", "gpu_type": "GU7E", "shared_memory": "64Gi"},
     cpu_resources={"cpu": 16, "memory": "64Gi"},
     data=[
@@ -32,21 +38,30 @@ QUOTA = Pai(
         {"dataset": "d-1", "path": "/mnt/set", "write": True, "cache": True, "options": "{}"},
     ],
     vpc={"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1", "cidrs": ["10.0.0.0/8"]},
-    rdma=True, sanity_check=True, error_monitoring=True, error_monitoring_args="--a=b", driver="550.127.08",
-)  # fmt: skip
+    rdma=True,
+    sanity_check=True,
+    error_monitoring=True,
+    error_monitoring_args="--a=b",
+    driver="550.127.08",
+)
 
 
 def request(stage: str = "train", **changes: Any) -> dict[str, Any]:
     """A request in SageMaker's form."""
 
     def channel(name: str, uri: str) -> dict[str, Any]:
-        return {"ChannelName": name, "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}}
+        return {
+            "ChannelName": name,
+            "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}},
+        }
 
     return {
         "TrainingJobName": f"llama-{stage}-1a2b3c4d",
         "RoleArn": "",
         "AlgorithmSpecification": {"TrainingImage": "registry/train:1"},
-        "HyperParameters": {"stage": stage} | ({"processes_per_instance": "8"} if stage == "train" else {}),
+        "HyperParameters": (
+            {"stage": stage} | ({"processes_per_instance": "8"} if stage == "train" else {})
+        ),
         "InputDataConfig": [
             channel("text", "file:///mnt/nas/web"),
             channel("model", "oss://models/llama/"),
@@ -55,8 +70,14 @@ def request(stage: str = "train", **changes: Any) -> dict[str, Any]:
         "OutputDataConfig": {"S3OutputPath": "oss://bucket/smtrain/llama/jobs"},
         "ResourceConfig": {"InstanceType": "gu7e-8", "InstanceCount": 2 if stage == "train" else 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3601},
-        "CheckpointConfig": {"S3Uri": "oss://bucket/smtrain/llama/checkpoints/", "LocalPath": "/opt/ml/checkpoints"},
-        "Environment": {"NCCL_DEBUG": "WARN", "SMTRAIN_CHECKPOINTS": "oss://bucket/smtrain/llama/checkpoints/"},
+        "CheckpointConfig": {
+            "S3Uri": "oss://bucket/smtrain/llama/checkpoints/",
+            "LocalPath": "/opt/ml/checkpoints",
+        },
+        "Environment": {
+            "NCCL_DEBUG": "WARN",
+            "SMTRAIN_CHECKPOINTS": "oss://bucket/smtrain/llama/checkpoints/",
+        },
         "Tags": [{"Key": "smtrain:run", "Value": "llama"}],
         **changes,
     }
@@ -69,9 +90,16 @@ def test_the_request_is_the_file(stage: str) -> None:
 
 
 PUBLIC = Pai(region="cn-beijing", storage="oss://bucket", ecs_spec="ecs.a", cpu_ecs_spec="ecs.b")
-OWN = PUBLIC.model_copy(update={"command": "echo 'a b'\nexit 3", "code": QUOTA.model_validate(
-    {"code": {"source": "code-1", "branch": "main", "commit": "1a2b", "path": "/code"}}
-).code})  # fmt: skip
+OWN = PUBLIC.model_copy(
+    update={
+        "command": "echo 'a b'\nexit 3",
+        "code": (
+            QUOTA.model_validate(
+                {"code": {"source": "code-1", "branch": "main", "commit": "1a2b", "path": "/code"}}
+            ).code
+        ),
+    }
+)
 
 
 def given(value: Any) -> Any:
@@ -91,8 +119,13 @@ def test_the_models_of_the_sdk_take_all_of_it(section: Pai, stage: str) -> None:
 
 
 def test_public_resources_have_a_type_for_each_kind_of_stage() -> None:
-    assert [spec["EcsSpec"] for spec in create_job(request(), PUBLIC)["JobSpecs"]] == ["ecs.a", "ecs.a"]
-    assert [spec["EcsSpec"] for spec in create_job(request("export"), PUBLIC)["JobSpecs"]] == ["ecs.b"]
+    assert [spec["EcsSpec"] for spec in create_job(request(), PUBLIC)["JobSpecs"]] == [
+        "ecs.a",
+        "ecs.a",
+    ]
+    assert [spec["EcsSpec"] for spec in create_job(request("export"), PUBLIC)["JobSpecs"]] == [
+        "ecs.b"
+    ]
 
 
 def test_a_command_is_quoted_and_runs_in_stage_train_alone() -> None:
@@ -113,7 +146,9 @@ def test_sh_reads_every_command(stage: str) -> None:
 
 
 def test_a_request_that_is_too_long_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"pai\.command: the request of .* has .* bytes, and PAI-DLC takes 65,536"):
+    with pytest.raises(
+        ConfigError, match=r"pai\.command: the request of .* has .* bytes, and PAI-DLC takes 65,536"
+    ):
         create_job(request(Environment={"A": "x" * 70_000}), PUBLIC)
 
 
@@ -125,12 +160,22 @@ def test_a_dry_run_prints_it_and_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_key_that_the_installed_sdk_does_not_know_is_named() -> None:
     with pytest.raises(CloudError, match=r"does not know Settings\.Newer of CreateJob; update it"):
-        PaiBackend(QUOTA).cloud.create({**create_job(request(), QUOTA), "Settings": {"Newer": True}})
+        PaiBackend(QUOTA).cloud.create(
+            {**create_job(request(), QUOTA), "Settings": {"Newer": True}}
+        )
 
 
 def test_the_request_of_smtrain_names_the_paths_of_the_pods(raw: dict[str, Any]) -> None:
-    machine = {"devices": 2, "memory_gib": 80, "tflops": 300, "network_gbs": 50, "host_memory_gib": 500}
-    raw.update(target="pai-dlc", machines={"gpus": machine}, pai=PUBLIC.model_dump(exclude_defaults=True))
+    machine = {
+        "devices": 2,
+        "memory_gib": 80,
+        "tflops": 300,
+        "network_gbs": 50,
+        "host_memory_gib": 500,
+    }
+    raw.update(
+        target="pai-dlc", machines={"gpus": machine}, pai=PUBLIC.model_dump(exclude_defaults=True)
+    )
     raw["compute"] = {"instance_type": "gpus", "instance_count": 2, "image": "registry/train:1"}
     sent = smtrain.request(raw, stage="prepare")
     uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in sent["InputDataConfig"]]
@@ -146,8 +191,9 @@ EXAMPLE = ROOT / "examples/gpt-22b-pai-dlc.yaml"
 def test_the_example_plans_and_its_requests_are_accepted() -> None:
     plan = smtrain.plan(EXAMPLE)
     assert (plan.fits, plan.machines, plan.dollars) == (True, "2 x a100-80g-8", None)
-    assert "no price is known for a100-80g-8 on PAI-DLC; give one as machines.a100-80g-8.dollars_per_hour" in (
-        plan.warnings
+    assert (
+        "no price is known for a100-80g-8 on PAI-DLC; give one as"
+        " machines.a100-80g-8.dollars_per_hour" in (plan.warnings)
     )
     assert smtrain.plan(EXAMPLE, set_=["machines.a100-80g-8.dollars_per_hour=30"]).dollars
     config = smtrain.load_config(EXAMPLE)
@@ -160,20 +206,28 @@ def test_the_example_plans_and_its_requests_are_accepted() -> None:
 
 def test_the_command_of_the_docs_is_the_only_stage_and_reads_its_mounts() -> None:
     page = (ROOT / "docs/pai-dlc.md").read_text("utf-8")
-    mounts, own = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(pai:.*?)```", page, re.S))
+    mounts, own = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(pai:.*?)```", page, re.S)
+    )
     assert "--num-layers 48" in own["pai"]["command"]
     whole = yaml.safe_load(EXAMPLE.read_text("utf-8"))
     raw = {**whole, **mounts, "pai": {**whole["pai"], **mounts["pai"]}}
     config = smtrain.load_config(raw)
     assert config.data.path == "file:///mnt/nas/web"
-    folders = json.loads(create_job(smtrain.request(config, stage="prepare"), config.pai)["Envs"]["SMTRAIN_FOLDERS"])
+    folders = json.loads(
+        create_job(smtrain.request(config, stage="prepare"), config.pai)["Envs"]["SMTRAIN_FOLDERS"]
+    )
     assert folders["inputs"]["text"] == "/mnt/nas/web"
     raw["pai"].update(own["pai"])
     config = smtrain.load_config(raw)
     assert stages_of(config) == ["train"]
     made = create_job(smtrain.request(config, stage="train"), config.pai)
     assert "torchrun --nnodes $WORLD_SIZE --node_rank $RANK" in made["UserCommand"]
-    assert [source["MountPath"] for source in made["DataSources"]][:3] == ["/mnt/smtrain", "/mnt/nas", "/mnt/set"]
+    assert [source["MountPath"] for source in made["DataSources"]][:3] == [
+        "/mnt/smtrain",
+        "/mnt/nas",
+        "/mnt/set",
+    ]
     assert smtrain.plan(config).fits
 
 
@@ -182,13 +236,21 @@ def test_the_command_of_the_docs_is_the_only_stage_and_reads_its_mounts() -> Non
     [
         ("target", "dlc", "did you mean pai-dlc?"),
         ("pai.region", "Beijing", "give the name of a region of Alibaba Cloud, such as cn-beijing"),
-        ("pai.storage", "s3://bucket/x", "give a bucket and a prefix, such as oss://my-bucket/smtrain"),
+        (
+            "pai.storage",
+            "s3://bucket/x",
+            "give a bucket and a prefix, such as oss://my-bucket/smtrain",
+        ),
         ("pai.ecs_spec", "gn7", "give a type of Alibaba Cloud, such as ecs.gn7e-c16g1.16xlarge"),
         ("pai.resource_id", "q", "unknown key; did you mean pai.quota?"),
         ("pai.priority", "11", "it must be at most 9"),
         ("pai.resources", "{cpu: 96, memory: '1000'}", "give a size with its unit, such as 512Gi"),
         ("pai.data", "[{uri: ftp://x, path: /x}]", "begins with oss://, nas:// or cpfs://"),
-        ("pai.command", "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh x", "looks like a secret, and anyone who may"),
+        (
+            "pai.command",
+            "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzabcdefgh x",
+            "looks like a secret, and anyone who may",
+        ),
         ("data.path", "OSS:/bucket/x", "OSS:/bucket/x is written oss://bucket/x here; give that"),
     ],
 )

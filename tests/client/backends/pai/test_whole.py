@@ -1,5 +1,7 @@
-"""A run through the stand-in for PAI-DLC: three ranks are trained, followed, stopped and resumed, on a mount that
-refuses what OSS cannot do; the losses are those of this machine. In `scripts/test --full`, as it takes minutes."""
+"""A run through the stand-in for PAI-DLC: three ranks are trained, followed, stopped and resumed,
+on a mount that refuses what OSS cannot do; the losses are those of this machine. In `scripts/test
+--full`, as it takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,34 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 @pytest.fixture
 def raw(section: dict[str, Any], trained_inputs: dict[str, Path]) -> dict[str, Any]:
     return {
-        "name": "pai-whole", "target": "pai-dlc", "pai": section, "machines": {"box": BOX},
+        "name": "pai-whole",
+        "target": "pai-dlc",
+        "pai": section,
+        "machines": {"box": BOX},
         "model": {"path": str(trained_inputs["model"]), "init": "scratch"},
         "data": {"path": str(trained_inputs["text"])},
         "train": {
-            "engine": "native", "steps": 300, "global_batch_size": 6, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
-            "warmup_steps": 2, "save_interval": 5,
+            "engine": "native",
+            "steps": 300,
+            "global_batch_size": 6,
+            "seq_len": 32,
+            "precision": "fp32",
+            "lr": 1e-3,
+            "warmup_steps": 2,
+            "save_interval": 5,
         },
         "generate": {"prompts": ["the red"], "max_new_tokens": 2},
         "compute": {"instance_type": "box", "instance_count": 3, "image": "registry/train:1"},
-    }  # fmt: skip
+    }
 
 
 def numbers(job: smtrain.Job) -> dict[int, tuple[float, float]]:
     return {int(record["step"]): (record["loss"], record["grad_norm"]) for record in job.records}
 
 
-def test_three_ranks_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[str, Any], tmp_path: Path) -> None:
+def test_three_ranks_are_followed_stopped_and_resumed(
+    cloud: StandIn, raw: dict[str, Any], tmp_path: Path
+) -> None:
     said: list[str] = []
     smtrain.launch(raw, stage="prepare", say=said.append)
     first = smtrain.launch(raw, stage="train", wait=False, say=said.append)
@@ -61,8 +74,12 @@ def test_three_ranks_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[
     assert account.restarts == 1
     again = smtrain.load_config({**account.config, "machines": {"box": BOX}})
     names = [Chain(again, second.target).base_name(result.stage) for result in run.results]
-    assert names == [(first if result.stage == "train" else result.job).name for result in run.results]
+    assert names == [
+        (first if result.stage == "train" else result.job).name for result in run.results
+    ]
 
     machines = {"instance_type": "ml.c5.xlarge", "instance_count": 3, "processes_per_instance": 1}
-    here = smtrain.run({**raw, "target": "local", "name": "here", "compute": machines}, say=said.append)
+    here = smtrain.run(
+        {**raw, "target": "local", "name": "here", "compute": machines}, say=said.append
+    )
     assert numbers(first) | numbers(second) == numbers(here.job("train"))

@@ -24,7 +24,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyS3]:
 
 def test_content_that_is_cut_off_is_read_again(store: TinyS3, tmp_path: Path) -> None:
     target, cuts = SageMakerBackend("aws", "us-east-1"), iter(range(8))
-    store.fault = lambda called: "truncated" if called == "GetObject" and next(cuts, 8) % 4 < 3 else None
+    store.fault = lambda called: (
+        "truncated" if called == "GetObject" and next(cuts, 8) % 4 < 3 else None
+    )
     assert target.read("s3://b/a") == store.objects["a"]
     target.fetch("b", "a", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == store.objects["a"]

@@ -64,7 +64,9 @@ def describe(url: str) -> object:
 
 
 @pytest.mark.parametrize("cut", CUT.values(), ids=list(CUT))
-def test_a_call_whose_answer_is_cut_off_is_made_again(cut: bytes, answering: Callable[[list[bytes]], str]) -> None:
+def test_a_call_whose_answer_is_cut_off_is_made_again(
+    cut: bytes, answering: Callable[[list[bytes]], str]
+) -> None:
     assert describe(answering([cut, WHOLE])) == "Completed"
 
 
@@ -78,7 +80,11 @@ def test_a_call_whose_answers_are_all_cut_off_is_a_lost_connection(
 
 def _all_errors() -> list[type[exceptions.BotoCoreError]]:
     kinds = [kind for kind in vars(exceptions).values() if isinstance(kind, type)]
-    return [kind for kind in kinds if issubclass(kind, exceptions.BotoCoreError) and not issubclass(kind, OSError)]
+    return [
+        kind
+        for kind in kinds
+        if issubclass(kind, exceptions.BotoCoreError) and not issubclass(kind, OSError)
+    ]
 
 
 @pytest.mark.parametrize("kind", _all_errors(), ids=lambda kind: kind.__name__)

@@ -67,7 +67,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Lists jobs at a URL; `ask.sent` are the hosts that requests went to. Each request takes two seconds."""
+    """Lists jobs at a URL; `ask.sent` are the hosts that requests went to.
+
+    Each request takes two seconds.
+    """
     monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE_S", 0.0)
     session = botocore.session.Session()
     Silence(clock).watch(session)
@@ -82,7 +85,9 @@ def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
     def list_jobs(url: str) -> Any:
         config = Config(retries={"mode": "standard", "total_max_attempts": 12})
-        return made.client("sagemaker", endpoint_url=url, config=config).list_training_jobs()["TrainingJobSummaries"]
+        return made.client("sagemaker", endpoint_url=url, config=config).list_training_jobs()[
+            "TrainingJobSummaries"
+        ]
 
     list_jobs.sent = sent  # type: ignore[attr-defined]
     return list_jobs
@@ -95,7 +100,9 @@ def sent(ask: Ask) -> list[str]:
     return hosts
 
 
-def test_a_call_is_repeated_for_some_seconds_and_the_next_is_not_sent(ask: Ask, dead: list[str]) -> None:
+def test_a_call_is_repeated_for_some_seconds_and_the_next_is_not_sent(
+    ask: Ask, dead: list[str]
+) -> None:
     with pytest.raises(EndpointConnectionError):
         ask(dead[0])
     assert sent(ask) == [dead[0]] * 3  # two seconds each, up to six
@@ -119,7 +126,9 @@ def test_another_host_is_asked_until_two_are_silent(ask: Ask, alive: str, dead: 
     assert sent(ask) == [alive]
 
 
-def test_where_nobody_answers_nobody_else_is_asked(ask: Ask, clock: Clock, alive: str, dead: list[str]) -> None:
+def test_where_nobody_answers_nobody_else_is_asked(
+    ask: Ask, clock: Clock, alive: str, dead: list[str]
+) -> None:
     for url in dead:
         with pytest.raises(BotoCoreError):
             ask(url)

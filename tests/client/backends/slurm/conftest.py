@@ -61,7 +61,9 @@ class Bench:
     def place(self, **changes: Any) -> SlurmBackend:
         return SlurmBackend(Cluster(shared=str(self.shared), **changes))
 
-    def request(self, program: str, *, stage: str = "train", hosts: int = 1, name: str | None = None) -> dict[str, Any]:
+    def request(
+        self, program: str, *, stage: str = "train", hosts: int = 1, name: str | None = None
+    ) -> dict[str, Any]:
         """A request whose bundle has the real runner, and this program instead of the launcher."""
         name = name or f"run-{stage}-{next(self._numbers):08x}"
         code = self.shared / "code" / name
@@ -87,7 +89,9 @@ class Bench:
             "Environment": {},
         }
 
-    def start(self, place: SlurmBackend, program: str, *, after: list[str] | None = None, **how: Any) -> Job:
+    def start(
+        self, place: SlurmBackend, program: str, *, after: list[str] | None = None, **how: Any
+    ) -> Job:
         request = self.request(program, **how)
         assert place.submit(request, after or [])
         return Job(request["TrainingJobName"], place)
@@ -95,7 +99,11 @@ class Bench:
     def ended(self, job: Job) -> dict[str, Any]:
         def over() -> dict[str, Any] | None:
             description = job.describe()
-            return description if description["TrainingJobStatus"] in ("Completed", "Failed", "Stopped") else None
+            return (
+                description
+                if description["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+                else None
+            )
 
         return wait_for(over)  # type: ignore[no-any-return]
 

@@ -1,4 +1,6 @@
-"""A real Slurm of some nodes on this machine, without systemd or cgroups (Debian's slurmctld, slurmd, munge; root)."""
+"""A real Slurm of some nodes on this machine, without systemd or cgroups (Debian's slurmctld,
+slurmd, munge; root).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ import pytest
 
 from tests.ports import free_port
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "squeue",
+    "scancel",
+    "sinfo",
+)
 READY = 60.0
 
 
@@ -62,7 +74,14 @@ class Slurm:
 
     def start_node(self, node: str, hidden: Path | None = None) -> None:
         """`hidden`: a folder that the node sees as an empty disk of its own."""
-        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs smtrain-test "$0" && exec "$@"', str(hidden)]
+        own = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            'mount -t tmpfs smtrain-test "$0" && exec "$@"',
+            str(hidden),
+        ]
         self._spawn(node, [*(own if hidden else ()), "slurmd", "-D", "-N", node])
 
     def kill(self, name: str) -> None:
@@ -76,14 +95,17 @@ class Slurm:
         self.processes.pop(name).wait()
 
     def wait_saved(self, job: str) -> None:
-        """Wait until slurmctld has saved the state of jobs. It saves some seconds after a change, so a job gets a
-        comment; twice, as it may have begun to save before the first."""
+        """Wait until slurmctld has saved the state of jobs. It saves some seconds after a change,
+        so a job gets a comment; twice, as it may have begun to save before the first.
+        """
         state = self.folder / "state/job_state"
         for turn in range(2):
             before = state.stat().st_mtime_ns if state.exists() else 0
 
             def saved(before: int = before, comment: str = f"{turn}-{time.time_ns()}") -> bool:
-                with suppress(subprocess.SubprocessError):  # a job that is being requeued accepts none
+                with suppress(
+                    subprocess.SubprocessError
+                ):  # a job that is being requeued accepts none
                     self.run("scontrol", "update", f"JobId={job}", f"Comment={comment}")
                 with suppress(OSError):  # between two names
                     return state.stat().st_mtime_ns > before
@@ -108,19 +130,28 @@ class Slurm:
         return {**os.environ, "SLURM_CONF": str(self.conf)}
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60
+        )
         done.check_returncode()
         return done.stdout
 
     def _spawn(self, name: str, command: Sequence[str]) -> None:
         with open(self.folder / f"log/{name}.out", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def _idle(self) -> bool:
         try:
-            states = set(self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines())  # a row for each partition
+            states = set(
+                self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+            )  # a row for each partition
         except subprocess.CalledProcessError:
             return False
         return len(states) == len(self.nodes) and all(state.endswith(" idle") for state in states)
@@ -137,13 +168,25 @@ class Slurm:
         ports = [free_port() for _ in range(len(self.nodes) + 1)]
         host = socket.gethostname().partition(".")[0]
         lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
+            " State=UNKNOWN"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
-        return _CONF.format(host=host, port=ports[0], folder=self.folder) + "\n".join(lines) + "\n" + _PARTITIONS
+        return (
+            _CONF.format(host=host, port=ports[0], folder=self.folder)
+            + "\n".join(lines)
+            + "\n"
+            + _PARTITIONS
+        )
 
 
-_MUNGE = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+_MUNGE = {
+    "key-file": "key",
+    "socket": "socket",
+    "pid-file": "pid",
+    "log-file": "log",
+    "seed-file": "seed",
+}
 _PARTITIONS = """\
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=60 State=UP

@@ -28,16 +28,19 @@ def queued(job: Job) -> str:
 
 
 def with_environment(slurm: Slurm, *words: str) -> list[int]:
-    """Processes of this cluster that were started with all these variables; another cluster may run here too."""
+    """Processes of this cluster that were started with all these variables; another cluster may run
+    here too.
+    """
     wanted = {word.encode() for word in (f"SLURM_CONF={slurm.conf}", *words)}
     return [pid for pid in commands() if wanted <= set(read(pid, "environ").split(b"\0"))]
 
 
 def kill_rank(slurm: Slurm, job: Job, chance: random.Random) -> bool:
     alive = [
-        pid for pid in with_environment(slurm, f"TRAINING_JOB_NAME={job.name}")
+        pid
+        for pid in with_environment(slurm, f"TRAINING_JOB_NAME={job.name}")
         if any(word.endswith(PROGRAMS) for word in arguments(pid)[1:])
-    ]  # fmt: skip
+    ]
     with suppress(ProcessLookupError):
         if alive:
             os.kill(chance.choice(sorted(alive)), signal.SIGKILL)
@@ -91,7 +94,11 @@ def batch_scripts(slurm: Slurm, node: str) -> list[int]:
     """Shells of batch scripts on a node, from its spool folder."""
     spool, script = f"{slurm.folder}/spool-{node}/".encode(), b"/slurm_script"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if any(word.startswith(spool) and word.endswith(script) for word in arguments(pid))]
+    return [
+        pid
+        for pid in pids
+        if any(word.startswith(spool) and word.endswith(script) for word in arguments(pid))
+    ]
 
 
 def is_step(pid: int) -> bool:

@@ -1,4 +1,6 @@
-"""A real sshd of the test's own on 127.0.0.1: its port, keys and config; and an `ssh` that reads no other config."""
+"""A real sshd of the test's own on 127.0.0.1: its port, keys and config; and an `ssh` that reads no
+other config.
+"""
 
 from __future__ import annotations
 
@@ -64,23 +66,29 @@ class Sshd:
         self.trust()
         (folder / "config").write_text(self.client(self.key))
         # ssh finds its config through the password file, not through $HOME.
-        (folder / "bin/ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
+        (folder / "bin/ssh").write_text(
+            f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n'
+        )
         (folder / "bin/ssh").chmod(0o755)
 
     def start(self) -> None:
         set_ = " ".join(f"{name}={value}" for name, value in self.environment.items())
         (self.folder / "sshd_config").write_text(
-            f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {self.folder}/host\nPidFile none\nUsePAM no\n"
-            f"AuthorizedKeysFile {self.folder}/authorized\nStrictModes no\nPasswordAuthentication no\n"
-            f"KbdInteractiveAuthentication no\nMaxStartups 100\nPermitRootLogin yes\nSetEnv {set_}\n"
+            f"ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {self.folder}/host\nPidFile"
+            f" none\nUsePAM no\nAuthorizedKeysFile {self.folder}/authorized\nStrictModes"
+            " no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nMaxStartups"
+            f" 100\nPermitRootLogin yes\nSetEnv {set_}\n"
         )
         program = _program()
         assert program
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + READY
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -99,7 +107,10 @@ class Sshd:
         self.hang_up()
 
     def hang_up(self) -> int:
-        """Break every connection, as if the cable was pulled; the remote processes run on. Returns their number."""
+        """Break every connection, as if the cable was pulled; the remote processes run on.
+
+        Returns their number.
+        """
         broken = 0
         for pid in _sshd_below(self.process.pid) if self.process else ():
             with suppress(ProcessLookupError):
@@ -127,9 +138,9 @@ class Sshd:
     def client(self, key: Path) -> str:
         """A client's config, with only this key."""
         return (
-            f"Host head\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n  IdentityFile {key}\n"
-            f"  IdentitiesOnly yes\n  IdentityAgent none\n  UserKnownHostsFile {self.known}\n"
-            "  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
+            f"Host head\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n  IdentityFile"
+            f" {key}\n  IdentitiesOnly yes\n  IdentityAgent none\n  UserKnownHostsFile"
+            f" {self.known}\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
         )
 
 

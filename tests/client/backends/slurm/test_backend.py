@@ -1,4 +1,6 @@
-"""A job's failure message is read safely from the shared folder, and what a launch copied there is compared."""
+"""A job's failure message is read safely from the shared folder, and what a launch copied there is
+compared.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from smtrain.client.backends.slurm.remote_shell import Head
 
 
 def said(job: Path) -> bytes:
-    return subprocess.run(["bash", "-c", _ROW], cwd=job, capture_output=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        ["bash", "-c", _ROW], cwd=job, capture_output=True, timeout=60, check=True
+    ).stdout
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     (tmp_path / "nodes/algo-1/output").mkdir(parents=True)
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/algo-1.log").write_text("2026-11-25T10:00:00Z first\n2026-11-25T10:00:01Z the last line\n")
+    (tmp_path / "logs/algo-1.log").write_text(
+        "2026-11-25T10:00:00Z first\n2026-11-25T10:00:01Z the last line\n"
+    )
     return tmp_path
 
 
@@ -44,13 +50,18 @@ def test_a_line_of_any_length_is_cut(job: Path) -> None:
 
 
 def test_a_changed_byte_on_the_shared_folder_is_copied_again(tmp_path: Path) -> None:
-    """The file with it only: files with the same bytes are left as they are, whatever is in their names."""
+    """The file with it only: files with the same bytes are left as they are, whatever is in their
+    names.
+    """
     names = ["a", "b\\c", "line\nend", "deeper/-d"]
     source, shared = tmp_path / "here", tmp_path / "shared/inputs/text/0123"
     (source / "deeper").mkdir(parents=True)
     for number, name in enumerate(names):
         (source / name).write_bytes(bytes([number]) * 1000)
-    files: list[tuple[str, Path | bytes]] = [*((name, source / name) for name in names), ("bundle.tar.gz", b"code")]
+    files: list[tuple[str, Path | bytes]] = [
+        *((name, source / name) for name in names),
+        ("bundle.tar.gz", b"code"),
+    ]
     said: list[str] = []
     copying.send(Head(), str(tmp_path / "shared"), str(shared), files, said.append)
     for name, _ in files:
@@ -60,4 +71,7 @@ def test_a_changed_byte_on_the_shared_folder_is_copied_again(tmp_path: Path) -> 
     copying.send(Head(), str(tmp_path / "shared"), str(shared), files, said.append)
     right = [body if isinstance(body, bytes) else body.read_bytes() for _, body in files]
     assert [(shared / name).read_bytes() for name, _ in files] == right
-    assert [name for name, _ in files if (shared / name).stat().st_mtime != 1] == ["line\nend", "bundle.tar.gz"]
+    assert [name for name, _ in files if (shared / name).stat().st_mtime != 1] == [
+        "line\nend",
+        "bundle.tar.gz",
+    ]

@@ -27,12 +27,20 @@ from tests.client.backends.slurm.conftest import Bench, wait_for
 Checked = Callable[..., Report]
 
 
-def config(raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", count: int = 2, **cluster: Any) -> JobConfig:
+def config(
+    raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", count: int = 2, **cluster: Any
+) -> JobConfig:
     section = {"shared": shared, "venv": sys.prefix, "time": "30m", **cluster}
     compute = {"instance_type": kind, "instance_count": count, "processes_per_instance": 2}
     engine = "nxd" if "trn" in kind else "native"
     return load_config(
-        {**raw, "target": "slurm", "cluster": section, "compute": compute, "train": {**raw["train"], "engine": engine}}
+        {
+            **raw,
+            "target": "slurm",
+            "cluster": section,
+            "compute": compute,
+            "train": {**raw["train"], "engine": engine},
+        }
     )
 
 
@@ -74,8 +82,16 @@ def test_what_cannot_start_is_told(checked: Checked, cluster: dict[str, Any], fa
     ("cluster", "remedy", "mended"),
     [
         ({"partition": "closed"}, "take another", {"partition": "main"}),
-        ({"partition": "nowhere"}, "set cluster.partition to one of closed, main, short", {"partition": "main"}),
-        ({"cpu_partition": "nowhere"}, "set cluster.cpu_partition to one of closed", {"cpu_partition": "main"}),
+        (
+            {"partition": "nowhere"},
+            "set cluster.partition to one of closed, main, short",
+            {"partition": "main"},
+        ),
+        (
+            {"cpu_partition": "nowhere"},
+            "set cluster.cpu_partition to one of closed",
+            {"cpu_partition": "main"},
+        ),
         ({"partition": "short", "time": "2h"}, "set cluster.time to at most 60m", {"time": "60m"}),
         (
             {"partition": "short", "time": "2h", "save_before": 3600},
@@ -94,24 +110,30 @@ def test_what_the_remedy_says_ends_the_fault(
 
 
 def test_more_nodes_than_there_are_is_told(checked: Checked) -> None:
-    assert "main has 3 nodes, and the run takes 4; set compute.instance_count to at most that" in faults(
-        checked(stage="train", count=4)
+    assert (
+        "main has 3 nodes, and the run takes 4; set compute.instance_count to at most that"
+        in faults(checked(stage="train", count=4))
     )
 
 
 def test_a_shared_folder_below_a_file_is_told(checked: Checked, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert f"shared: {tmp_path}/file is not a folder on this machine; correct cluster.shared" in faults(
-        checked(stage="prepare", shared=f"{tmp_path}/file/shared")
+    assert (
+        f"shared: {tmp_path}/file is not a folder on this machine; correct cluster.shared"
+        in faults(checked(stage="prepare", shared=f"{tmp_path}/file/shared"))
     )
 
 
 def test_a_shared_folder_that_is_full_is_told(checked: Checked, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * (3 << 20))
-    assert re.search(r"shared: \S+ has \d MB free; delete what is not needed", faults(checked(stage="prepare")))
+    assert re.search(
+        r"shared: \S+ has \d MB free; delete what is not needed", faults(checked(stage="prepare"))
+    )
 
 
-def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], tmp_path: Path) -> None:
+def test_an_input_that_is_not_there_is_told(
+    bench: Bench, raw: dict[str, Any], tmp_path: Path
+) -> None:
     gone = tmp_path / "gone"
     (gone / "text").mkdir(parents=True)
     (gone / "text/a.jsonl").write_text('{"text": "hello"}\n')
@@ -120,8 +142,14 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     chain = Chain(settings, target, look=False)
     shutil.rmtree(gone)
     assert isinstance(target, SlurmBackend)
-    findings = [finding for finding in run_checks(target, chain.config, ["prepare"]) if finding.check == "inputs"]
-    assert [finding.text for finding in findings if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
+    findings = [
+        finding
+        for finding in run_checks(target, chain.config, ["prepare"])
+        if finding.check == "inputs"
+    ]
+    assert [finding.text for finding in findings if finding.level == "fault"] == [
+        f"{gone}/text is not on this machine"
+    ]
 
 
 def test_a_node_that_does_not_share_the_folder_is_told(checked: Checked, bench: Bench) -> None:
@@ -130,10 +158,17 @@ def test_a_node_that_does_not_share_the_folder_is_told(checked: Checked, bench: 
     slurm.start_node("node3", hidden=bench.shared)
     try:
         wait_for(
-            lambda: subprocess.run(["srun", "-Q", "-w", "node3", "-I10", "true"], capture_output=True).returncode == 0
+            lambda: (
+                subprocess.run(
+                    ["srun", "-Q", "-w", "node3", "-I10", "true"], capture_output=True
+                ).returncode
+                == 0
+            )
         )
         report = checked(srun=["--nodelist=node2,node3"])
-        assert "nodes: node3 do not see cluster.shared or an input as the head node does" in faults(report)
+        assert "nodes: node3 do not see cluster.shared or an input as the head node does" in faults(
+            report
+        )
         assert not list(bench.shared.iterdir())
     finally:
         slurm.end("node3")
@@ -141,7 +176,9 @@ def test_a_node_that_does_not_share_the_folder_is_told(checked: Checked, bench: 
 
 
 def test_an_environment_that_is_not_on_the_nodes_is_told(checked: Checked) -> None:
-    assert "node1, node2 have no /nowhere/bin/activate; make it there" in faults(checked(venv="/nowhere"))
+    assert "node1, node2 have no /nowhere/bin/activate; make it there" in faults(
+        checked(venv="/nowhere")
+    )
 
 
 def test_what_slurm_refuses_is_told_once_and_no_node_is_asked(checked: Checked) -> None:
@@ -149,12 +186,16 @@ def test_what_slurm_refuses_is_told_once_and_no_node_is_asked(checked: Checked) 
     assert [finding.check for finding in report.findings if finding.level != "ok"] == ["partition"]
 
 
-def test_text_that_cannot_be_read_is_told_before_it_is_copied(checked: Checked, text_folder: Path) -> None:
+def test_text_that_cannot_be_read_is_told_before_it_is_copied(
+    checked: Checked, text_folder: Path
+) -> None:
     (text_folder / "a.jsonl").rename(text_folder / "a.bin")
     assert "holds no file of text that can be read" in faults(checked(stage="prepare"))
 
 
-def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tmp_path: Path) -> None:
+def test_a_python_without_the_packages_is_told_by_its_nodes(
+    checked: Checked, tmp_path: Path
+) -> None:
     (tmp_path / "bare/bin").mkdir(parents=True)
     (tmp_path / "bare/bin/activate").write_text(
         'export PYTHONPATH= PYTHONNOUSERSITE=1\npython3() { command python3 -S -I "$@"; }\n'
@@ -165,13 +206,20 @@ def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tm
     assert "cluster.venv" in faults(report)
 
 
-def test_a_head_node_without_slurm_is_told(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_node_without_slurm_is_told(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert "so it is not a head node of Slurm" in faults(checked())
 
 
 def node(
-    name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, efa: int = 8, kind: str = "trn1.32xlarge"
+    name: str = "n1",
+    clock: int = 100,
+    lacks: str = "",
+    neuron: int = 16,
+    efa: int = 8,
+    kind: str = "trn1.32xlarge",
 ) -> NodeAnswer:
     return NodeAnswer(name, clock, "3.11", lacks, True, neuron, 0, efa, kind)
 
@@ -196,30 +244,54 @@ def node(
             "warning",
             "n2: ml.trn1n.32xlarge; the plan is made for ml.trn1.32",
         ),
-        ([node(kind="trn3x.48xlarge")], "warning", "n1: trn3-gen1; the plan is made for ml.trn1.32xlarge"),
-        ([node(kind="trn9.1xlarge")], "warning", "n1: ml.trn9.1xlarge; the plan is made for ml.trn1.32xlarge"),
+        (
+            [node(kind="trn3x.48xlarge")],
+            "warning",
+            "n1: trn3-gen1; the plan is made for ml.trn1.32xlarge",
+        ),
+        (
+            [node(kind="trn9.1xlarge")],
+            "warning",
+            "n1: ml.trn9.1xlarge; the plan is made for ml.trn1.32xlarge",
+        ),
         ([], "warning", "nodes were asked and did not answer"),
     ],
 )
-def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[NodeAnswer], level: str, text: str) -> None:
+def test_nodes_are_judged_by_what_they_say(
+    raw: dict[str, Any], found: list[NodeAnswer], level: str, text: str
+) -> None:
     (finding,) = node_findings(config(raw, "/fsx/smtrain", "ml.trn1.32xlarge"), found, 2)
     assert (finding.level, finding.text[: len(text)]) == (level, text)
 
 
 def test_nodes_of_ones_own_are_counted_for_gpus(raw: dict[str, Any]) -> None:
     entry = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256, "network_gbs": 3}
-    settings = config({**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box")
+    settings = config(
+        {**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box"
+    )
     two = replace(node(kind="", neuron=0), gpus=2)
     (finding,) = node_findings(settings, [two, replace(two, name="n2", gpus=1)], 2)
-    assert (finding.level, finding.text) == ("fault", "n2 have fewer than 2 GPUs, one for each training process")
+    assert (finding.level, finding.text) == (
+        "fault",
+        "n2 have fewer than 2 GPUs, one for each training process",
+    )
     (fine,) = node_findings(settings, [two], 1)
     assert fine.level == "ok"
 
 
 def test_what_a_profile_prints_is_no_answer() -> None:
-    text = "Welcome | to | n1\nn1|1700000000|3.11||yes|16|0|8|trn1.2xlarge\nn2|1700000001|3.9|torch,yaml|no|0|0|0|\n"
+    text = (
+        "Welcome | to |"
+        " n1\nn1|1700000000|3.11||yes|16|0|8|trn1.2xlarge\nn2|1700000001|3.9|torch,yaml|no|0|0|0|\n"
+    )
     first, second = answers(text)
-    assert (first.name, first.lacks, first.sees_shared, first.neuron, first.efa) == ("n1", "", True, 16, 8)
+    assert (first.name, first.lacks, first.sees_shared, first.neuron, first.efa) == (
+        "n1",
+        "",
+        True,
+        16,
+        8,
+    )
     assert (first.kind, second.kind) == ("trn1.2xlarge", "")
     assert (second.lacks, second.sees_shared) == ("torch,yaml", False)
 
@@ -228,16 +300,26 @@ def test_a_config_that_names_no_machine_is_told_what_the_nodes_are(raw: dict[str
     settings = config(raw, "/fsx/smtrain", "ml.trn1.32xlarge")
     left = settings.compute.model_copy(update={"instance_type": settings.compute.instance_type})
     left.model_fields_set.discard("instance_type")
-    (finding,) = node_findings(settings.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
-    assert finding.text.endswith("the plan is made for ml.trn1.32xlarge, as the config names no other")
+    (finding,) = node_findings(
+        settings.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1
+    )
+    assert finding.text.endswith(
+        "the plan is made for ml.trn1.32xlarge, as the config names no other"
+    )
     assert finding.remedy == "set compute.instance_type to ml.trn1n.32xlarge"
 
 
 def test_trainium3_is_known_by_its_devices(raw: dict[str, Any]) -> None:
-    asked = load_config({
-        **raw, "train": {**raw["train"], "engine": "native"}, "parallel": {}, "target": "slurm",
-        "compute": {"instance_type": "trn3-gen2", "processes_per_instance": 2}, "cluster": {"shared": "/fsx/smtrain"},
-    })  # fmt: skip
+    asked = load_config(
+        {
+            **raw,
+            "train": {**raw["train"], "engine": "native"},
+            "parallel": {},
+            "target": "slurm",
+            "compute": {"instance_type": "trn3-gen2", "processes_per_instance": 2},
+            "cluster": {"shared": "/fsx/smtrain"},
+        }
+    )
     (finding,) = node_findings(asked, [node(kind="trn3e.24xlarge", neuron=4)], 1)
     assert finding.level == "ok"
     (finding,) = node_findings(asked, [node(kind="trn3.48xlarge", neuron=16)], 1)

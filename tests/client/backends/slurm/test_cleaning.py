@@ -1,4 +1,6 @@
-"""`smtrain cluster clean`: files that only finished runs use are removed from the shared folder; all others stay."""
+"""`smtrain cluster clean`: files that only finished runs use are removed from the shared folder;
+all others stay.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DATA = b"x" * 100_000
 
 
 class Site:
-    """A shared folder with runs in it, each job as its script leaves it; `queue` is squeue's answer."""
+    """A shared folder with runs in it, each job as its script leaves it; `queue` is squeue's
+    answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.shared, self.queue = folder / "shared", folder / "queue"
@@ -42,7 +46,9 @@ class Site:
         sources = [uri if "://" in uri else f"file://{self.shared}/{uri}" for uri in inputs]
         request: dict[str, Any] = {
             "TrainingJobName": name,
-            "InputDataConfig": [{"DataSource": {"S3DataSource": {"S3Uri": uri}}} for uri in sources],
+            "InputDataConfig": [
+                {"DataSource": {"S3DataSource": {"S3Uri": uri}}} for uri in sources
+            ],
             "OutputDataConfig": {"S3OutputPath": f"file://{self.shared}/{run}/jobs"},
             "ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
         }
@@ -52,8 +58,13 @@ class Site:
         self.put(f"{folder}/request.json", json.dumps(request).encode())
         at = int(time.time() - age)
         events = [{"at": at, "event": "submitted"}, {"at": at, "event": "start", "id": "7"}]
-        events += [] if ended is None else [{"at": at + 1, "event": "end", "id": "7", "status": ended}]
-        self.put(f"{folder}/history.jsonl", "".join(f"{json.dumps(event)}\n" for event in events).encode())
+        events += (
+            [] if ended is None else [{"at": at + 1, "event": "end", "id": "7", "status": ended}]
+        )
+        self.put(
+            f"{folder}/history.jsonl",
+            "".join(f"{json.dumps(event)}\n" for event in events).encode(),
+        )
         self.put(f"{folder}/output/model/result")
         link = self.shared / folder / "nodes/algo-1/checkpoints"
         link.parent.mkdir(parents=True)
@@ -64,7 +75,11 @@ class Site:
 
     def files(self) -> set[str]:
         """The first three parts of every file's path."""
-        tops = (path.relative_to(self.shared).parts[:3] for path in self.shared.rglob("*") if path.is_file())
+        tops = (
+            path.relative_to(self.shared).parts[:3]
+            for path in self.shared.rglob("*")
+            if path.is_file()
+        )
         return {"/".join(parts).removesuffix("/bundle.tar.gz") for parts in tops}
 
 
@@ -82,9 +97,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         site.put(f"inputs/{name}/{HASH}/a")
     site.put(f"code/{HASH}/bundle.tar.gz")
     site.put(f"code/{OTHER}/bundle.tar.gz")
-    site.job("done-prepare-0a0a0a0a", f"inputs/text/{HASH}/", f"inputs/only/{HASH}/", f"code/{HASH}/", age=9000)
     site.job(
-        "done-train-0a0a0a0a", "done/jobs/done-prepare-0a0a0a0a/output/model/", f"code/{HASH}/", "mine/model/", age=9000
+        "done-prepare-0a0a0a0a",
+        f"inputs/text/{HASH}/",
+        f"inputs/only/{HASH}/",
+        f"code/{HASH}/",
+        age=9000,
+    )
+    site.job(
+        "done-train-0a0a0a0a",
+        "done/jobs/done-prepare-0a0a0a0a/output/model/",
+        f"code/{HASH}/",
+        "mine/model/",
+        age=9000,
     )
     site.job("done-export-0a0a0a0a", "done/checkpoints/", age=9000)
     site.job("half-prepare-0b0b0b0b", f"inputs/text/{HASH}/")
@@ -114,26 +139,46 @@ def test_it_shows_what_goes_and_asks_first(site: Site) -> None:
     done = typed("cluster", "clean", "--jobs")
     assert done.returncode == 2
     assert "done/jobs/done-train-0a0a0a0a" in done.stdout
-    assert "nothing was removed, as there is no terminal to ask on; confirm with --yes" in done.stderr
+    assert (
+        "nothing was removed, as there is no terminal to ask on; confirm with --yes" in done.stderr
+    )
     assert site.files() == before
 
 
 def test_finished_runs_go_with_what_they_alone_used(site: Site) -> None:
-    before = sum(path.stat().st_size for path in site.shared.rglob("*") if path.is_file() and not path.is_symlink())
+    before = sum(
+        path.stat().st_size
+        for path in site.shared.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
     output = clean("--jobs", "-y")
     left = site.files()
     assert not any(
-        path.startswith(("done/checkpoints", "done/jobs/done-prepare", "done/jobs/done-train")) for path in left
+        path.startswith(("done/checkpoints", "done/jobs/done-prepare", "done/jobs/done-train"))
+        for path in left
     )
-    assert "done/jobs/done-export-0a0a0a0a" in left  # an exported model is downloaded by the name of its job
+    assert (
+        "done/jobs/done-export-0a0a0a0a" in left
+    )  # an exported model is downloaded by the name of its job
     assert f"inputs/only/{HASH}" not in left
     assert f"code/{HASH}" not in left
     assert {f"inputs/text/{HASH}", f"code/{OTHER}", "mine/model/weights"} <= left
-    assert {f"{run}/jobs/{run}-train-{mark}" for run, mark in (("half", "0b0b0b0b"), ("live", "0c0c0c0c"))} <= left
-    assert {"half/checkpoints/step_1", "live/checkpoints/step_1", "live/jobs/live-prepare-0c0c0c0c"} <= left
+    assert {
+        f"{run}/jobs/{run}-train-{mark}"
+        for run, mark in (("half", "0b0b0b0b"), ("live", "0c0c0c0c"))
+    } <= left
+    assert {
+        "half/checkpoints/step_1",
+        "live/checkpoints/step_1",
+        "live/jobs/live-prepare-0c0c0c0c",
+    } <= left
     assert "stays: live (live-train-0c0c0c0c runs)" in output
     assert "stays: half (unfinished: its stage train is Failed)" in output
-    after = sum(path.stat().st_size for path in site.shared.rglob("*") if path.is_file() and not path.is_symlink())
+    after = sum(
+        path.stat().st_size
+        for path in site.shared.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
     assert before - after > 5 * len(DATA)
     assert f"{(before - after) / 1e3:.0f}" in output.splitlines()[-1]
     assert not REGISTRY.knows("done-train-0a0a0a0a")
@@ -174,7 +219,13 @@ def test_all_takes_models_and_what_no_job_names_but_never_what_it_did_not_make(s
     left = site.files()
     assert not (site.shared / "done").exists()
     assert not left & {f"inputs/text/{OTHER}", f"code/{'a' * 16}"}
-    assert {f"code/{'b' * 16}", "inputs/notes.txt", "code/mine/a", "other/jobs.txt", "mine/model/weights"} <= left
+    assert {
+        f"code/{'b' * 16}",
+        "inputs/notes.txt",
+        "code/mine/a",
+        "other/jobs.txt",
+        "mine/model/weights",
+    } <= left
     assert f"inputs/text/{HASH}" in left
     assert "s3/abc/data" in left  # the remaining runs may use it
 
@@ -183,7 +234,11 @@ def test_what_another_user_wrote_stays(site: Site) -> None:
     if os.geteuid():
         pytest.skip("only root gives files to others")
     other = pwd.getpwuid(65534)
-    os.chown(site.shared / "done/jobs/done-train-0a0a0a0a/output/model/result", other.pw_uid, other.pw_gid)
+    os.chown(
+        site.shared / "done/jobs/done-train-0a0a0a0a/output/model/result",
+        other.pw_uid,
+        other.pw_gid,
+    )
     output = clean("--all", "-y")
     assert f"stays: done (of {other.pw_name})" in output
     assert "done/checkpoints/step_1" in site.files()
@@ -197,5 +252,7 @@ def test_a_shared_folder_that_is_not_there_yet_holds_nothing(site: Site, tmp_pat
 
 def test_a_request_that_cannot_be_read_keeps_its_run(site: Site) -> None:
     (site.shared / "done/jobs/done-prepare-0a0a0a0a/request.json").write_text("{")
-    assert "stays: done (the request of done-prepare-0a0a0a0a cannot be read)" in clean("--all", "-y")
+    assert "stays: done (the request of done-prepare-0a0a0a0a cannot be read)" in clean(
+        "--all", "-y"
+    )
     assert f"inputs/only/{HASH}" in site.files()

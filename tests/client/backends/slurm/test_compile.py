@@ -1,4 +1,6 @@
-"""Stage compile on a cluster, with a stand-in for Neuron's program: graphs first, by one node, on the shared disk."""
+"""Stage compile on a cluster, with a stand-in for Neuron's program: graphs first, by one node, on
+the shared disk.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,34 @@ from tests.client.launch.test_compile import PATH
 
 
 def config(bench: Bench, raw: dict[str, Any], prepared: Path) -> dict[str, Any]:
-    # sbatch passes on the caller's PATH, and srun is found through it before compute.environment is set.
+    # sbatch passes on the caller's PATH, and srun is found through it before compute.environment is
+    # set.
     tools = ":".join(dict.fromkeys([*PATH.split(":"), "/usr/local/bin", "/usr/sbin"]))
     return {
         **raw,
         "target": "slurm",
-        "cluster": {"shared": str(bench.shared), "venv": sys.prefix, "setup": [f"export PATH={PATH}:$PATH"]},
+        "cluster": {
+            "shared": str(bench.shared),
+            "venv": sys.prefix,
+            "setup": [f"export PATH={PATH}:$PATH"],
+        },
         "data": {"prepared": f"file://{prepared}"},
         "parallel": {"tp": 2, "sequence_parallel": True},
-        "train": {"engine": "nxd", "steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"},
-        "compute": {
-            "instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2,
-            "compile_ahead": True, "environment": {"PATH": tools},
+        "train": {
+            "engine": "nxd",
+            "steps": 4,
+            "global_batch_size": 4,
+            "seq_len": 32,
+            "precision": "fp32",
         },
-    }  # fmt: skip
+        "compute": {
+            "instance_type": "ml.trn1.2xlarge",
+            "instance_count": 2,
+            "processes_per_instance": 2,
+            "compile_ahead": True,
+            "environment": {"PATH": tools},
+        },
+    }
 
 
 @pytest.fixture
@@ -54,8 +70,11 @@ def test_graphs_are_compiled_on_one_node_and_every_later_job_knows(
     description = job.describe()
     assert description["ResourceConfig"]["InstanceCount"] == 1
     assert {one["MetricName"]: one["Value"] for one in description["FinalMetricDataList"]} == {
-        "compile:graphs": 3, "compile:compiled": 3, "compile:failed": 0, "compile:cached": 0,
-    }  # fmt: skip
+        "compile:graphs": 3,
+        "compile:compiled": 3,
+        "compile:failed": 0,
+        "compile:cached": 0,
+    }
     result = json.loads(job.read("compilation.json"))
     kept = sorted(path.name for path in Path(result["cache"]).rglob("*") if path.is_file())
     assert kept.count("model.neff") == 3

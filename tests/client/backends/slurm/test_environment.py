@@ -1,4 +1,6 @@
-"""The shell of the head node has secrets; a job only gets what Slurm needs and what the config names."""
+"""The shell of the head node has secrets; a job only gets what Slurm needs and what the config
+names.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ while not os.path.exists({go!r}): time.sleep(0.05)
 
 @pytest.fixture(autouse=True)
 def canary(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The prefix of all secrets in the shell, new for each test, as Slurm keeps the variables of earlier jobs."""
+    """The prefix of all secrets in the shell, new for each test, as Slurm keeps the variables of
+    earlier jobs.
+    """
     word = uuid.uuid4().hex
     for name in SECRETS:
         monkeypatch.setenv(name, f"{word}-{name}")
@@ -54,8 +58,12 @@ def of_job(bench: Bench, job: Job) -> list[int]:
 
 
 def places(bench: Bench, job: Job, canary: str) -> set[str]:
-    """Places of a shell's secret: processes of the job, slurmctld's state folder, the shared folder."""
-    seen = {f"process {pid}" for pid in of_job(bench, job) if canary.encode() in read(pid, "environ")}
+    """Places of a shell's secret: processes of the job, slurmctld's state folder, the shared
+    folder.
+    """
+    seen = {
+        f"process {pid}" for pid in of_job(bench, job) if canary.encode() in read(pid, "environ")
+    }
     for folder in (bench.slurm.folder / "state", bench.shared):
         files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         seen |= {str(path) for path in files if canary.encode() in path.read_bytes()}
@@ -77,8 +85,12 @@ def test_no_secret_of_the_shell_is_in_a_job_or_in_slurms_state(bench: Bench, can
 def test_what_the_config_names_travels_and_nothing_else(bench: Bench, canary: str) -> None:
     job, go = begun(bench, sbatch=["--export=HF_TOKEN,NOTE=fine"])
     try:
-        seen = {word.partition(b"=")[0] for pid in of_job(bench, job) for word in read(pid, "environ").split(b"\0")
-                if canary.encode() in word}  # fmt: skip
+        seen = {
+            word.partition(b"=")[0]
+            for pid in of_job(bench, job)
+            for word in read(pid, "environ").split(b"\0")
+            if canary.encode() in word
+        }
         assert seen == {b"HF_TOKEN"}
     finally:
         go.touch()
@@ -101,7 +113,12 @@ def test_a_script_submitted_by_hand_takes_no_secret_either(bench: Bench, canary:
     script.write_text(place.preview([request]))
     id_ = bench.slurm.run("sbatch", "--parsable", str(script)).strip()
     job = Job(request["TrainingJobName"], place)
-    wait_for(lambda: (bench.shared / "run/jobs" / job.name / "logs/algo-1.log").exists() and job.lines("algo-1"))
+    wait_for(
+        lambda: (
+            (bench.shared / "run/jobs" / job.name / "logs/algo-1.log").exists()
+            and job.lines("algo-1")
+        )
+    )
     try:
         bench.slurm.wait_saved(id_)
         assert places(bench, job, canary) == set()
@@ -113,18 +130,33 @@ def test_a_script_submitted_by_hand_takes_no_secret_either(bench: Bench, canary:
 def shown(cluster: Cluster, **environment: str) -> set[str]:
     """Variables that a command has under `bare`, out of these."""
     done = subprocess.run(
-        ["sh", "-c", f"{bare(cluster)}bare env"], capture_output=True, text=True, check=True,
+        ["sh", "-c", f"{bare(cluster)}bare env"],
+        capture_output=True,
+        text=True,
+        check=True,
         env={"PATH": os.environ["PATH"], **environment},
-    )  # fmt: skip
-    return {line.partition("=")[0] for line in done.stdout.splitlines()} - {"PATH", "PWD", "_", "SHLVL"}
+    )
+    return {line.partition("=")[0] for line in done.stdout.splitlines()} - {
+        "PATH",
+        "PWD",
+        "_",
+        "SHLVL",
+    }
 
 
 def test_a_value_with_lines_of_its_own_does_not_bring_others_in() -> None:
-    assert shown(Cluster(shared="/fsx"), HOME="/root", NOTE="a\nPATH=/x\nHF_TOKEN=b", HF_TOKEN="b") == {"HOME"}
+    assert shown(
+        Cluster(shared="/fsx"), HOME="/root", NOTE="a\nPATH=/x\nHF_TOKEN=b", HF_TOKEN="b"
+    ) == {"HOME"}
 
 
 def test_a_default_of_sbatch_counts_only_if_the_config_has_no_value() -> None:
-    variables = {"SBATCH_ACCOUNT": "lab", "SBATCH_QOS": "high", "SBATCH_TIMELIMIT": "1", "SBATCH_EXPORT": "NONE"}
+    variables = {
+        "SBATCH_ACCOUNT": "lab",
+        "SBATCH_QOS": "high",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_EXPORT": "NONE",
+    }
     assert shown(Cluster(shared="/fsx", account="mine"), **variables) == {"SBATCH_QOS"}
     assert shown(Cluster(shared="/fsx", sbatch=("--export=ALL",)), A="b", **variables) == {
         "A",
@@ -135,4 +167,6 @@ def test_a_default_of_sbatch_counts_only_if_the_config_has_no_value() -> None:
 
 def test_names_are_those_of_a_shell() -> None:
     assert {"HOME", "PATH", "SLURM_CONF"} <= set(kept(Cluster(shared="/fsx")))
-    assert not any(name.startswith(("AWS_", "HF_", "WANDB_")) for name in kept(Cluster(shared="/fsx")))
+    assert not any(
+        name.startswith(("AWS_", "HF_", "WANDB_")) for name in kept(Cluster(shared="/fsx"))
+    )

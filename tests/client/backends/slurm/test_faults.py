@@ -1,7 +1,8 @@
-"""Faults in one job of three nodes with an arithmetic stage: its result is that of an undisturbed job.
+"""Faults in one job of three nodes with an arithmetic stage: its result is that of an undisturbed
+job.
 
-`SMTRAIN_SLURM_FAULTS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses times and victims. test_whole.py has
-the same faults for training.
+`SMTRAIN_SLURM_FAULTS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses times and victims.
+test_whole.py has the same faults for training.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from tests.client.backends.slurm.faults import FAULTS, kill_controller
 COUNT = int(os.environ.get("SMTRAIN_SLURM_FAULTS", "3"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
 NODES = 3
-# Every node hashes its own chain and saves it at every fifth step and when it is told to end; the first one ends when
-# its steps are done or when GO exists, so that a test decides when there has been enough.
+# Every node hashes its own chain and saves it at every fifth step and when it is told to end; the
+# first one ends when its steps are done or when GO exists, so that a test decides when there has
+# been enough.
 CHAIN = """
 import hashlib, json, os, signal, sys, time
 ml, go = os.environ["SMTRAIN_ML_ROOT"], {go!r}
@@ -62,7 +64,9 @@ def test_faults_change_nothing_and_every_line_is_seen_once(bench: Bench, tmp_pat
     job = bench.start(bench.place(restarts=100), CHAIN.format(go=str(go)), hosts=NODES)
     seen: list[Line] = []
     follower = threading.Thread(
-        target=lambda: seen.extend(event for event in job.events(poll=0.3) if isinstance(event, Line))
+        target=lambda: seen.extend(
+            event for event in job.events(poll=0.3) if isinstance(event, Line)
+        )
     )
     follower.start()
     chance, done = random.Random(SEED), 0
@@ -103,15 +107,21 @@ def test_faults_change_nothing_and_every_line_is_seen_once(bench: Bench, tmp_pat
         host = f"algo-{number}"
         steps, digest = (folder / "output/model" / host).read_text().split()
         assert digest == undisturbed(host, int(steps))
-        written = [line.split(" ", 1)[1] for line in (folder / f"logs/{host}.log").read_text().splitlines()]
-        assert [hash_of(line.text) for line in seen if line.host == host] == [hash_of(line) for line in written]
+        written = [
+            line.split(" ", 1)[1] for line in (folder / f"logs/{host}.log").read_text().splitlines()
+        ]
+        assert [hash_of(line.text) for line in seen if line.host == host] == [
+            hash_of(line) for line in written
+        ]
 
 
 def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_every_line_of_three_nodes_is_seen_once_while_slurmctld_restarts(bench: Bench, daemons: Slurm) -> None:
+def test_every_line_of_three_nodes_is_seen_once_while_slurmctld_restarts(
+    bench: Bench, daemons: Slurm
+) -> None:
     program = """
 import os, sys, time
 for number in range(400):
@@ -161,5 +171,7 @@ if not os.path.exists({full!r}):
     assert place.submit({**request, "TrainingJobName": f"{job.name}-2"})
     again = Job(f"{job.name}-2", place)
     assert bench.ended(again)["TrainingJobStatus"] == "Completed", again.explain()
-    steps, digest = (small_disk / "run/jobs" / again.name / "output/model/algo-1").read_text().split()
+    steps, digest = (
+        (small_disk / "run/jobs" / again.name / "output/model/algo-1").read_text().split()
+    )
     assert (int(steps), digest) == (60, undisturbed("algo-1", 60))

@@ -1,4 +1,6 @@
-"""Inputs in place: in S3, copied once; on the cluster, named from a laptop; on the shared folder."""
+"""Inputs in place: in S3, copied once; on the cluster, named from a laptop; on the shared
+folder.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 def put(target: SageMakerBackend, prefix: str, **objects: str) -> str:
     for name, text in objects.items():
-        target.s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{name.replace('__', '/')}", Body=text.encode())
+        target.s3.put_object(
+            Bucket=BUCKET, Key=f"{prefix}/{name.replace('__', '/')}", Body=text.encode()
+        )
     return f"s3://{BUCKET}/{prefix}"
 
 
@@ -59,8 +63,11 @@ def reading(bench: Bench, uri: str, hosts: int = 1) -> tuple[Job, dict[str, Any]
     """Run a job with a channel `text` under this URI; returns its result."""
     request = bench.request(SHOWS, stage="prepare", hosts=hosts)
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
-    request["InputDataConfig"].append({"ChannelName": "text", "DataSource": {"S3DataSource": source}})
-    # The stand-in for S3 is reached by variables of the shell, which a job only gets if the config names them.
+    request["InputDataConfig"].append(
+        {"ChannelName": "text", "DataSource": {"S3DataSource": source}}
+    )
+    # The stand-in for S3 is reached by variables of the shell, which a job only gets if the config
+    # names them.
     place = bench.place(venv=sys.prefix, sbatch=[f"--export={','.join(as_told.variables())}"])
     assert place.submit(request)
     job = Job(request["TrainingJobName"], place)
@@ -71,15 +78,23 @@ def said(job: Job) -> list[str]:
     return [line.text for line in job.lines()]
 
 
-def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, bucket: SageMakerBackend) -> None:
+def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(
+    bench: Bench, bucket: SageMakerBackend
+) -> None:
     uri = put(bucket, "once", a="one", deeper__b="two")
     job, description = reading(bench, uri, hosts=2)
     assert description["TrainingJobStatus"] == "Completed", said(job)
-    assert [line for line in said(job) if not line.startswith("copying")] == ["a one", "deeper/b two"] * 2
+    assert [line for line in said(job) if not line.startswith("copying")] == [
+        "a one",
+        "deeper/b two",
+    ] * 2
     (manifest,) = bench.shared.glob("s3/*/manifest.json")
     rows = json.loads(manifest.read_text())
     assert rows["uri"] == uri
-    assert [(row["key"], row["size"]) for row in rows["objects"]] == [("once/a", 3), ("once/deeper/b", 3)]
+    assert [(row["key"], row["size"]) for row in rows["objects"]] == [
+        ("once/a", 3),
+        ("once/deeper/b", 3),
+    ]
     before = {path: path.stat().st_mtime_ns for path in bench.shared.glob("s3/**/*")}
     again, _ = reading(bench, uri)
     assert any("since an earlier job" in line for line in said(again))
@@ -99,7 +114,12 @@ def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copie
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     channel = {"ChannelName": "text", "DataSource": {"S3DataSource": source}}
     (tmp_path / "job/request.json").write_text(json.dumps({"InputDataConfig": [channel]}))
-    command = [sys.executable, str(ROOT / "entrypoints/s3_inputs.py"), str(tmp_path / "job"), str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "entrypoints/s3_inputs.py"),
+        str(tmp_path / "job"),
+        str(tmp_path),
+    ]
 
     def there() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.glob("s3/*/data/*")}
@@ -115,7 +135,9 @@ def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copie
     after = there()
     assert {path.name: path.read_text() for path in after} == texts
     assert {path: at for path, at in after.items() if path in before} == before
-    assert [path.name for path in next(tmp_path.glob("s3/*")).iterdir() if path.name != "data"] == ["manifest.json"]
+    assert [path.name for path in next(tmp_path.glob("s3/*")).iterdir() if path.name != "data"] == [
+        "manifest.json"
+    ]
 
 
 def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: SageMakerBackend) -> None:
@@ -130,7 +152,16 @@ def config(raw: dict[str, Any], shared: Path, **changes: Any) -> JobConfig:
     cluster = {"shared": str(shared), **changes.pop("cluster", {})}
     compute = {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2}
     train = {**raw["train"], "engine": "native"}
-    return load_config({**raw, "target": "slurm", "cluster": cluster, "compute": compute, "train": train, **changes})
+    return load_config(
+        {
+            **raw,
+            "target": "slurm",
+            "cluster": cluster,
+            "compute": compute,
+            "train": train,
+            **changes,
+        }
+    )
 
 
 def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_path: Path) -> None:
@@ -141,11 +172,15 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
     copied = [upload.uri for upload in chain.resolved.uploads]
     assert inputs_in_place(chain.config, copied) == ["/fsx/of-the-cluster/text"]
     assert copied == [chain.config.model.path]  # the model is the laptop's
-    with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it cannot be on another machine
+    with pytest.raises(
+        ConfigError, match="does not exist"
+    ):  # on the head node itself it cannot be on another machine
         config(raw, tmp_path, data=text)
 
 
-def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_what_lies_on_the_shared_file_system_is_used_in_place(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
     chain_config = config(raw, tmp_path)
     chain = Chain(chain_config, backend_of(chain_config), look=False)
     assert inputs_in_place(chain.config) == [raw["model"]["path"], raw["data"]["path"]]
@@ -153,7 +188,9 @@ def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any
 
 
 @pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:25.01-py3", "/fsx/torch.sif"])
-def test_a_container_sees_what_each_stage_reads(raw: dict[str, Any], tmp_path: Path, image: str) -> None:
+def test_a_container_sees_what_each_stage_reads(
+    raw: dict[str, Any], tmp_path: Path, image: str
+) -> None:
     """Model, text and held-out text lie next to cluster.shared, a snapshot's files behind links."""
     (tmp_path / "shared").mkdir()
     held_out = shutil.copytree(raw["data"]["path"], tmp_path / "held-out")
@@ -170,7 +207,9 @@ def test_a_container_sees_what_each_stage_reads(raw: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize("container", [None, "/fsx/torch.sif"])
-def test_files_behind_links_are_used_in_place_if_a_stage_sees_them(tmp_path: Path, container: str | None) -> None:
+def test_files_behind_links_are_used_in_place_if_a_stage_sees_them(
+    tmp_path: Path, container: str | None
+) -> None:
     shared = tmp_path / "shared"
     place = SlurmBackend(Cluster(shared=str(shared), container=container))
     for folder in ("shared/blobs", "hub/blobs", "hub/snapshots/1", "plain"):
@@ -182,15 +221,22 @@ def test_files_behind_links_are_used_in_place_if_a_stage_sees_them(tmp_path: Pat
     (linked / "a").symlink_to(shared / "blobs/a")
     assert place.in_place(tmp_path / "plain") == f"file://{tmp_path}/plain"
     assert place.in_place(linked) == f"file://{linked}"
-    assert place.in_place(tmp_path / "hub") == f"file://{tmp_path}/hub", "the links stay in the folder"
+    assert place.in_place(tmp_path / "hub") == f"file://{tmp_path}/hub", (
+        "the links stay in the folder"
+    )
     assert place.in_place(snapshot) == (None if container else f"file://{snapshot}")
-    (linked / "elsewhere").symlink_to("/proc/version")  # another file system, which the nodes do not have
+    (linked / "elsewhere").symlink_to(
+        "/proc/version"
+    )  # another file system, which the nodes do not have
     assert place.in_place(linked) is None
     (tmp_path / "plain/lost").symlink_to("nothing")
     assert place.in_place(tmp_path / "plain"), "broken here and there"
 
 
-@pytest.mark.skipif("SMTRAIN_SLURM_LARGE" not in os.environ, reason="SMTRAIN_SLURM_LARGE is not set: it takes a minute")
+@pytest.mark.skipif(
+    "SMTRAIN_SLURM_LARGE" not in os.environ,
+    reason="SMTRAIN_SLURM_LARGE is not set: it takes a minute",
+)
 def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     bench: Bench, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -198,17 +244,26 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     shutil.copytree(trained_inputs["model"], model)
     with open(model / "more.safetensors", "wb") as weights:
         weights.truncate(2 << 30)  # reads as zeros, takes no room
-    # Bytes that a task and its finished children have written, as the kernel counts them for slurmstepd.
+    # Bytes that a task and its finished children have written, as the kernel counts them for
+    # slurmstepd.
     epilog = tmp_path / "epilog"
     epilog.write_text(f"#!/bin/sh\ncat /proc/$PPID/io >{tmp_path}/io-$SLURM_NODEID\n")
     epilog.chmod(0o755)
     settings = {
         "target": "slurm",
-        "cluster": {"shared": str(bench.shared), "venv": sys.prefix, "srun": [f"--task-epilog={epilog}"]},
+        "cluster": {
+            "shared": str(bench.shared),
+            "venv": sys.prefix,
+            "srun": [f"--task-epilog={epilog}"],
+        },
         "model": {"path": str(model), "init": "scratch"},
         "data": {"path": str(shutil.copytree(trained_inputs["text"], bench.shared / "text"))},
         "train": {"engine": "native", "steps": 2, "global_batch_size": 4, "seq_len": 32},
-        "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 1, "processes_per_instance": 1},
+        "compute": {
+            "instance_type": "ml.c5.xlarge",
+            "instance_count": 1,
+            "processes_per_instance": 1,
+        },
     }
     before, by_stages = written(Path("/proc/self/io")), 0
     for stage in ("prepare", "train"):
@@ -217,11 +272,26 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
         by_stages += written(tmp_path / "io-0")
     by_client = written(Path("/proc/self/io")) - before
     print(f"bytes written: {by_client} by the client, {by_stages} by the stages on their node")
-    assert 0 < by_stages < 64 << 20  # tokens, a checkpoint of a tiny model, logs, unpacked code and Python's caches
+    assert (
+        0 < by_stages < 64 << 20
+    )  # tokens, a checkpoint of a tiny model, logs, unpacked code and Python's caches
     assert by_client < 64 << 20
-    assert sum(f.stat().st_size for f in bench.shared.rglob("*") if f.is_file() and model not in f.parents) < 32 << 20
+    assert (
+        sum(
+            f.stat().st_size
+            for f in bench.shared.rglob("*")
+            if f.is_file() and model not in f.parents
+        )
+        < 32 << 20
+    )
 
 
 def written(io: Path) -> int:
     """Bytes that a process and its finished children wrote to a disk."""
-    return int(next(line.split()[1] for line in io.read_text().splitlines() if line.startswith("write_bytes:")))
+    return int(
+        next(
+            line.split()[1]
+            for line in io.read_text().splitlines()
+            if line.startswith("write_bytes:")
+        )
+    )

@@ -20,7 +20,8 @@ from tests.client.backends.slurm.conftest import Bench, wait_for
 from tests.client.backends.slurm.daemons import Slurm
 from tests.client.backends.slurm.faults import queued
 
-# A stage that counts steps up to LAST, one every PAUSE seconds, saves when it is told to end, and resumes from there.
+# A stage that counts steps up to LAST, one every PAUSE seconds, saves when it is told to end, and
+# resumes from there.
 COUNTS = """
 import json, os, signal, sys, time
 ml, pause, last = os.environ["SMTRAIN_ML_ROOT"], {pause}, {last}
@@ -67,8 +68,9 @@ open(ml + "/output/data/metrics.jsonl", "w").write("{}")
     assert description["TrainingJobStatus"] == "Completed", description
     assert texts(job) != []
     assert sorted(texts(job)) == [
-        "algo-1 ['algo-1', 'algo-2'] lo 127.0.0.1", "algo-2 ['algo-1', 'algo-2'] lo 127.0.0.1",
-    ]  # fmt: skip
+        "algo-1 ['algo-1', 'algo-2'] lo 127.0.0.1",
+        "algo-2 ['algo-1', 'algo-2'] lo 127.0.0.1",
+    ]
     assert texts(job, "algo-2") == ["algo-2 ['algo-1', 'algo-2'] lo 127.0.0.1"]
     copied = job.download(bench.shared.parent / "copied")
     assert sorted(path.name for path in copied.iterdir()) == ["algo-1", "algo-2"]
@@ -77,7 +79,10 @@ open(ml + "/output/data/metrics.jsonl", "w").write("{}")
 
 def test_a_stage_waits_for_the_one_before_and_never_runs_where_that_failed(bench: Bench) -> None:
     place = bench.place()
-    first, broken = bench.request("import time; time.sleep(1)"), bench.request("raise SystemExit('no such luck')")
+    first, broken = (
+        bench.request("import time; time.sleep(1)"),
+        bench.request("raise SystemExit('no such luck')"),
+    )
     one = place.submit(first)
     assert one is not None
     two = place.submit(broken, [one])
@@ -91,23 +96,33 @@ def test_a_stage_waits_for_the_one_before_and_never_runs_where_that_failed(bench
     assert texts(last) == []
 
 
-def test_the_signal_before_the_time_limit_saves_and_requeues_until_the_steps_are_done(bench: Bench) -> None:
+def test_the_signal_before_the_time_limit_saves_and_requeues_until_the_steps_are_done(
+    bench: Bench,
+) -> None:
     # Slurm looks at time limits twice a minute, and sends the signal up to a minute early.
     place = bench.place(time=60, save_before=40)
-    waits = "while step == 5 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    waits = (
+        "while step == 5 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    )
     job = bench.start(place, counting(last=8, fault=waits))
     description = bench.ended(job)
     assert description["TrainingJobStatus"] == "Completed", (description, texts(job))
     seen = [text.split()[0] for text in texts(job) if text.startswith("step=")]
     assert seen == [f"step={n}" for n in range(1, 9)]
     assert [c["Status"] for c in description["SecondaryStatusTransitions"]] == [
-        "Pending", "Training", "Interrupted", "Training", "Completed",
-    ]  # fmt: skip
+        "Pending",
+        "Training",
+        "Interrupted",
+        "Training",
+        "Completed",
+    ]
     again = next(event for event in events(bench, job) if event["event"] == "again")
     assert (again["why"], again["step"]) == ("limit", "5")
     account = gather("run", "slurm")
     assert (account.restarts, [record["step"] for record in account.records]) == (1, [*range(1, 9)])
-    page = smtrain.report("run", bench.shared.parent / "page.html", target="slurm").read_text("utf-8")
+    page = smtrain.report("run", bench.shared.parent / "page.html", target="slurm").read_text(
+        "utf-8"
+    )
     assert "restarts" in page
     assert account.config["cluster"] == {"shared": str(bench.shared), "time": 60, "save_before": 40}
 
@@ -141,10 +156,14 @@ def test_a_job_that_waits_can_be_stopped(bench: Bench) -> None:
 def test_a_stop_while_a_job_begins_is_not_lost(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    """While its code is unpacked, and before its nodes have begun: both are slow on a large shared folder."""
+    """While its code is unpacked, and before its nodes have begun: both are slow on a large shared
+    folder.
+    """
     slow, begun = tmp_path / "slow", tmp_path / "begun"
     slow.mkdir()
-    (slow / program).write_text(f'#!/bin/sh\ntouch {begun}\nsleep 3\nexec {shutil.which(program)} "$@"\n')
+    (slow / program).write_text(
+        f'#!/bin/sh\ntouch {begun}\nsleep 3\nexec {shutil.which(program)} "$@"\n'
+    )
     (slow / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")  # sbatch hands it on
     job = bench.start(bench.place(), counting(last=600))
@@ -164,14 +183,19 @@ def test_a_failure_is_tried_again_and_not_at_the_same_step_twice(bench: Bench) -
 
 
 def test_a_failure_that_passes_does_not_end_a_job(bench: Bench) -> None:
-    once = "if step == 3 and not os.path.exists(ml + '/../../once'): open(ml + '/../../once', 'x'); os._exit(3)"
+    once = (
+        "if step == 3 and not os.path.exists(ml + '/../../once'): open(ml + '/../../once', 'x');"
+        " os._exit(3)"
+    )
     job = bench.start(bench.place(), counting(last=5, fault=once))
     assert bench.ended(job)["TrainingJobStatus"] == "Completed"
 
 
 def test_requeue_and_scancel_by_hand_are_no_success(bench: Bench) -> None:
     place = bench.place()
-    waits = "while step == 2 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    waits = (
+        "while step == 2 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    )
     job = bench.start(place, counting(last=4, fault=waits))
     wait_for(lambda: "step=2 loss=1.0 of=4" in texts(job))
     id_ = place.queued_id(job.name)
@@ -189,7 +213,9 @@ def test_requeue_and_scancel_by_hand_are_no_success(bench: Bench) -> None:
 
 
 def test_a_signal_to_a_job_that_slurm_has_not_cancelled_does_not_end_it(bench: Bench) -> None:
-    waits = "while step == 2 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    waits = (
+        "while step == 2 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    )
     job = bench.start(bench.place(), counting(last=4, fault=waits), hosts=2)
     wait_for(lambda: texts(job).count("step=2 loss=1.0 of=4") == 2)
     id_ = queued(job)
@@ -260,7 +286,9 @@ def test_a_script_whose_code_nobody_has_copied_says_so(bench: Bench) -> None:
 def test_an_input_that_nobody_has_copied_is_the_reason_told(bench: Bench) -> None:
     request = bench.request("")
     source = {"S3DataType": "S3Prefix", "S3Uri": f"file://{bench.shared}/nowhere"}
-    request["InputDataConfig"].append({"ChannelName": "config", "DataSource": {"S3DataSource": source}})
+    request["InputDataConfig"].append(
+        {"ChannelName": "config", "DataSource": {"S3DataSource": source}}
+    )
     assert bench.place().submit(request)
     description = bench.ended(Job(request["TrainingJobName"], bench.place()))
     assert f"{bench.shared}/nowhere: channel config is not there on" in description["FailureReason"]
@@ -283,8 +311,13 @@ def test_what_slurm_refuses_leaves_nothing(bench: Bench) -> None:
 def test_a_killed_rank_ends_the_step_on_all_nodes(bench: Bench) -> None:
     program = counting(last=600) + "\n"
     pid = "print('pid', os.getpid(), flush=True)\n"
-    job = bench.start(bench.place(restarts=0), program.replace('print("begin"', pid + 'print("begin"', 1), hosts=2)
+    job = bench.start(
+        bench.place(restarts=0), program.replace('print("begin"', pid + 'print("begin"', 1), hosts=2
+    )
     wait_for(lambda: len([text for text in texts(job) if text.startswith("pid")]) == 2)
-    os.kill(int(next(text for text in texts(job, "algo-2") if text.startswith("pid")).split()[1]), signal.SIGKILL)
+    os.kill(
+        int(next(text for text in texts(job, "algo-2") if text.startswith("pid")).split()[1]),
+        signal.SIGKILL,
+    )
     description = bench.ended(job)
     assert description["TrainingJobStatus"] == "Failed", description

@@ -12,7 +12,9 @@ def line(second: int, text: str) -> str:
     return f"2026-11-22T06:00:{second:02}.000Z {text}\n"
 
 
-def texts(log: LogFiles, start: int = 0, host: str | None = None, pattern: str | None = None) -> list[str]:
+def texts(
+    log: LogFiles, start: int = 0, host: str | None = None, pattern: str | None = None
+) -> list[str]:
     return [event["message"] for event in log.since(start, host, pattern)]
 
 
@@ -43,14 +45,23 @@ def test_a_reading_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     file.write_text(line(1, "x" * 1000))
     log = LogFiles(Head(), "job", str(tmp_path))
     (first,) = log.since(0)
-    file.write_text("y" * (len(line(1, "x" * 1000)) - 1) + "\n" + line(5, "new"))  # what was read is not read again
+    file.write_text(
+        "y" * (len(line(1, "x" * 1000)) - 1) + "\n" + line(5, "new")
+    )  # what was read is not read again
     assert texts(log, start=first["timestamp"] + 1) == ["new"]
 
 
 def test_the_last_lines_of_every_node(tmp_path: Path) -> None:
     for node in (1, 2):
-        (tmp_path / f"algo-{node}.log").write_text("".join(line(n, f"{node}.{n}") for n in range(9)))
-    assert [e["message"] for e in LogFiles(Head(), "job", str(tmp_path)).last(2)] == ["1.7", "1.8", "2.7", "2.8"]
+        (tmp_path / f"algo-{node}.log").write_text(
+            "".join(line(n, f"{node}.{n}") for n in range(9))
+        )
+    assert [e["message"] for e in LogFiles(Head(), "job", str(tmp_path)).last(2)] == [
+        "1.7",
+        "1.8",
+        "2.7",
+        "2.8",
+    ]
 
 
 def test_a_job_that_has_not_begun_has_no_lines(tmp_path: Path) -> None:

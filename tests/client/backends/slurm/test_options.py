@@ -16,16 +16,31 @@ from tests.client.backends.slurm.test_jobs import counting
 
 chance = random.Random(1)
 VALUES = [
-    "two words", "a#b", "# first", "it's", 'say "hi"', '"all of it"', "$HOME and `id`", "back\\slash", "the last\\",
+    "two words",
+    "a#b",
+    "# first",
+    "it's",
+    'say "hi"',
+    '"all of it"',
+    "$HOME and `id`",
+    "back\\slash",
+    "the last\\",
     "a  b\tc",
-    "--x=y z", "a=b", "%j", "grün 漢", string.punctuation,
+    "--x=y z",
+    "a=b",
+    "%j",
+    "grün 漢",
+    string.punctuation,
     *("".join(chance.choices(string.printable[:95], k=40)).strip() for _ in range(10)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_slurm_reads_in_a_script_what_was_written(bench: Bench, value: str) -> None:
-    script = f"#!/bin/sh\n{directive(f'--comment={value}')}\n#SBATCH --hold\n#SBATCH --output=/dev/null\ntrue\n"
+    script = (
+        f"#!/bin/sh\n{directive(f'--comment={value}')}\n#SBATCH --hold\n#SBATCH"
+        " --output=/dev/null\ntrue\n"
+    )
     done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shown = bench.slurm.run("scontrol", "show", "job", done.stdout.strip())
@@ -36,7 +51,9 @@ def test_slurm_reads_in_a_script_what_was_written(bench: Bench, value: str) -> N
 
 
 def test_a_stage_runs_with_an_option_of_two_words(bench: Bench) -> None:
-    place = bench.place(sbatch=["--comment=two words # and more", "--chdir=/nowhere", "--export=NONE", "--requeue"])
+    place = bench.place(
+        sbatch=["--comment=two words # and more", "--chdir=/nowhere", "--export=NONE", "--requeue"]
+    )
     job = bench.start(place, counting())
     id_ = (bench.shared / "run/jobs" / job.name / "id").read_text().strip()
     assert "Comment=two words # and more" in bench.slurm.run("scontrol", "show", "job", id_)
@@ -47,13 +64,22 @@ def test_a_stage_runs_with_an_option_of_two_words(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("options", "taken"),
     [
-        ([], True), (["--comment=two words"], True), (["--mem=1"], True), (["--cpus-per-task=2"], True),
-        (["--export=HF_HOME,A=b"], True), (["--nodelist=node1"], True), (["--exclude", "node3"], True),
+        ([], True),
+        (["--comment=two words"], True),
+        (["--mem=1"], True),
+        (["--cpus-per-task=2"], True),
+        (["--export=HF_HOME,A=b"], True),
+        (["--nodelist=node1"], True),
+        (["--exclude", "node3"], True),
         (["--oversubscribe"], True),
-        (["--nosuch"], False), (["--nodelist=nowhere"], False), (["--mem=99T"], False),
+        (["--nosuch"], False),
+        (["--nodelist=nowhere"], False),
+        (["--mem=99T"], False),
     ],
-)  # fmt: skip
-def test_the_check_and_the_script_are_one_answer(bench: Bench, options: list[str], taken: bool, stage: str) -> None:
+)
+def test_the_check_and_the_script_are_one_answer(
+    bench: Bench, options: list[str], taken: bool, stage: str
+) -> None:
     """sbatch answers the options of the check as it answers the complete script of a stage."""
     place = bench.place(sbatch=options)
     lines = "\n".join(["#!/bin/sh", *map(directive, node_options(stage, place.section)), "true\n"])
@@ -64,7 +90,11 @@ def test_the_check_and_the_script_are_one_answer(bench: Bench, options: list[str
 
 def test_memory_for_each_cpu_replaces_that_of_the_whole_node(bench: Bench) -> None:
     lines = "\n".join(
-        ["#!/bin/sh", *map(directive, node_options("train", bench.place(sbatch=["--mem-per-cpu=1"]).section)), ""]
+        [
+            "#!/bin/sh",
+            *map(directive, node_options("train", bench.place(sbatch=["--mem-per-cpu=1"]).section)),
+            "",
+        ]
     )
     done = subprocess.run(["sbatch", "--test-only"], input=lines, capture_output=True, text=True)
     assert "mutually exclusive" not in done.stderr
@@ -73,7 +103,12 @@ def test_memory_for_each_cpu_replaces_that_of_the_whole_node(bench: Bench) -> No
 def test_a_variable_of_the_shell_does_not_replace_what_the_config_says(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"PARTITION": "closed", "ARRAY_INX": "1-3", "OUTPUT": "/nowhere/x", "TIMELIMIT": "1"}.items():
+    for name, value in {
+        "PARTITION": "closed",
+        "ARRAY_INX": "1-3",
+        "OUTPUT": "/nowhere/x",
+        "TIMELIMIT": "1",
+    }.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
@@ -83,10 +118,18 @@ def test_a_variable_of_the_shell_does_not_replace_what_the_config_says(
 
 
 def test_stages_on_cpus_take_a_part_of_a_node_if_asked(bench: Bench) -> None:
-    program = "import os; print(len(os.sched_getaffinity(0)), os.environ['SLURM_CPUS_PER_TASK'], flush=True)"
+    program = (
+        "import os; print(len(os.sched_getaffinity(0)), os.environ['SLURM_CPUS_PER_TASK'],"
+        " flush=True)"
+    )
     place = bench.place(cpu_sbatch=["--cpus-per-task=2", "--mem=1"])
-    first, second = (bench.start(place, f"{program}\nimport time; time.sleep(4)", stage="prepare") for _ in range(2))
-    nodes = [bench.slurm.run("squeue", "-h", "-n", job.name, "-o", "%C %h") for job in (first, second)]
+    first, second = (
+        bench.start(place, f"{program}\nimport time; time.sleep(4)", stage="prepare")
+        for _ in range(2)
+    )
+    nodes = [
+        bench.slurm.run("squeue", "-h", "-n", job.name, "-o", "%C %h") for job in (first, second)
+    ]
     assert {row.strip() for row in nodes} == {"2 OK"}
     for job in (first, second):
         assert bench.ended(job)["TrainingJobStatus"] == "Completed", job.explain()

@@ -24,18 +24,36 @@ def request(stage: str = "train", **changes: Any) -> dict[str, Any]:
         "HyperParameters": {"stage": stage},
         "InputDataConfig": [{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
         "OutputDataConfig": {"S3OutputPath": "file:///fsx/smtrain/llama/jobs"},
-        "ResourceConfig": {"InstanceType": "ml.trn1.32xlarge", "InstanceCount": 4 if stage == "train" else 1},
+        "ResourceConfig": {
+            "InstanceType": "ml.trn1.32xlarge",
+            "InstanceCount": 4 if stage == "train" else 1,
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
-        "Environment": {"FI_PROVIDER": "efa", "NOTE": "it's $HOME", "SMTRAIN_CHECKPOINTS": "file:///fsx/smtrain/c/"},
+        "Environment": {
+            "FI_PROVIDER": "efa",
+            "NOTE": "it's $HOME",
+            "SMTRAIN_CHECKPOINTS": "file:///fsx/smtrain/c/",
+        },
         **changes,
     }
 
 
 CLUSTER = Cluster(
-    shared="/fsx/smtrain", partition="trn1", cpu_partition="cpu", account="lab", qos="high", reservation="block",
-    constraint="efa", time=14400, venv="/fsx/venv", modules=("python/3.11",), setup=("export A=1",),
-    sbatch=("--mail-type=END",), srun=("--cpu-bind=none",), hyperpod=True,
-)  # fmt: skip
+    shared="/fsx/smtrain",
+    partition="trn1",
+    cpu_partition="cpu",
+    account="lab",
+    qos="high",
+    reservation="block",
+    constraint="efa",
+    time=14400,
+    venv="/fsx/venv",
+    modules=("python/3.11",),
+    setup=("export A=1",),
+    sbatch=("--mail-type=END",),
+    srun=("--cpu-bind=none",),
+    hyperpod=True,
+)
 
 
 def test_the_script_of_a_train_stage_is_the_file() -> None:
@@ -44,13 +62,17 @@ def test_the_script_of_a_train_stage_is_the_file() -> None:
 
 @pytest.mark.parametrize("stage", ["prepare", "convert", "train", "export"])
 def test_bash_reads_every_script(stage: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=sbatch_script(request(stage), CLUSTER), text=True, capture_output=True)
+    done = subprocess.run(
+        ["bash", "-n"], input=sbatch_script(request(stage), CLUSTER), text=True, capture_output=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_environment_is_quoted_and_names_paths() -> None:
     script = sbatch_script(request(), CLUSTER)
-    exports = "\n".join(line for line in script.splitlines() if line.startswith("export ") and "MASTER" not in line)
+    exports = "\n".join(
+        line for line in script.splitlines() if line.startswith("export ") and "MASTER" not in line
+    )
     shown = f'{exports}\nprintf %s "$NOTE|$SMTRAIN_CHECKPOINTS"'
     done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True)
     assert done.stdout == "it's $HOME|/fsx/smtrain/c/"
@@ -64,7 +86,9 @@ def test_stages_on_cpus_go_to_their_partition_and_do_not_restart() -> None:
 
 
 def test_a_preparation_on_several_machines_has_so_many_nodes() -> None:
-    script = sbatch_script(request("prepare", ResourceConfig={"InstanceType": "", "InstanceCount": 3}), CLUSTER)
+    script = sbatch_script(
+        request("prepare", ResourceConfig={"InstanceType": "", "InstanceCount": 3}), CLUSTER
+    )
     assert "#SBATCH --nodes=3\n" in script
     assert "\nsrun --nodes=3 --ntasks-per-node=1 --kill-on-bad-exit=1 " in script
 
@@ -75,7 +99,9 @@ def test_a_time_limit_is_in_whole_minutes_and_never_shorter() -> None:
 
 
 def test_containers_are_those_of_pyxis_or_apptainer() -> None:
-    pyxis = sbatch_script(request(), Cluster(shared="/fsx", container="nvcr.io#nvidia/pytorch:25.01-py3"))
+    pyxis = sbatch_script(
+        request(), Cluster(shared="/fsx", container="nvcr.io#nvidia/pytorch:25.01-py3")
+    )
     assert "srun --nodes=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --container-image=" in pyxis
     assert "--container-mounts=/fsx:/fsx python3 " in pyxis
     apptainer = sbatch_script(request(), Cluster(shared="/fsx", container="/fsx/torch.sif"))
@@ -99,20 +125,32 @@ def test_a_container_sees_each_input_outside_the_shared_folder(image: str) -> No
         sent = request()
         for number, uri in enumerate(uris):
             source = {"S3DataType": "S3Prefix", "S3Uri": uri}
-            sent["InputDataConfig"].append({"ChannelName": f"text_{number}", "DataSource": {"S3DataSource": source}})
+            sent["InputDataConfig"].append(
+                {"ChannelName": f"text_{number}", "DataSource": {"S3DataSource": source}}
+            )
         script = sbatch_script(sent, Cluster(shared=shared, container=image))
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
         return mounted(script)
 
     whole = ["/fs/smtrain"] if "#" in image else []
-    code = {"/fsx/smtrain/code/0123456789abcdef": ["/fsx/smtrain/code/0123456789abcdef", "ro"]}  # of `request`
+    code = {
+        "/fsx/smtrain/code/0123456789abcdef": ["/fsx/smtrain/code/0123456789abcdef", "ro"]
+    }  # of `request`
     assert seen("file:///fs/smtrain/inputs/model/") == code | {"/fs/smtrain": whole}
-    outside = seen("file:///fs/model", "file:///fs/my text/a.jsonl", "file:///fs/model/deeper", "s3://b/text")
+    outside = seen(
+        "file:///fs/model", "file:///fs/my text/a.jsonl", "file:///fs/model/deeper", "s3://b/text"
+    )
     assert outside == code | {
-        "/fs/smtrain": whole, "/fs/model": ["/fs/model", "ro"], "/fs/my text/a.jsonl": ["/fs/my text/a.jsonl", "ro"],
-    }  # fmt: skip
+        "/fs/smtrain": whole,
+        "/fs/model": ["/fs/model", "ro"],
+        "/fs/my text/a.jsonl": ["/fs/my text/a.jsonl", "ro"],
+    }
     around = seen("file:///fs")
-    assert list(around) == ["/fs", "/fs/smtrain", *code], "a folder mounted later would hide the shared folder"
+    assert list(around) == [
+        "/fs",
+        "/fs/smtrain",
+        *code,
+    ], "a folder mounted later would hide the shared folder"
     assert seen("file:///fs/smtrain-old/model")["/fs/smtrain-old/model"][-1] == "ro"
     with pytest.raises(ConfigError, match=r"cluster\.container: /fs/a,b cannot be mounted in it"):
         seen("file:///fs/a,b")
@@ -125,7 +163,9 @@ def test_inputs_in_s3_are_copied_by_one_task_before_the_stage_starts() -> None:
     sent["InputDataConfig"] = [*sent["InputDataConfig"], channel]
     script = sbatch_script(sent, Cluster(shared="/fsx", container="/fsx/torch.sif"))
     copy, stage = [line for line in script.splitlines() if line.startswith("srun ")]
-    assert copy.startswith("srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --ntasks=1 apptainer exec ")
+    assert copy.startswith(
+        "srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --ntasks=1 apptainer exec "
+    )
     assert 'python3 "$job/code/entrypoints/s3_inputs.py" "$job" /fsx || {' in copy
     assert "slurm_node.py" in stage
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

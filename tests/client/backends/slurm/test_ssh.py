@@ -56,7 +56,9 @@ def counting(bench: Bench, last: int = 5, wait: int = 0) -> tuple[str, Path]:
     return COUNTS.format(last=last, wait=wait, go=str(go)), go
 
 
-def test_a_job_is_submitted_followed_and_its_result_copied_through_ssh(laptop: Bench, tmp_path: Path) -> None:
+def test_a_job_is_submitted_followed_and_its_result_copied_through_ssh(
+    laptop: Bench, tmp_path: Path
+) -> None:
     job = laptop.start(laptop.place(host="head"), counting(laptop)[0], hosts=2)
     lines = [event.text for event in job.events(poll=0.2) if not isinstance(event, str)]
     assert job.status == "Completed"
@@ -65,7 +67,9 @@ def test_a_job_is_submitted_followed_and_its_result_copied_through_ssh(laptop: B
     assert Job(job.name, laptop.place()).status == "Completed"  # the head node itself says the same
 
 
-def test_a_following_shows_every_line_once_whose_connections_break(laptop: Bench, sshd: Sshd) -> None:
+def test_a_following_shows_every_line_once_whose_connections_break(
+    laptop: Bench, sshd: Sshd
+) -> None:
     program, go = counting(laptop, last=300, wait=150)
     job = laptop.start(laptop.place(host="head"), program)
     seen: list[str] = []
@@ -99,7 +103,11 @@ def folder(tmp_path: Path, size: int = 64 << 20) -> list[tuple[str, Path | bytes
     (source / "deeper").mkdir(parents=True)
     (source / "large").write_bytes(os.urandom(1 << 16) * (size >> 16))
     (source / "deeper/small").write_bytes(b"small")
-    return [("large", source / "large"), ("deeper/small", source / "deeper/small"), ("config.json", b"{}")]
+    return [
+        ("large", source / "large"),
+        ("deeper/small", source / "deeper/small"),
+        ("config.json", b"{}"),
+    ]
 
 
 def breaking(sshd: Sshd, watched: Path, times: int = 1) -> Callable[[], None]:
@@ -108,7 +116,11 @@ def breaking(sshd: Sshd, watched: Path, times: int = 1) -> Callable[[], None]:
     done: list[Any] = []
 
     def size() -> int:
-        return sum(path.stat().st_size for path in watched.rglob("*") if path.is_file() and path.name != "small")
+        return sum(
+            path.stat().st_size
+            for path in watched.rglob("*")
+            if path.is_file() and path.name != "small"
+        )
 
     def hang_up() -> None:
         before = 0
@@ -160,7 +172,9 @@ def test_an_upload_whose_connection_breaks_goes_on_and_is_whole(
     with (shared / "inputs/text/0123/large").open("r+b") as changed:
         changed.write(bytes(16))
     copying.send(Head("head"), str(shared), f"{shared}/inputs/text/0123", files[:1], said.append)
-    assert (shared / "inputs/text/0123/large").read_bytes() == (tmp_path / "laptop/large").read_bytes()
+    assert (shared / "inputs/text/0123/large").read_bytes() == (
+        tmp_path / "laptop/large"
+    ).read_bytes()
 
 
 def without_rsync(tmp_path: Path) -> str:
@@ -215,7 +229,10 @@ def test_what_ssh_cannot_do_is_one_sentence_with_what_helps(sshd: Sshd, tmp_path
     config = sshd.folder / "config"
     mine = config.read_text()
     assert refused(lambda: Head("nowhere.invalid").run("true")).startswith(
-        ("nowhere.invalid: there is no host of this name", "nowhere.invalid cannot be reached by ssh")
+        (
+            "nowhere.invalid: there is no host of this name",
+            "nowhere.invalid cannot be reached by ssh",
+        )
     )
     config.write_text(sshd.client(sshd.new_key("other")))
     assert refused(ask).startswith("head: it refused your key; make `ssh head true` work by hand")
@@ -228,13 +245,19 @@ def test_what_ssh_cannot_do_is_one_sentence_with_what_helps(sshd: Sshd, tmp_path
         "head: its host key differs from the one that your ssh knows; if the head node is a new one"
     )
     sshd.known.write_text("")
-    assert refused(ask).startswith("head: your ssh does not know its host key yet; connect once by hand")
+    assert refused(ask).startswith(
+        "head: your ssh does not know its host key yet; connect once by hand"
+    )
     sshd.trust()
     ask()
-    assert refused(lambda: Head("head").run("nothing-of-this-name")).startswith("head: nothing-of-this-name failed:")
+    assert refused(lambda: Head("head").run("nothing-of-this-name")).startswith(
+        "head: nothing-of-this-name failed:"
+    )
 
 
-def test_a_head_node_without_slurm_is_told_through_ssh(laptop: Bench, sshd: Sshd, tmp_path: Path) -> None:
+def test_a_head_node_without_slurm_is_told_through_ssh(
+    laptop: Bench, sshd: Sshd, tmp_path: Path
+) -> None:
     empty = tmp_path / "bare"
     empty.mkdir()
     for program in ("sh", "mkdir", "cat", "wc", "dirname", "rm", "mv", "env"):

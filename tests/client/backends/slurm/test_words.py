@@ -21,7 +21,10 @@ from tests.client.backends.slurm.test_jobs import counting
 from tests.processes import commands, read
 from tests.typed import typed
 
-TOOLS = "sed scancel scontrol squeue srun date tail head grep rm ls sleep seq wc tar gzip mkdir cat env touch sh bash"
+TOOLS = (
+    "sed scancel scontrol squeue srun date tail head grep rm ls sleep seq wc tar gzip mkdir cat env"
+    " touch sh bash"
+)
 
 
 def test_a_program_that_cannot_be_started_is_named(bench: Bench) -> None:
@@ -33,7 +36,10 @@ def test_a_program_that_cannot_be_started_is_named(bench: Bench) -> None:
     assert "execve(): python3: No such file" in bench.ended(job)["FailureReason"]
     shown = typed("logs", job.name, "--target", "slurm")
     assert shown.returncode == 0
-    assert "slurm-out | slurmstepd-node1: error: execve(): python3: No such file or directory" in shown.stdout
+    assert (
+        "slurm-out | slurmstepd-node1: error: execve(): python3: No such file or directory"
+        in shown.stdout
+    )
     output = typed("status", job.name, "--target", "slurm").stdout
     assert "execve(): python3" in output
     assert "on a cluster of your own" in output
@@ -45,7 +51,10 @@ def test_a_program_that_cannot_be_started_is_named(bench: Bench) -> None:
 
 
 def test_words_of_an_attempt_stay_in_the_log_when_the_next_one_begins(bench: Bench) -> None:
-    once = "if step == 3 and not os.path.exists(ml + '/../../once'): open(ml + '/../../once', 'x'); os._exit(3)"
+    once = (
+        "if step == 3 and not os.path.exists(ml + '/../../once'): open(ml + '/../../once', 'x');"
+        " os._exit(3)"
+    )
     job = bench.start(bench.place(), counting(last=5, fault=once))
     seen = [event.text for event in job.events(poll=0.2) if not isinstance(event, str)]
     assert job.status == "Completed"
@@ -61,7 +70,10 @@ def test_a_held_job_says_so_and_how_it_is_let_go(bench: Bench) -> None:
     job = bench.start(bench.place(sbatch=["--hold"]), counting())
     id_ = queued(job)
     shown = wait_for(
-        lambda: "JobHeldUser" in (output := typed("status", job.name, "--target", "slurm").stdout) and output
+        lambda: (
+            "JobHeldUser" in (output := typed("status", job.name, "--target", "slurm").stdout)
+            and output
+        )
     )
     assert f"it is held; `scontrol release {id_}` on the head node lets it run" in shown
     bench.slurm.run("scontrol", "release", id_)
@@ -74,7 +86,11 @@ def test_a_job_that_somebody_cancelled_says_so(bench: Bench) -> None:
     bench.slurm.run("scancel", queued(job))
     assert bench.ended(job)["TrainingJobStatus"] == "Stopped"
     assert "cancelled in Slurm" in typed("status", job.name, "--target", "slurm").stdout
-    assert wait_for(lambda: [line for line in job.lines() if line.host == "slurm-out" and "CANCELLED AT" in line.text])
+    assert wait_for(
+        lambda: [
+            line for line in job.lines() if line.host == "slurm-out" and "CANCELLED AT" in line.text
+        ]
+    )
     stopped = bench.start(bench.place(), counting(last=4000))
     wait_for(lambda: stopped.loss)
     stopped.stop()
@@ -85,10 +101,12 @@ def test_a_runner_that_was_killed_from_outside_is_not_hidden_by_the_last_step(be
     job = bench.start(bench.place(restarts=0), counting(last=4000))
     wait_for(lambda: job.loss)
     (runner,) = [
-        pid for pid in commands()
+        pid
+        for pid in commands()
         if f"SLURM_JOB_NAME={job.name}".encode() in read(pid, "environ").split(b"\0")
-        and b"slurm_node.py" in read(pid, "cmdline") and b"srun" not in read(pid, "cmdline")
-    ]  # fmt: skip
+        and b"slurm_node.py" in read(pid, "cmdline")
+        and b"srun" not in read(pid, "cmdline")
+    ]
     os.kill(runner, signal.SIGKILL)
     assert bench.ended(job)["TrainingJobStatus"] == "Failed"
     assert any("task 0: Killed" in line.text for line in job.lines() if line.host == "slurm-out")
@@ -98,26 +116,57 @@ def said(folder: Path, words: str, log: str = "") -> str:
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "slurm.out").write_text(words)
     (folder / "logs/algo-1.log").write_text(log)
-    return subprocess.run(["sh", "-c", _ROW], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["sh", "-c", _ROW], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        ("srun: error: node2: task 1: Exited with exit code 2\n"
-         "slurmstepd: error: execve(): python3: No such file or directory\n", "execve(): python3"),
-        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
-         "srun: error: node1: task 0: Out Of Memory\n", "oom-kill"),
-        ("slurmstepd: error: *** STEP 5.0 ON node2 CANCELLED AT 2026-11-25T10:00 DUE TO NODE FAILURE, SEE LOG\n",
-         "NODE FAILURE"),
-        ("slurmstepd: error: *** JOB 5 ON node1 CANCELLED AT 2026-11-25T10:00 DUE TO TIME LIMIT ***\n", "TIME LIMIT"),
+        (
+            (
+                "srun: error: node2: task 1: Exited with exit code 2\n"
+                "slurmstepd: error: execve(): python3: No such file or directory\n"
+            ),
+            "execve(): python3",
+        ),
+        (
+            (
+                "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of the step"
+                " tasks have been OOM Killed.\nsrun: error: node1: task 0: Out Of Memory\n"
+            ),
+            "oom-kill",
+        ),
+        (
+            (
+                "slurmstepd: error: *** STEP 5.0 ON node2 CANCELLED AT 2026-11-25T10:00 DUE TO NODE"
+                " FAILURE, SEE LOG\n"
+            ),
+            "NODE FAILURE",
+        ),
+        (
+            (
+                "slurmstepd: error: *** JOB 5 ON node1 CANCELLED AT 2026-11-25T10:00 DUE TO TIME"
+                " LIMIT ***\n"
+            ),
+            "TIME LIMIT",
+        ),
         ("srun: error: Unable to create step for job 7: Invalid account\n", "Invalid account"),
-        ("/var/spool/slurmd/job00007/slurm_script: line 90: module: command not found\n", "module: command not found"),
+        (
+            "/var/spool/slurmd/job00007/slurm_script: line 90: module: command not found\n",
+            "module: command not found",
+        ),
         ("bash: /fsx/venv/bin/activate: No such file or directory\n", "/fsx/venv/bin/activate"),
     ],
-)  # fmt: skip
-def test_the_cause_is_taken_from_all_that_slurm_said(tmp_path: Path, words: str, cause: str) -> None:
-    echoes = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun: Terminating StepId=7.0\n"
+)
+def test_the_cause_is_taken_from_all_that_slurm_said(
+    tmp_path: Path, words: str, cause: str
+) -> None:
+    echoes = (
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\nsrun:"
+        " Terminating StepId=7.0\n"
+    )
     assert cause in said(tmp_path, words + echoes, "2026-11-25T10:00:00.000Z step=3 loss=1.0\n")
 
 
@@ -127,7 +176,10 @@ def test_words_about_tasks_that_ended_are_no_cause(tmp_path: Path) -> None:
         "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T10:00:00 ***\n"
         "srun: error: node2: task 1: Terminated\n"
     )
-    assert said(tmp_path, words, "2026-11-25T10:00:00.000Z rank 0: no such luck\n") == "rank 0: no such luck"
+    assert (
+        said(tmp_path, words, "2026-11-25T10:00:00.000Z rank 0: no such luck\n")
+        == "rank 0: no such luck"
+    )
     assert "task 1: Terminated" in said(tmp_path, words)
 
 
@@ -154,10 +206,14 @@ def test_words_are_read_before_there_is_a_log_and_keep_their_time(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("reason", "says"),
-    [("JobHeldUser", "scontrol release 7"), ("Resources", "waits for nodes"),
-     ("(launch_failed_requeued_held)", "could not start"),
-     ("Dependency", "stage before"), ("SomethingNew", "PENDING: SomethingNew")],
-)  # fmt: skip
+    [
+        ("JobHeldUser", "scontrol release 7"),
+        ("Resources", "waits for nodes"),
+        ("(launch_failed_requeued_held)", "could not start"),
+        ("Dependency", "stage before"),
+        ("SomethingNew", "PENDING: SomethingNew"),
+    ],
+)
 def test_what_a_job_waits_for_is_said_in_words(reason: str, says: str) -> None:
     row = QueueRow("7", "run-train-00000001", "PENDING", reason)
     assert says in state_of([{"at": 100, "event": "submitted"}], row, stopping=False).message

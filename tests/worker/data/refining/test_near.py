@@ -1,4 +1,6 @@
-"""Near duplicates are found as often as the formula says; the first is kept; a kill forgets nothing."""
+"""Near duplicates are found as often as the formula says; the first is kept; a kill forgets
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def pair(draw: random.Random, similarity: float, size: int = 300) -> tuple[str, 
     return " ".join(one), " ".join(two)
 
 
-@pytest.mark.parametrize("near", [NearDuplicates(words=1), NearDuplicates(0.6, words=1, permutations=96)])
+@pytest.mark.parametrize(
+    "near", [NearDuplicates(words=1), NearDuplicates(0.6, words=1, permutations=96)]
+)
 def test_pairs_are_found_as_often_as_the_formula_says(near: NearDuplicates) -> None:
     draw, count = random.Random(5), 200
     bands, rows = near.shape
@@ -39,8 +43,11 @@ def test_pairs_are_found_as_often_as_the_formula_says(near: NearDuplicates) -> N
         keys = band_keys(texts, near).reshape(count, 2, bands)
         share = float((keys[:, 0] == keys[:, 1]).any(axis=1).mean())
         expected = 1 - (1 - similarity**rows) ** bands
-        # four standard deviations of a share of so many, and one percent that the families of hashes are no ideal
-        assert abs(share - expected) < 4 * (expected * (1 - expected) / count) ** 0.5 + 0.01, similarity
+        # four standard deviations of a share of so many, and one percent that the families of
+        # hashes are no ideal
+        assert abs(share - expected) < 4 * (expected * (1 - expected) / count) ** 0.5 + 0.01, (
+            similarity
+        )
     assert 1 - (1 - near.similarity**rows) ** bands >= 0.9
 
 
@@ -55,10 +62,24 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     draw = random.Random(1)
     words = [f"word{i}" for i in range(500)]
     first = " ".join(draw.choices(words, k=200))
-    texts = [first, f"{first} and an end", " ".join(draw.choices(words, k=200)), "...", "!!!", first.upper(), ""]
+    texts = [
+        first,
+        f"{first} and an end",
+        " ".join(draw.choices(words, k=200)),
+        "...",
+        "!!!",
+        first.upper(),
+        "",
+    ]
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = prepare(source, tmp_path / "out", tokenizer_folder, seq_len=8, cleaning=Cleaning(near=NearDuplicates()))
+    made = prepare(
+        source,
+        tmp_path / "out",
+        tokenizer_folder,
+        seq_len=8,
+        cleaning=Cleaning(near=NearDuplicates()),
+    )
     assert made.dropped == {"near duplicates": 2}
     about = made.near_duplicates
     assert (about["compared"], about["left_out"], about["rate"]) == (7, 2, 2 / 7)

@@ -32,10 +32,18 @@ FOUND = [
     ("call +1 (650) 253-0000.", PHONE, "call <PHONE_NUMBER>."),
 ]
 NOT = [
-    "version 1.2.3.4.5 and 999.1.1.1", "10.0.0.1 and 192.168.1.7 and ::1", "std::vector and 12:30:45", "a@b and @name",
-    "4111 1111 1111 1112", "0000 0000 0000 0000", "in 1999-2003, pages 1234567", "3.141592653589793 2.718281828",
-    "git@", "sha 4111111111111111a", "fe80::1 and 2001:db8::1",
-]  # fmt: skip
+    "version 1.2.3.4.5 and 999.1.1.1",
+    "10.0.0.1 and 192.168.1.7 and ::1",
+    "std::vector and 12:30:45",
+    "a@b and @name",
+    "4111 1111 1111 1112",
+    "0000 0000 0000 0000",
+    "in 1999-2003, pages 1234567",
+    "3.141592653589793 2.718281828",
+    "git@",
+    "sha 4111111111111111a",
+    "fe80::1 and 2001:db8::1",
+]
 
 
 @pytest.mark.parametrize(("text", "kind", "masked"), FOUND)
@@ -51,7 +59,10 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
 def test_numbers_without_a_country_need_one() -> None:
     text = "call (650) 253-0000 or 212 736 5000 today"
     assert PersonalData().mask(text)[1] == {}
-    assert PersonalData("US").mask(text) == ("call <PHONE_NUMBER> or <PHONE_NUMBER> today", {PHONE: 2})
+    assert PersonalData("US").mask(text) == (
+        "call <PHONE_NUMBER> or <PHONE_NUMBER> today",
+        {PHONE: 2},
+    )
 
 
 @given(st.text(st.sampled_from("0123456789"), min_size=12, max_size=18))
@@ -76,22 +87,35 @@ def test_long_runs_of_what_patterns_begin_with_come_to_an_end() -> None:
 def test_masked_dropped_or_only_counted(mode: Any, tmp_path: Path, tokenizer_folder: Path) -> None:
     texts = ["the words of a small text"] * 3 + ["mail me@host.org and me2@host.org"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = prepare(tmp_path / "a.jsonl", tmp_path / mode, tokenizer_folder, seq_len=8, cleaning=Cleaning(pii=mode))
+    made = prepare(
+        tmp_path / "a.jsonl",
+        tmp_path / mode,
+        tokenizer_folder,
+        seq_len=8,
+        cleaning=Cleaning(pii=mode),
+    )
     assert made.noted == {EMAIL: 2}
     assert made.dropped == ({"with personal data": 1} if mode == "drop" else {})
     assert made.examples == {EMAIL: ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"]}
     assert "host.org" not in (tmp_path / mode / "manifest.json").read_text()
     masked = ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"] if mode == "mask" else texts[3:]
     (tmp_path / "b.jsonl").write_text(
-        "".join(json.dumps({"text": t}) + "\n" for t in [*texts[:3], *([] if mode == "drop" else masked)])
+        "".join(
+            json.dumps({"text": t}) + "\n"
+            for t in [*texts[:3], *([] if mode == "drop" else masked)]
+        )
     )
     prepare(tmp_path / "b.jsonl", tmp_path / "wanted", tokenizer_folder, seq_len=8)
-    assert (tmp_path / mode / "tokens.bin").read_bytes() == (tmp_path / "wanted/tokens.bin").read_bytes()
+    assert (tmp_path / mode / "tokens.bin").read_bytes() == (
+        tmp_path / "wanted/tokens.bin"
+    ).read_bytes()
 
 
 def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(2)
-    texts = [f"{draw.random()} mail {draw.random()}@host.org " * draw.randrange(4) for _ in range(200)]
+    texts = [
+        f"{draw.random()} mail {draw.random()}@host.org " * draw.randrange(4) for _ in range(200)
+    ]
     cleaning = Cleaning(pii="mask")
     with refining(cleaning, 1, 1 << 40) as here:
         assert here is not None

@@ -32,10 +32,15 @@ def prose(draw: random.Random, sentences: int) -> str:
     """Sentences that all filters keep if there are enough."""
 
     def word() -> str:
-        return "".join(draw.choice("bdfklmnprst") + draw.choice("aeiou") for _ in range(draw.randrange(2, 4)))
+        return "".join(
+            draw.choice("bdfklmnprst") + draw.choice("aeiou") for _ in range(draw.randrange(2, 4))
+        )
 
     def sentence() -> str:
-        return f"{word().title()} {word()} that {word()} have {word()} with {word()} of {word()} {word()}."
+        return (
+            f"{word().title()} {word()} that {word()} have {word()} with {word()} of {word()}"
+            f" {word()}."
+        )
 
     return "\n".join(f"{sentence()} {sentence()}" for _ in range(sentences))
 
@@ -43,10 +48,17 @@ def prose(draw: random.Random, sentences: int) -> str:
 def documents(draw: random.Random) -> list[str]:
     good = [prose(draw, 12) for _ in range(6)]
     noise = [
-        "short", "", "word " * 300, "{ code } " * 80, "\n".join(f"- item {i}" for i in range(90)), "### " * 100,
-        f"{good[0]} And one more.", f"{prose(draw, 8)}\nThen mail a@host.org now.\nno end here",
-        "1 2 3 4 5 6 7 8 9 " * 40, "...\n" * 60,
-    ]  # fmt: skip
+        "short",
+        "",
+        "word " * 300,
+        "{ code } " * 80,
+        "\n".join(f"- item {i}" for i in range(90)),
+        "### " * 100,
+        f"{good[0]} And one more.",
+        f"{prose(draw, 8)}\nThen mail a@host.org now.\nno end here",
+        "1 2 3 4 5 6 7 8 9 " * 40,
+        "...\n" * 60,
+    ]
     texts = good + noise
     draw.shuffle(texts)
     return texts
@@ -86,7 +98,9 @@ def test_one_digest_for_every_cut_and_order(
     assert made.documents
     assert made.dropped["near duplicates"] == made.near_duplicates["left_out"] > 0
     assert {reason.split(":")[0] for reason in made.dropped} > {"by gopher_quality"}
-    assert made.examples.keys() > {reason for reason in made.dropped if reason.startswith("by ")} - {"-"}
+    assert made.examples.keys() > {
+        reason for reason in made.dropped if reason.startswith("by ")
+    } - {"-"}
     spread = Spread(InThisProcess(draw), share_bytes=4096)
     prepare(sources, tmp_path / "out", tokenizer_folder, spread=spread, **options)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
@@ -109,7 +123,9 @@ def test_the_report_shows_what_would_be_taken(tmp_path: Path) -> None:
 
 def config(**data: Any) -> Any:
     model = str(ROOT)
-    return load_config({"model": {"path": model}, "data": {"path": str(ROOT / "README.md"), **data}})
+    return load_config(
+        {"model": {"path": model}, "data": {"path": str(ROOT / "README.md"), **data}}
+    )
 
 
 def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
@@ -125,12 +141,21 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
         config(phone_region="US")
     for places in ("smtrain.client.config.checks.data", "smtrain.worker.data.clean.cleaning"):
         monkeypatch.setattr(f"{places}.present", lambda name: False)
-    with pytest.raises(ConfigError, match=r"data\.filters: this needs the package datatrove.*pip install"):
+    with pytest.raises(
+        ConfigError, match=r"data\.filters: this needs the package datatrove.*pip install"
+    ):
         config(filters=["c4"])
     with pytest.raises(ConfigError, match=r"data\.near_duplicates: this needs the package rensa"):
         config(near_duplicates={})
     (tmp_path / "a.txt").write_text("some words")
     for cleaning in (Cleaning(filters=("c4",)), Cleaning(near=NearDuplicates())):
         with pytest.raises(DataError, match="this needs the package"):
-            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=1, cleaning=cleaning, progress=None)
+            prepare(
+                tmp_path / "a.txt",
+                tmp_path / "out",
+                tokenizer_folder,
+                seq_len=1,
+                cleaning=cleaning,
+                progress=None,
+            )
     assert not (tmp_path / "out").exists()

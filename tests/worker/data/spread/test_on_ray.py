@@ -1,6 +1,7 @@
 """Tasks on real Ray clusters: one digest for any machines, and for any that die.
 
-$SMTRAIN_KILLS sets the number of kills of the full test (default 4), $SMTRAIN_PAUSE the seconds of its pause (20).
+$SMTRAIN_KILLS sets the number of kills of the full test (default 4), $SMTRAIN_PAUSE the seconds of
+its pause (20).
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ from tests.worker.data.tiny_s3 import TinyS3, tiny_s3
 PAUSE = float(os.environ.get("SMTRAIN_PAUSE", "20"))
 KILLS = int(os.environ.get("SMTRAIN_KILLS", "4"))
 OPTIONS = PrepareOptions(
-    seq_len=32, workers=1, holdout=HoldOut(fraction=0.1), shard_bytes=9 << 20, max_bad=99,
+    seq_len=32,
+    workers=1,
+    holdout=HoldOut(fraction=0.1),
+    shard_bytes=9 << 20,
+    max_bad=99,
     cleaning=Cleaning(deduplicate=True),
-)  # fmt: skip
+)
 KILLED = dataclasses.replace(
     OPTIONS, cleaning=Cleaning(deduplicate=True, near=NearDuplicates(words=5)), max_bad=99_999
-)  # fmt: skip
+)
 EXACT = dataclasses.replace(OPTIONS, max_bad=99_999)
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.7, words=3, permutations=32))
 
@@ -66,8 +71,12 @@ def write(folder: Path, megabytes: int) -> Path:
     for number in range(2):
         with (folder / f"{number}.jsonl").open("w") as out:
             while out.tell() < megabytes * 500_000:
-                text = f"the words of text {draw.randrange(9000)} and more " * draw.choice([3, 12, 60])
-                out.write(json.dumps({"text": text}) + "\n" if draw.random() < 0.9998 else "no json\n")
+                text = f"the words of text {draw.randrange(9000)} and more " * draw.choice(
+                    [3, 12, 60]
+                )
+                out.write(
+                    json.dumps({"text": text}) + "\n" if draw.random() < 0.9998 else "no json\n"
+                )
     return folder
 
 
@@ -75,7 +84,10 @@ def write(folder: Path, megabytes: int) -> Path:
 def cluster(place: Path, others: int, cores: int = 1) -> Iterator[RayExecutor]:
     """The hosts of a job on this machine: the first, and threads that join as the others do."""
     meeting, stop = SharedPlace(str(place)), threading.Event()
-    threads = [threading.Thread(target=nodes.join, args=(meeting, "127.0.0.1", stop, 1)) for _ in range(others)]
+    threads = [
+        threading.Thread(target=nodes.join, args=(meeting, "127.0.0.1", stop, 1))
+        for _ in range(others)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -98,14 +110,24 @@ def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_fold
     text = write(tmp_path / "text", 16)
     prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
     with cluster(tmp_path / "place", 0, cores=2) as executor:
-        results = dict(executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None))
+        results = dict(
+            executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None)
+        )
         assert results[2].crashed
         assert [results[label].value for label in (0, 1, 3)] == [0, 1, 3]
         assert listening([os.getpid(), *ours()]) == {"127.0.0.1"}
         killed = threading.Thread(target=kill_workers, args=(1,))
         killed.start()
         spread = Spread(executor, share_bytes=4 << 20)
-        prepare(text, tmp_path / "out", tokenizer_folder, OPTIONS, progress=ignore, say=ignore, spread=spread)
+        prepare(
+            text,
+            tmp_path / "out",
+            tokenizer_folder,
+            OPTIONS,
+            progress=ignore,
+            say=ignore,
+            spread=spread,
+        )
         killed.join()
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
     assert not ours("ray"), "processes are left"
@@ -120,7 +142,11 @@ def ours(*words: str) -> list[int]:
                 environment = (entry / "environ").read_bytes()
                 command = (entry / "cmdline").read_bytes().decode(errors="replace")
                 token = os.environ.get("RAY_AUTH_TOKEN", "none").encode()
-                if token in environment and int(entry.name) != os.getpid() and all(w in command for w in words):
+                if (
+                    token in environment
+                    and int(entry.name) != os.getpid()
+                    and all(w in command for w in words)
+                ):
                     found.append(int(entry.name))
     return found
 
@@ -132,7 +158,9 @@ def listening(pids: list[int]) -> set[str]:
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == "0A":
-                last = bytes.fromhex(local.partition(":")[0][-8:])[::-1]  # also of an IPv4 address in an IPv6 one
+                last = bytes.fromhex(local.partition(":")[0][-8:])[
+                    ::-1
+                ]  # also of an IPv4 address in an IPv6 one
                 addresses[inode] = ".".join(map(str, last)) if any(last) else "*"
     found = set[str]()
     for pid in pids:
@@ -155,17 +183,29 @@ def kill_workers(count: int) -> None:
 
 @pytest.mark.full  # the gate has two cores of one host above, and every cut in test_spread.py
 @pytest.mark.parametrize("hosts", [1, 2, 3, 5])
-@pytest.mark.parametrize("cleaning", [OPTIONS.cleaning, NEAR, Cleaning()], ids=["exact", "near", "none"])
+@pytest.mark.parametrize(
+    "cleaning", [OPTIONS.cleaning, NEAR, Cleaning()], ids=["exact", "near", "none"]
+)
 def test_one_digest_for_any_number_of_hosts(
     hosts: int, cleaning: Cleaning, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     text = write(tmp_path / "text", 24)
-    options = dataclasses.replace(OPTIONS, cleaning=cleaning, holdout=OPTIONS.holdout if hosts % 2 else None)
+    options = dataclasses.replace(
+        OPTIONS, cleaning=cleaning, holdout=OPTIONS.holdout if hosts % 2 else None
+    )
     prepare(text, tmp_path / "wanted", tokenizer_folder, options, progress=ignore, say=ignore)
     with cluster(tmp_path / "place", hosts - 1) as executor:
         for size in (4, 8, 64):
             spread = Spread(executor, share_bytes=size << 20)
-            prepare(text, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
+            prepare(
+                text,
+                tmp_path / "out",
+                tokenizer_folder,
+                options,
+                progress=ignore,
+                say=ignore,
+                spread=spread,
+            )
             assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
@@ -203,10 +243,13 @@ sys.exit(status)
 class Killed:
     """A preparation by a first host in a process of its own; others join from threads of this one.
 
-    With a `store` the shares are in its prefix `place`, and the first host is a fork of another Python.
+    With a `store` the shares are in its prefix `place`, and the first host is a fork of another
+    Python.
     """
 
-    def __init__(self, folder: Path, text: Path, model: Path, options: str, store: TinyS3 | None = None) -> None:
+    def __init__(
+        self, folder: Path, text: Path, model: Path, options: str, store: TinyS3 | None = None
+    ) -> None:
         self.folder, self.store, self.statuses = folder / "place", store, list[int]()
         self.place = "s3://b/place" if store else str(self.folder)
         self.done: dict[str, tuple[int, int]] = {}
@@ -226,7 +269,9 @@ class Killed:
             return subprocess.Popen([*self.command, str(free_port())], stderr=log, env=environment)
 
     def look(self) -> int:
-        """See which shares are done, and which of those that were done at the last kill were written again."""
+        """See which shares are done, and which of those that were done at the last kill were
+        written again.
+        """
         with suppress(OSError, ValueError, KeyError):
             met = (
                 self.store.objects[f"place/{nodes.MEETING}"]
@@ -242,7 +287,11 @@ class Killed:
 
     def records(self) -> dict[str, tuple[int, int]]:
         if self.store:
-            names = [name for name in [*self.store.objects] if "/share-" in name and name.endswith(".json")]
+            names = [
+                name
+                for name in [*self.store.objects]
+                if "/share-" in name and name.endswith(".json")
+            ]
             return {name: (self.store.writes[name], 0) for name in names}
         found = {}
         for path in self.folder.glob("*/share-*.json"):
@@ -279,10 +328,19 @@ def children(pid: int) -> list[int]:
 def test_kills_and_a_failing_store_end_in_the_same_bytes(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of process is killed in turn, the cluster's head every third time, with shares in an S3 that fails."""
+    """Each kind of process is killed in turn, the cluster's head every third time, with shares in
+    an S3 that fails.
+    """
     draw = random.Random(5)
     text = write(tmp_path / "text", 4 * KILLS + 40)
-    kinds = [("gcs_server",), ("ray::outcome",), (), ("gcs_server",), ("raylet/raylet",), ("ray::outcome",)] * KILLS
+    kinds = [
+        ("gcs_server",),
+        ("ray::outcome",),
+        (),
+        ("gcs_server",),
+        ("raylet/raylet",),
+        ("ray::outcome",),
+    ] * KILLS
     stop, kills = threading.Event(), list[tuple[str, ...]]()
     with ExitStack() as stack:
         store = stack.enter_context(tiny_s3(monkeypatch.setenv))
@@ -290,12 +348,16 @@ def test_kills_and_a_failing_store_end_in_the_same_bytes(
         store.fault = lambda _: draw.choice(chances) if draw.random() < 0.25 else None
         run = Killed(tmp_path, text, tokenizer_folder, "EXACT", store)
         stack.callback(lambda: run.run.kill())
-        joined = threading.Thread(target=nodes.join, args=(SharedPlace(run.place), "127.0.0.1", stop, 1))
+        joined = threading.Thread(
+            target=nodes.join, args=(SharedPlace(run.place), "127.0.0.1", stop, 1)
+        )
         joined.start()
         stack.callback(joined.join)
         stack.callback(stop.set)
         while len(kills) < KILLS:
-            assert run.after_more(1), f"it ended after {len(kills)} kills\n{run.log.read_text()[-3000:]}"
+            assert run.after_more(1), (
+                f"it ended after {len(kills)} kills\n{run.log.read_text()[-3000:]}"
+            )
             time.sleep(draw.uniform(0, 0.5))
             if run.kill(kinds[len(kills)], draw.randrange(9)):
                 kills.append(kinds[len(kills)])
@@ -307,7 +369,10 @@ def test_kills_and_a_failing_store_end_in_the_same_bytes(
         said = run.log.read_text()
         heads = kills.count(("gcs_server",))
         again = said.count("It is started again.")
-        print(f"{len(kills)} kills, {heads} of the head, started again {again} times; faults {store.faults.total()}")
+        print(
+            f"{len(kills)} kills, {heads} of the head, started again {again} times; faults"
+            f" {store.faults.total()}"
+        )
         print(f"{len(run.again)} of {run.most} finished shares were written again")
         assert run.statuses == [-signal.SIGKILL] * kills.count(()) + [0], said[-3000:]
         assert again >= heads
@@ -317,7 +382,9 @@ def test_kills_and_a_failing_store_end_in_the_same_bytes(
 
 
 @pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
-def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_killed_again_and_again_it_ends_in_the_same_bytes(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     draw = random.Random(5)
     text = write(tmp_path / "text", 12 * KILLS + 100)
     stop = threading.Event()
@@ -326,7 +393,10 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
         run = Killed(tmp_path, text, tokenizer_folder, "KILLED")
         stack.callback(lambda: run.run.kill())
         place = SharedPlace(run.place)
-        joined = [threading.Thread(target=nodes.join, args=(place, "127.0.0.1", stop, 1)) for _ in range(2)]
+        joined = [
+            threading.Thread(target=nodes.join, args=(place, "127.0.0.1", stop, 1))
+            for _ in range(2)
+        ]
         joined[0].start()
         stack.callback(joined[0].join)
         stack.callback(stop.set)
@@ -341,7 +411,11 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
                 stack.callback(joined[1].join)
                 stack.callback(stop.set)
         assert run.after_more(2)
-        paused = [pid for pid in ours("raylet/raylet") if b"--head" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        paused = [
+            pid
+            for pid in ours("raylet/raylet")
+            if b"--head" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         os.kill(paused[0], signal.SIGSTOP)
         began = time.monotonic()
         while time.monotonic() < began + PAUSE and run.run.poll() is None:
@@ -375,13 +449,18 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     own = tempfile.mkdtemp(prefix="smray", dir=folder)
     nodes._locked(own)
-    make = "import sys, time; from smtrain.worker.data.prepare.spread import nodes; nodes._locked(sys.argv[1]); "
+    make = (
+        "import sys, time; from smtrain.worker.data.prepare.spread import nodes;"
+        " nodes._locked(sys.argv[1]); "
+    )
     other = tempfile.mkdtemp(prefix="smray", dir=folder)
     command = [sys.executable, "-c", f"{make}print(flush=True); time.sleep(60)", other]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout
         holder.stdout.readline()
-        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{other}/session"])
+        left = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)", f"{other}/session"]
+        )
         nodes.remove_left_folders()
         assert {*folder.iterdir()} == {Path(own), Path(other)}
         holder.kill()
@@ -393,16 +472,29 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
 
 
 @pytest.mark.full  # a minute of waiting
-def test_a_driver_says_that_a_cluster_that_exists_is_gone(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_driver_says_that_a_cluster_that_exists_is_gone(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     """Ray itself ends a driver without a cluster after a minute, in words of its own."""
     text, port = write(tmp_path / "text", 80), free_port()
     os.environ.update(nodes.cluster_environment(nodes.cluster_token()))
     (tmp_path / "elsewhere").mkdir()
     node = start(tmp_path / "elsewhere", dict(os.environ), port)
     command = [
-        sys.executable, "-m", "smtrain", "data", "prepare", str(text), str(tmp_path / "out"), "--model",
-        str(tokenizer_folder), "--ray-address", f"127.0.0.1:{port}", "--max-bad", "999",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "smtrain",
+        "data",
+        "prepare",
+        str(text),
+        str(tmp_path / "out"),
+        "--model",
+        str(tokenizer_folder),
+        "--ray-address",
+        f"127.0.0.1:{port}",
+        "--max-bad",
+        "999",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         try:
             while not ours("ray::outcome"):
@@ -416,7 +508,9 @@ def test_a_driver_says_that_a_cluster_that_exists_is_gone(tmp_path: Path, tokeni
             for pid in ours():
                 os.kill(pid, signal.SIGKILL)
     assert run.returncode == 2
-    assert f"the Ray cluster at 127.0.0.1:{port} is gone (no answer for 45 s); start it again" in said
+    assert (
+        f"the Ray cluster at 127.0.0.1:{port} is gone (no answer for 45 s); start it again" in said
+    )
 
 
 @pytest.mark.full  # the gate has a cluster of our own above
@@ -432,7 +526,15 @@ def test_a_cluster_that_exists(tmp_path: Path, tokenizer_folder: Path) -> None:
     try:
         with RayExecutor(f"127.0.0.1:{port}", ships_code=True) as executor:
             spread = Spread(executor, share_bytes=4 << 20)
-            prepare(text, tmp_path / "out", tokenizer_folder, OPTIONS, progress=ignore, say=ignore, spread=spread)
+            prepare(
+                text,
+                tmp_path / "out",
+                tokenizer_folder,
+                OPTIONS,
+                progress=ignore,
+                say=ignore,
+                spread=spread,
+            )
         assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
         assert node.poll() is None
     finally:
@@ -444,12 +546,23 @@ def test_a_cluster_that_exists(tmp_path: Path, tokenizer_folder: Path) -> None:
 
 
 def start(folder: Path, environment: dict[str, str], port: int) -> subprocess.Popen[Any]:
-    command = ["-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block", f"--port={port}"]
+    command = [
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+    ]
     more = ["--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false"]
     node = subprocess.Popen(
-        [sys.executable, *command, *more], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, *command, *more],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     wait: Callable[[], bool] = lambda: answers(f"127.0.0.1:{port}")  # noqa: E731
     deadline = time.monotonic() + 120
     while not wait() and time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""An address without a usable Ray cluster is refused within a limit, with the remedy of its cause."""
+"""An address without a usable Ray cluster is refused within a limit, with the remedy of its
+cause.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 @contextmanager
 def server(answer: bytes | None) -> Iterator[str]:
-    """Address of a server that sends `answer` to each connection and closes it; None: it stays silent."""
+    """Address of a server that sends `answer` to each connection and closes it; None: it stays
+    silent.
+    """
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
@@ -43,7 +47,11 @@ def test_each_cause_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer, limit, said in (
         (SETTINGS, 30, None),
         (SETTINGS + b"more", 30, None),
-        (b"HTTP/1.1 505 Version Not Supported\r\n\r\n", 30, "another program than Ray answers; give the port of"),
+        (
+            b"HTTP/1.1 505 Version Not Supported\r\n\r\n",
+            30,
+            "another program than Ray answers; give the port of",
+        ),
         (b"", 30, "another program than Ray answers"),
         (None, 0.1, "no answer within 0 s; check the address"),
     ):
@@ -57,7 +65,10 @@ def test_each_cause_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = "connection refused; check the address, and that `ray status` works there"
     assert connection_fault(address, 30) == connection_fault(f"ray://{address}", 30) == refused
     assert not answers(address)
-    assert connection_fault("no-such-host.invalid:6379", 30) == "the host has no address; check its name"
+    assert (
+        connection_fault("no-such-host.invalid:6379", 30)
+        == "the host has no address; check its name"
+    )
     assert connection_fault("10.0.0.1", 30) is None, "Ray refuses its form"
 
 
@@ -72,14 +83,27 @@ def test_a_server_with_tls_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (
             RuntimeError(
-                "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.10.1\n"
-                "This process on node 1 was started with:\n    Ray: 2.60.0\n    Python: 3.11.2\n"
+                "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python:"
+                " 3.10.1\nThis process on node 1 was started with:\n    Ray: 2.60.0\n    Python:"
+                " 3.11.2\n"
             ),
-            "the cluster has Ray 2.9.0, Python 3.10.1 and this process Ray 2.60.0, Python 3.11.2; use the same here",
+            (
+                "the cluster has Ray 2.9.0, Python 3.10.1 and this process Ray 2.60.0, Python"
+                " 3.11.2; use the same here"
+            ),
         ),
-        (ValueError("Invalid address format: 10.0.0.1"), "Invalid address format: 10.0.0.1; write it as HOST:PORT"),
-        (ConnectionError("Could not find any running Ray instance. Please"), "no cluster runs on this machine; start"),
-        (RuntimeError("Invalid token"), "Invalid token; check that `ray status` works there, and $RAY_AUTH_TOKEN"),
+        (
+            ValueError("Invalid address format: 10.0.0.1"),
+            "Invalid address format: 10.0.0.1; write it as HOST:PORT",
+        ),
+        (
+            ConnectionError("Could not find any running Ray instance. Please"),
+            "no cluster runs on this machine; start",
+        ),
+        (
+            RuntimeError("Invalid token"),
+            "Invalid token; check that `ray status` works there, and $RAY_AUTH_TOKEN",
+        ),
     ],
 )
 def test_what_ray_refuses_has_a_remedy(error: Exception, said: str) -> None:

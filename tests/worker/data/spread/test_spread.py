@@ -38,7 +38,9 @@ from tests.worker.data.spread.executors import InThisProcess
 EXACT = Cleaning(deduplicate=True, min_characters=2)
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.5, words=2, permutations=32))
 FEW = Cleaning(near=NearDuplicates(similarity=0.5, words=2, permutations=32, documents=40))
-OPTIONS = PrepareOptions(seq_len=8, cleaning=EXACT, workers=1, holdout=HoldOut(fraction=0.2), max_bad=999)
+OPTIONS = PrepareOptions(
+    seq_len=8, cleaning=EXACT, workers=1, holdout=HoldOut(fraction=0.2), max_bad=999
+)
 
 
 def ignore(_: object) -> None:
@@ -63,22 +65,39 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("cleaning", [EXACT, NEAR, FEW, Cleaning()], ids=["exact", "near", "few", "none"])
+@pytest.mark.parametrize(
+    "cleaning", [EXACT, NEAR, FEW, Cleaning()], ids=["exact", "near", "few", "none"]
+)
 @pytest.mark.parametrize("shard", [600, 2000, 1 << 30])
 @pytest.mark.parametrize("share", [256, 1 << 20])
 @pytest.mark.pairwise
 def test_one_digest_for_every_cut_and_order(
-    share: int, shard: int, cleaning: Cleaning, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    share: int,
+    shard: int,
+    cleaning: Cleaning,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = random.Random(share + shard)
     monkeypatch.setenv(THREADS, draw.choice("123"))
     sources = corpus(tmp_path / "text", draw)
     options = dataclasses.replace(OPTIONS, cleaning=cleaning, shard_bytes=shard)
     other = corpus(tmp_path / "other", draw)[0]
-    options = dataclasses.replace(options, holdout=draw.choice([None, options.holdout, HoldOut(path=other)]))
+    options = dataclasses.replace(
+        options, holdout=draw.choice([None, options.holdout, HoldOut(path=other)])
+    )
     prepare(sources, tmp_path / "wanted", tokenizer_folder, options, progress=ignore, say=ignore)
     spread = Spread(InThisProcess(draw), share_bytes=share)
-    prepare(sources, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
+    prepare(
+        sources,
+        tmp_path / "out",
+        tokenizer_folder,
+        options,
+        progress=ignore,
+        say=ignore,
+        spread=spread,
+    )
     assert DatasetManifest.load(tmp_path / "out") == DatasetManifest.load(tmp_path / "wanted")
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
     assert names(tmp_path / "out") == names(tmp_path / "wanted"), "nothing else is left"
@@ -86,7 +105,9 @@ def test_one_digest_for_every_cut_and_order(
 
 @pytest.mark.parametrize("shard", [600, 1 << 30])
 @pytest.mark.parametrize("holdout", [None, HoldOut(fraction=0.2), HoldOut(path="talk")], ids=str)
-def test_conversations_too(shard: int, holdout: HoldOut | None, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_conversations_too(
+    shard: int, holdout: HoldOut | None, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     model, sources = conversations(tmp_path, tokenizer_folder)
     if holdout and holdout.path:
         (tmp_path / "other").mkdir()
@@ -96,23 +117,38 @@ def test_conversations_too(shard: int, holdout: HoldOut | None, tmp_path: Path, 
     options = PrepareOptions(seq_len=24, workers=1, holdout=holdout, max_bad=99, shard_bytes=shard)
     prepare_sft(sources, tmp_path / "wanted", model, options, progress=ignore, say=ignore)
     spread = Spread(InThisProcess(random.Random(1)), share_bytes=512)
-    prepare_sft(sources, tmp_path / "out", model, options, progress=ignore, say=ignore, spread=spread)
+    prepare_sft(
+        sources, tmp_path / "out", model, options, progress=ignore, say=ignore, spread=spread
+    )
     assert DatasetManifest.load(tmp_path / "out") == DatasetManifest.load(tmp_path / "wanted")
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
 def test_pairs_of_answers_too(tmp_path: Path, tokenizer_folder: Path) -> None:
-    rows = [{"prompt": f"say {i}", "chosen": "the words", "rejected": "words " * (i % 5 + 1)} for i in range(60)]
+    rows = [
+        {"prompt": f"say {i}", "chosen": "the words", "rejected": "words " * (i % 5 + 1)}
+        for i in range(60)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for number, holdout in enumerate((None, HoldOut(fraction=0.3))):
-        options = PrepareOptions(seq_len=64, workers=1, holdout=holdout, objective="dpo", shard_bytes=1500)
+        options = PrepareOptions(
+            seq_len=64, workers=1, holdout=holdout, objective="dpo", shard_bytes=1500
+        )
         made = [
             prepare_sft(
-                [tmp_path / "a.jsonl"], tmp_path / f"{name}{number}", tokenizer_folder, options, progress=ignore,
-                say=ignore, spread=spread,
+                [tmp_path / "a.jsonl"],
+                tmp_path / f"{name}{number}",
+                tokenizer_folder,
+                options,
+                progress=ignore,
+                say=ignore,
+                spread=spread,
             )
-            for name, spread in (("one", None), ("many", Spread(InThisProcess(random.Random(1)), share_bytes=512)))
-        ]  # fmt: skip
+            for name, spread in (
+                ("one", None),
+                ("many", Spread(InThisProcess(random.Random(1)), share_bytes=512)),
+            )
+        ]
         assert made[0] == made[1]
         assert digest(tmp_path / f"one{number}") == digest(tmp_path / f"many{number}")
 
@@ -120,22 +156,33 @@ def test_pairs_of_answers_too(tmp_path: Path, tokenizer_folder: Path) -> None:
 def test_text_of_tests_is_left_out_on_every_machine(tmp_path: Path, tokenizer_folder: Path) -> None:
     test = " ".join(f"word{i}" for i in range(20))
     (tmp_path / "test.jsonl").write_text(json.dumps({"text": test}) + "\n")
-    rows = [{"text": f"before {test} after" if i % 7 == 0 else f"the words of text {i}"} for i in range(60)]
+    rows = [
+        {"text": f"before {test} after" if i % 7 == 0 else f"the words of text {i}"}
+        for i in range(60)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cleaning = Cleaning(tests=EvaluationTexts(str(tmp_path / "test.jsonl")), deduplicate=True)
     options = PrepareOptions(seq_len=8, workers=1, cleaning=cleaning)
     spread = Spread(InThisProcess(random.Random(1)), share_bytes=512)
     one, many = (
         prepare(
-            tmp_path / "a.jsonl", tmp_path / name, tokenizer_folder, options, progress=ignore, say=ignore, spread=how
+            tmp_path / "a.jsonl",
+            tmp_path / name,
+            tokenizer_folder,
+            options,
+            progress=ignore,
+            say=ignore,
+            spread=how,
         )
         for name, how in (("one", None), ("many", spread))
-    )  # fmt: skip
+    )
     assert one == many
     assert many.dropped["overlapping with tests"] == 9
 
 
-def test_a_driver_that_is_killed_at_any_task_resumes(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_driver_that_is_killed_at_any_task_resumes(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     draw = random.Random(9)
     sources = corpus(tmp_path / "text", draw)
     options = dataclasses.replace(OPTIONS, cleaning=NEAR, shard_bytes=2000)
@@ -155,7 +202,15 @@ def test_a_driver_that_is_killed_at_any_task_resumes(tmp_path: Path, tokenizer_f
         tasks = InThisProcess(draw, fault)
         try:
             spread = Spread(tasks, share_bytes=512)
-            prepare(sources, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
+            prepare(
+                sources,
+                tmp_path / "out",
+                tokenizer_folder,
+                options,
+                progress=ignore,
+                say=ignore,
+                spread=spread,
+            )
         except InterruptedError:
             heard = tasks.done[:-1]  # the driver may not have heard of the last one
             done += [task for task in heard if task[0] != "is_output_whole"]
@@ -185,11 +240,18 @@ def test_a_share_that_crashes_is_set_aside_by_name(tmp_path: Path, tokenizer_fol
 
     def run(spread: Spread) -> DatasetManifest:
         return prepare(
-            [text / "a.jsonl", text / "b.jsonl", text / "c.jsonl"], tmp_path / "out", tokenizer_folder, options,
-            progress=ignore, say=said.append, spread=spread,
-        )  # fmt: skip
+            [text / "a.jsonl", text / "b.jsonl", text / "c.jsonl"],
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            progress=ignore,
+            say=said.append,
+            spread=spread,
+        )
 
-    with pytest.raises(CrashedError, match=r"share 1 \(b\.jsonl\) crashed three times.*data\.max_crashed: 1") as caught:
+    with pytest.raises(
+        CrashedError, match=r"share 1 \(b\.jsonl\) crashed three times.*data\.max_crashed: 1"
+    ) as caught:
         run(spread)
     assert not isinstance(caught.value, DataError)
     assert any("share 1 (b.jsonl) is set aside: it died" in line for line in said)
@@ -197,28 +259,51 @@ def test_a_share_that_crashes_is_set_aside_by_name(tmp_path: Path, tokenizer_fol
         run(dataclasses.replace(spread, max_crashed=1))
     options = dataclasses.replace(options, holdout=None)
     made = prepare(
-        text, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore,
+        text,
+        tmp_path / "out",
+        tokenizer_folder,
+        options,
+        progress=ignore,
+        say=ignore,
         spread=dataclasses.replace(spread, max_crashed=2, share_bytes=1024),
-    )  # fmt: skip
+    )
     assert any("(b.jsonl" in sentence and "left out" in sentence for sentence in made.left_out)
     assert {row["name"]: row["documents"] for row in made.sources}["a.jsonl"] == 40
 
 
-def test_bad_lines_are_counted_over_all_machines_with_their_places(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_bad_lines_are_counted_over_all_machines_with_their_places(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     rows = [json.dumps({"text": f"words of text {i}"}) for i in range(100)]
     rows[83] = rows[31] = "no json"
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     spread = Spread(InThisProcess(random.Random(1)), share_bytes=256)
     options = PrepareOptions(seq_len=8, max_bad=1)
-    with pytest.raises(DataError, match=r"a\.jsonl, line 32: not JSON.*; 2 bad lines so far and max_bad is 1"):
-        prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
+    with pytest.raises(
+        DataError, match=r"a\.jsonl, line 32: not JSON.*; 2 bad lines so far and max_bad is 1"
+    ):
+        prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            say=ignore,
+            spread=spread,
+        )
     assert not (tmp_path / "out").exists()
     options = dataclasses.replace(options, max_bad=2)
-    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
-    assert [line.partition(":")[0] for line in made.bad_lines] == ["a.jsonl, line 32", "a.jsonl, line 84"]
+    made = prepare(
+        tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread
+    )
+    assert [line.partition(":")[0] for line in made.bad_lines] == [
+        "a.jsonl, line 32",
+        "a.jsonl, line 84",
+    ]
 
 
-def test_a_file_that_cannot_be_read_or_differs_ends_it(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_file_that_cannot_be_read_or_differs_ends_it(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.jsonl").write_text('{"text": "the words of a small text"}\n' * 50)
     (tmp_path / "text/b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "words"}\n')[:-9])
@@ -226,7 +311,14 @@ def test_a_file_that_cannot_be_read_or_differs_ends_it(tmp_path: Path, tokenizer
     def run(fault: Any = lambda name, label: None) -> None:
         spread = Spread(InThisProcess(random.Random(1), fault), share_bytes=256)
         options = PrepareOptions(seq_len=8)
-        prepare(tmp_path / "text", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
+        prepare(
+            tmp_path / "text",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            say=ignore,
+            spread=spread,
+        )
 
     with pytest.raises(DataError, match="not a whole gzip file"):
         run()
@@ -240,17 +332,30 @@ def test_a_file_that_cannot_be_read_or_differs_ends_it(tmp_path: Path, tokenizer
         run(longer)
 
 
-def test_shares_of_text_that_has_changed_are_not_used(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """Text of the same size: only its time tells, or in a job's channel the listing of the launch."""
+def test_shares_of_text_that_has_changed_are_not_used(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """Text of the same size: only its time tells, or in a job's channel the listing of the
+    launch.
+    """
 
     def killed(name: str, label: Any) -> None:
         if name == "do_share" and label.number == 2:
             raise KeyboardInterrupt
 
-    def run(out: str, work: str | None, listings: str, fault: Any = lambda name, label: None) -> None:
+    def run(
+        out: str, work: str | None, listings: str, fault: Any = lambda name, label: None
+    ) -> None:
         spread = Spread(InThisProcess(random.Random(1), fault), work, share_bytes=256)
         options = PrepareOptions(seq_len=8, listings=listings)
-        prepare(tmp_path / "a.jsonl", tmp_path / out, tokenizer_folder, options, say=ignore, spread=spread)
+        prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / out,
+            tokenizer_folder,
+            options,
+            say=ignore,
+            spread=spread,
+        )
 
     for work in (None, str(tmp_path / "work")):
         (tmp_path / "a.jsonl").write_text('{"text": "the words"}\n' * 50)
@@ -263,7 +368,9 @@ def test_shares_of_text_that_has_changed_are_not_used(tmp_path: Path, tokenizer_
 
 
 def test_a_damaged_share_is_named_and_done_again(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "the words of {i}"}}\n' for i in range(50))
+    )
     work = tmp_path / "work"
 
     def damage(name: str, label: Any) -> None:
@@ -277,15 +384,28 @@ def test_a_damaged_share_is_named_and_done_again(tmp_path: Path, tokenizer_folde
     damaged: list[Path] = []
     spread = Spread(InThisProcess(random.Random(1), damage), str(work), share_bytes=256)
     options = PrepareOptions(seq_len=8)
-    with pytest.raises(StorageError, match=r"share-0000002\.bin in .* is damaged; run the same command again"):
-        prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
-    prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
+    with pytest.raises(
+        StorageError, match=r"share-0000002\.bin in .* is damaged; run the same command again"
+    ):
+        prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            say=ignore,
+            spread=spread,
+        )
+    prepare(
+        tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread
+    )
     prepare(tmp_path / "a.jsonl", tmp_path / "wanted", tokenizer_folder, options, say=ignore)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("kind", [".bin", ".bands", ".json", ".losers", ".lengths", ".sides", ".hashes", ".bits"])
+@pytest.mark.parametrize(
+    "kind", [".bin", ".bands", ".json", ".losers", ".lengths", ".sides", ".hashes", ".bits"]
+)
 def test_no_changed_byte_of_a_share_changes_the_dataset(
     kind: str, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +428,15 @@ def test_no_changed_byte_of_a_share_changes_the_dataset(
     for _ in range(9):
         spread = Spread(InThisProcess(draw, damage), str(tmp_path / "work"), share_bytes=512)
         with suppress(StorageError):
-            prepare(sources, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
+            prepare(
+                sources,
+                tmp_path / "out",
+                tokenizer_folder,
+                options,
+                progress=ignore,
+                say=ignore,
+                spread=spread,
+            )
             break
     assert damaged
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
@@ -318,7 +446,9 @@ def test_no_changed_byte_of_a_share_changes_the_dataset(
 def test_a_changed_byte_of_a_finished_output_is_found_when_the_work_resumes(
     kind: str | None, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "the words of {i}"}}\n' for i in range(50))
+    )
     options = PrepareOptions(seq_len=8, shard_bytes=600)
     left = [2]
 
@@ -329,7 +459,14 @@ def test_a_changed_byte_of_a_finished_output_is_found_when_the_work_resumes(
 
     def run(name: str, executor: InThisProcess) -> None:
         spread = Spread(executor, str(tmp_path / "work"), share_bytes=256)
-        prepare(tmp_path / "a.jsonl", tmp_path / name, tokenizer_folder, options, say=said.append, spread=spread)
+        prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / name,
+            tokenizer_folder,
+            options,
+            say=said.append,
+            spread=spread,
+        )
 
     said: list[str] = []
     with pytest.raises(InterruptedError):
@@ -351,7 +488,9 @@ def test_a_changed_byte_of_a_finished_output_is_found_when_the_work_resumes(
 def test_a_store_that_fails_costs_no_finished_share(
     tmp_path: Path, tokenizer_folder: Path, no_waits: list[float]
 ) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "the words of {i}"}}\n' for i in range(50))
+    )
     work, options = tmp_path / "work", PrepareOptions(seq_len=8)
     fails = {"share": 3, "times": 99}
 
@@ -364,7 +503,14 @@ def test_a_store_that_fails_costs_no_finished_share(
     def run() -> list[int]:
         executor = InThisProcess(random.Random(1), fault)
         spread = Spread(executor, str(work), share_bytes=256)
-        prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, spread=spread)
+        prepare(
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            say=ignore,
+            spread=spread,
+        )
         return [arguments[0].number for name, arguments in executor.done if name == "do_share"]
 
     with pytest.raises(StorageError, match="S3 asks to wait"):
@@ -377,17 +523,28 @@ def test_a_store_that_fails_costs_no_finished_share(
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
-def test_a_resumed_driver_counts_shares_after_a_gap_as_done(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+def test_a_resumed_driver_counts_shares_after_a_gap_as_done(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "the words of {i}"}}\n' for i in range(50))
+    )
     options = PrepareOptions(seq_len=8)
     seen: list[DataProgress] = []
 
     def run(fault: Callable[[str, Any], None]) -> None:
-        spread = Spread(InThisProcess(random.Random(3), fault), str(tmp_path / "work"), share_bytes=256)
+        spread = Spread(
+            InThisProcess(random.Random(3), fault), str(tmp_path / "work"), share_bytes=256
+        )
         prepare(
-            tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, options, say=ignore, progress=seen.append,
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            options,
+            say=ignore,
+            progress=seen.append,
             spread=spread,
-        )  # fmt: skip
+        )
 
     def killed(name: str, label: Any) -> None:
         if name == "write_output":
@@ -404,7 +561,9 @@ def test_a_resumed_driver_counts_shares_after_a_gap_as_done(tmp_path: Path, toke
 
 
 def test_a_stop_keeps_what_is_done(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "the words of {i}"}}\n' for i in range(50)))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"text": "the words of {i}"}}\n' for i in range(50))
+    )
     spread: Spread
 
     def stop(name: str, label: Any) -> None:
@@ -415,9 +574,13 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, tokenizer_folder: Path) -> No
     spread = Spread(tasks, str(tmp_path / "work"), share_bytes=256)
     with pytest.raises(StoppedError, match="run the same command again to resume"):
         prepare(
-            tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8), say=ignore,
+            tmp_path / "a.jsonl",
+            tmp_path / "out",
+            tokenizer_folder,
+            PrepareOptions(seq_len=8),
+            say=ignore,
             spread=spread,
-        )  # fmt: skip
+        )
     assert list((tmp_path / "work").rglob("share-*.json"))
     assert not (tmp_path / "out").exists()
 
@@ -445,7 +608,9 @@ def test_the_memory_of_a_pass_over_all_documents_is_bounded() -> None:
 
 
 class LateAnswers:
-    """A file system whose first uploads succeed, while the client hears that they do not exist any more."""
+    """A file system whose first uploads succeed, while the client hears that they do not exist any
+    more.
+    """
 
     def __init__(self, inner: Any, late: int) -> None:
         self._inner, self._late = inner, late
@@ -463,7 +628,9 @@ class LateAnswers:
 
 
 @pytest.mark.parametrize("late", [2, 3])
-def test_an_upload_whose_answer_is_late_is_sent_again(late: int, tmp_path: Path, no_waits: list[float]) -> None:
+def test_an_upload_whose_answer_is_late_is_sent_again(
+    late: int, tmp_path: Path, no_waits: list[float]
+) -> None:
     place = SharedPlace(f"file://{tmp_path}")
     place._fs = LateAnswers(place._fs, late)
     with place.scratch() as folder:
@@ -475,7 +642,9 @@ def test_an_upload_whose_answer_is_late_is_sent_again(late: int, tmp_path: Path,
 
 
 class LateStreams:
-    """A file system whose uploads succeed, or lose their end, while the client hears that they do not exist."""
+    """A file system whose uploads succeed, or lose their end, while the client hears that they do
+    not exist.
+    """
 
     def __init__(self, inner: Any, lost: int) -> None:
         self._inner, self._lost = inner, lost

@@ -1,4 +1,6 @@
-"""A preparation whose text, shares and dataset are in an S3 that fails: the same bytes, and nothing done is lost."""
+"""A preparation whose text, shares and dataset are in an S3 that fails: the same bytes, and nothing
+done is lost.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,22 @@ from tests.worker.data.spread.executors import InThisProcess
 from tests.worker.data.tiny_s3 import FAULTS, TinyS3, tiny_s3
 
 OPTIONS = PrepareOptions(
-    seq_len=8, cleaning=Cleaning(deduplicate=True), workers=1, holdout=HoldOut(fraction=0.2), shard_bytes=1 << 20
+    seq_len=8,
+    cleaning=Cleaning(deduplicate=True),
+    workers=1,
+    holdout=HoldOut(fraction=0.2),
+    shard_bytes=1 << 20,
 )
 OPERATIONS = (
-    "CompleteMultipartUpload", "CreateMultipartUpload", "DeleteObject", "GetObject", "HeadObject", "ListObjectsV2",
-    "PutObject", "UploadPart",
-)  # fmt: skip
+    "CompleteMultipartUpload",
+    "CreateMultipartUpload",
+    "DeleteObject",
+    "GetObject",
+    "HeadObject",
+    "ListObjectsV2",
+    "PutObject",
+    "UploadPart",
+)
 
 
 def ignore(_: object) -> None:
@@ -48,9 +60,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyS3]:
         yield store
 
 
-def spread_out(store: TinyS3, folder: Path, tokenizer: Path, executor: InThisProcess | None = None) -> str:
+def spread_out(
+    store: TinyS3, folder: Path, tokenizer: Path, executor: InThisProcess | None = None
+) -> str:
     """Prepare on machines, everything in S3; a digest of the dataset."""
-    spread = Spread(executor or InThisProcess(random.Random(1)), "s3://b/work", "s3://b/out", share_bytes=1024)
+    spread = Spread(
+        executor or InThisProcess(random.Random(1)), "s3://b/work", "s3://b/out", share_bytes=1024
+    )
     prepare("s3://b/text", folder, tokenizer, OPTIONS, progress=ignore, say=ignore, spread=spread)
     whole = hashlib.sha256((folder / "manifest.json").read_bytes())
     for name in sorted(store.objects):
@@ -70,7 +86,10 @@ def wanted(store: TinyS3, folder: Path, tokenizer: Path) -> tuple[str, int]:
     """The digest without a fault and the number of shares, made once."""
     if tokenizer not in _wanted:
         executor = InThisProcess(random.Random(1))
-        _wanted[tokenizer] = spread_out(store, folder / "wanted", tokenizer, executor), len(shares_of(executor))
+        _wanted[tokenizer] = (
+            spread_out(store, folder / "wanted", tokenizer, executor),
+            len(shares_of(executor)),
+        )
     return _wanted[tokenizer]
 
 
@@ -78,7 +97,9 @@ def records(store: TinyS3) -> list[str]:
     return [name for name in store.objects if "/share-" in name and name.endswith(".json")]
 
 
-def after(good: int, fault: str, operation: str = "", times: int = 1) -> Callable[[str], str | None]:
+def after(
+    good: int, fault: str, operation: str = "", times: int = 1
+) -> Callable[[str], str | None]:
     """Fail `times` calls of an operation, or of any, after `good` ones."""
     calls = 0
 
@@ -105,7 +126,9 @@ def test_one_fault_of_one_operation_changes_nothing(
 
 @pytest.mark.full  # pyarrow waits 0.2 s after each fault
 @pytest.mark.parametrize("seed", range(3))
-def test_a_quarter_of_all_calls_may_fail(seed: int, store: TinyS3, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_quarter_of_all_calls_may_fail(
+    seed: int, store: TinyS3, tmp_path: Path, tokenizer_folder: Path
+) -> None:
     (expected, _), draw = wanted(store, tmp_path, tokenizer_folder), random.Random(seed)
     chances = ["error", "throttle", "drop", "late error", "late drop", "truncated"]
     store.fault = lambda _: draw.choice(chances) if draw.random() < 0.25 else None
@@ -123,7 +146,9 @@ def test_a_store_that_refuses_in_the_middle_keeps_finished_shares_and_is_named_a
             store.fault = lambda _: fault
 
     with pytest.raises(StorageError, match="may have expired"):
-        spread_out(store, tmp_path / "out", tokenizer_folder, InThisProcess(random.Random(1), refuse))
+        spread_out(
+            store, tmp_path / "out", tokenizer_folder, InThisProcess(random.Random(1), refuse)
+        )
     assert len(records(store)) == 3
     assert sum(store.faults.values()) < 60, "it is not asked again and again"
     store.fault = lambda _: None
@@ -134,13 +159,24 @@ def test_a_store_that_refuses_in_the_middle_keeps_finished_shares_and_is_named_a
 
 @pytest.mark.parametrize("fault", ["expired", pytest.param("truncated", marks=pytest.mark.full)])
 def test_one_machine_keeps_its_progress_when_the_text_cannot_be_read(
-    fault: str, store: TinyS3, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    store: TinyS3,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resumable, "MARK_BYTES", 1024)
     said: list[str] = []
 
     def run(folder: str) -> bytes:
-        prepare("s3://b/text", tmp_path / folder, tokenizer_folder, OPTIONS, progress=ignore, say=said.append)
+        prepare(
+            "s3://b/text",
+            tmp_path / folder,
+            tokenizer_folder,
+            OPTIONS,
+            progress=ignore,
+            say=said.append,
+        )
         return (tmp_path / folder / "tokens.bin").read_bytes()
 
     store.objects["text/c.jsonl"] = store.objects["text/a.jsonl"] * 20
@@ -148,7 +184,11 @@ def test_one_machine_keeps_its_progress_when_the_text_cannot_be_read(
     journal, faults = tmp_path / "out/.tokens.partial/journal.json", iter(range(5))
 
     def decide(operation: str) -> str | None:
-        fails = operation == "GetObject" and journal.exists() and (fault == "expired" or next(faults, None) is not None)
+        fails = (
+            operation == "GetObject"
+            and journal.exists()
+            and (fault == "expired" or next(faults, None) is not None)
+        )
         return fault if fails else None
 
     store.fault = decide

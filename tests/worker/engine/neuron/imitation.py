@@ -1,10 +1,11 @@
-"""TorchNeuron's place in torch, without its hardware: the device `neuron` in host memory, its group, its limits.
+"""TorchNeuron's place in torch, without its hardware: the device `neuron` in host memory, its
+group, its limits.
 
     imitation.start(Limits(integer_sums=False))
 
-Call `start` before the first backward pass of a process, and after a fork, which autograd's threads do not survive.
-The facts that it imitates are those of Neuron 2.33 (docs/trainium.md); what it computes has the CPU's bits, so it says
-nothing about Neuron's numbers, speed or compiler.
+Call `start` before the first backward pass of a process, and after a fork, which autograd's threads
+do not survive. The facts that it imitates are those of Neuron 2.33 (docs/trainium.md); what it
+computes has the CPU's bits, so it says nothing about Neuron's numbers, speed or compiler.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ KERNELLESS = frozenset(
     for name in (
         # What AdamW that is not fused asks for, and a running maximum.
         *("_foreach_lerp_", "_foreach_addcmul_", "_foreach_addcdiv_", "_foreach_sqrt"),
-        *("lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "_cummax_helper", "cumsum"),
+        *(
+            "lerp",
+            "lerp_",
+            "addcmul",
+            "addcmul_",
+            "addcdiv",
+            "addcdiv_",
+            "_cummax_helper",
+            "cumsum",
+        ),
     )
 )
 """Operators that TorchNeuron was seen to lack or to send to the CPU (2026-04 and 2026-10)."""
@@ -58,7 +68,9 @@ class Limits:
     strided_writes: bool = True
     """Operators may write into a slice that is not dense in memory."""
     messages: str = "buffered"
-    """`unbuffered`: a message waits for its receiver, in the order of the calls; `none`: no send and receive."""
+    """`unbuffered`: a message waits for its receiver, in the order of the calls; `none`: no send
+    and receive.
+    """
     cores_a_chip: int | None = None
     """With a number, a group of ranks that does not tile the 4 x 4 torus of chips is refused."""
     compiler: bool = True
@@ -92,12 +104,19 @@ def start(chosen: Limits | None = None) -> None:
         torch._dynamo.register_backend(_compile, "neuron")
     limits = chosen or Limits()
     _device.limit(
-        limits.devices, limits.float64, limits.generators, limits.flash, limits.strided_writes, set(limits.missing)
+        limits.devices,
+        limits.float64,
+        limits.generators,
+        limits.flash,
+        limits.strided_writes,
+        set(limits.missing),
     )
 
 
 def calls() -> Counter[str]:
-    """The number of calls of each operator that arrived, by the dtypes and numbers of dimensions of its tensors."""
+    """The number of calls of each operator that arrived, by the dtypes and numbers of dimensions of
+    its tensors.
+    """
     return Counter(_device.calls())
 
 
@@ -116,9 +135,11 @@ def peak() -> int:
 
 
 def tiles(ranks: list[int], cores_a_chip: int) -> bool:
-    """Whether a group can talk over the torus of its host: whole rows, columns or a rectangle of them, or neighbours.
+    """Whether a group can talk over the torus of its host: whole rows, columns or a rectangle of
+    them, or neighbours.
 
-    Each chip must take part with the same cores. Written apart from smtrain.core.facts.trainium2, to hold it against.
+    Each chip must take part with the same cores. Written apart from smtrain.core.facts.trainium2,
+    to hold it against.
     """
     hosts: dict[int, list[int]] = {}
     size = _SIDE * _SIDE * cores_a_chip
@@ -143,17 +164,27 @@ def _tiles(local: list[int], cores: int) -> bool:
         apart = max(rows) - min(rows) + max(columns) - min(columns)
         return apart in (1, _SIDE - 1)
     whole = [len(rows) == _SIDE, len(columns) == _SIDE]
-    return any(whole) and all(full or _adjacent(line) for full, line in zip(whole, (rows, columns), strict=True))
+    return any(whole) and all(
+        full or _adjacent(line) for full, line in zip(whole, (rows, columns), strict=True)
+    )
 
 
 def _adjacent(line: set[int]) -> bool:
-    """Whether there is one place of a ring of `_SIDE`, or two neighbours; of three nothing is known."""
-    return len(line) < 3 and any({(first + i) % _SIDE for i in range(len(line))} == line for first in line)
+    """Whether there is one place of a ring of `_SIDE`, or two neighbours; of three nothing is
+    known.
+    """
+    return len(line) < 3 and any(
+        {(first + i) % _SIDE for i in range(len(line))} == line for first in line
+    )
 
 
 def _built() -> Any:
-    """The extension, built once for a source and a torch; about 16 s on a quiet core, with g++ and ninja."""
-    key = hashlib.sha256(f"{torch.__version__} {sys.version} {FLAGS}".encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    """The extension, built once for a source and a torch; about 16 s on a quiet core, with g++ and
+    ninja.
+    """
+    key = hashlib.sha256(
+        f"{torch.__version__} {sys.version} {FLAGS}".encode() + SOURCE.read_bytes()
+    ).hexdigest()[:16]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder, name = base / "smtrain-tests" / f"neuron-{key}", "smtrain_test_neuron"
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,8 +195,12 @@ def _built() -> Any:
             from torch.utils import cpp_extension
 
             # ninja is a package of this environment, whose folder need not be on the path.
-            os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-            return cpp_extension.load(name, [str(SOURCE)], extra_cflags=list(FLAGS), build_directory=str(folder))
+            os.environ["PATH"] = os.pathsep.join(
+                [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+            )
+            return cpp_extension.load(
+                name, [str(SOURCE)], extra_cflags=list(FLAGS), build_directory=str(folder)
+            )
     spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None
@@ -202,10 +237,16 @@ def _module() -> types.ModuleType:
         choose,
         device,
     )
-    neuron.is_available, neuron.is_initialized, neuron._is_in_bad_fork = lambda: True, lambda: True, lambda: False
+    neuron.is_available, neuron.is_initialized, neuron._is_in_bad_fork = (
+        lambda: True,
+        lambda: True,
+        lambda: False,
+    )
     neuron.synchronize = lambda device=None: None
     neuron.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16, torch.float32]
-    neuron.manual_seed = neuron.manual_seed_all = lambda seed: None  # torch draws from the CPU's default generator
+    neuron.manual_seed = neuron.manual_seed_all = lambda seed: (
+        None
+    )  # torch draws from the CPU's default generator
     neuron.get_rng_state = lambda device=None: torch.get_rng_state()
     neuron.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     neuron.memory_allocated = lambda device=None: _device.memory()[0]
@@ -228,7 +269,9 @@ _ProcessGroup: Any = dist.ProcessGroup  # its stubs name arguments otherwise tha
 class Group(_ProcessGroup):  # type: ignore[misc]
     """Gloo over the device's bytes, so that sums have gloo's bits."""
 
-    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: timedelta, size: int) -> None:
+    def __init__(
+        self, store: Any, rank: int, ranks: list[int], timeout: timedelta, size: int
+    ) -> None:
         super().__init__(rank, size)
         global patience
         first = not dist.is_initialized()
@@ -236,7 +279,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         if first and _device.touched() and not limits.early_touch:
             raise AssertionError("neuron: the runtime was initialised before init_process_group")
         if limits.cores_a_chip and not first and not tiles(ranks, limits.cores_a_chip):
-            raise RuntimeError(f"neuron: failed to init a collective algorithm for ranks {ranks}: no_hier no_mesh")
+            raise RuntimeError(
+                f"neuron: failed to init a collective algorithm for ranks {ranks}: no_hier no_mesh"
+            )
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._name = ""
 
@@ -259,12 +304,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         if isinstance(x, (list, tuple)):
             return [self._take(each, what, options) for each in x]
         if x.device.type != "neuron" or not x.is_contiguous():
-            raise RuntimeError(f"neuron: {what} of a tensor on {x.device}, contiguous: {x.is_contiguous()}")
+            raise RuntimeError(
+                f"neuron: {what} of a tensor on {x.device}, contiguous: {x.is_contiguous()}"
+            )
         dtype = str(x.dtype).removeprefix("torch.")
         reduction = "" if options is None else f" {_reduction(options)}"
         collectives[f"{what}{reduction} {dtype}[{x.dim()}d]"] += 1
         if options is not None and not limits.integer_sums and not x.dtype.is_floating_point:
-            raise RuntimeError(f"[NCC_EVRF061] {what} of {dtype}: the collective engine sums in float32")
+            raise RuntimeError(
+                f"[NCC_EVRF061] {what} of {dtype}: the collective engine sums in float32"
+            )
         return _device.on_cpu(x)
 
     def allreduce(self, tensors: Any, options: Any) -> Any:
@@ -281,7 +330,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._gloo.allgather(whole, self._take(inputs, "all_gather"), options)
 
     def all_gather_single(self, output: Any, own: Any, options: Any) -> Any:
-        return self._gloo._allgather_base(_device.on_cpu(output), self._take(own, "all_gather_into_tensor"), options)
+        return self._gloo._allgather_base(
+            _device.on_cpu(output), self._take(own, "all_gather_into_tensor"), options
+        )
 
     def reduce_scatter_single(self, output: Any, whole: Any, options: Any) -> Any:
         taken = self._take(whole, "reduce_scatter_tensor", options)
@@ -290,10 +341,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(self, output: Any, given: Any, to: Any, of: Any, options: Any) -> Any:
         if len({*to, *of}) > 1:
             raise NotImplementedError("neuron: all_to_all_single takes equal parts only")
-        return self._gloo.alltoall_base(_device.on_cpu(output), self._take(given, "all_to_all_single"), to, of, options)
+        return self._gloo.alltoall_base(
+            _device.on_cpu(output), self._take(given, "all_to_all_single"), to, of, options
+        )
 
     # The names of torch before 2.13.
-    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+    _allgather_base, _reduce_scatter_base, alltoall_base = (
+        all_gather_single,
+        reduce_scatter_single,
+        all_to_all_single,
+    )
 
     def barrier(self, opts: Any = None) -> Any:
         collectives["barrier"] += 1
@@ -306,12 +363,20 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._message("recv", self._gloo.recv, self._gloo.send, tensors, peer, tag)
 
     def _message(
-        self, what: str, move: Callable[..., Any], answer: Callable[..., Any], tensors: Any, peer: int, tag: int
+        self,
+        what: str,
+        move: Callable[..., Any],
+        answer: Callable[..., Any],
+        tensors: Any,
+        peer: int,
+        tag: int,
     ) -> Any:
         if limits.messages == "none":
             raise NotImplementedError(f"neuron: no {what}")
         work = move(self._take(tensors, what), peer, tag)
-        if limits.messages == "unbuffered":  # the receiver answers, and only then does the sender continue
+        if (
+            limits.messages == "unbuffered"
+        ):  # the receiver answers, and only then does the sender continue
             work.wait()
             answer([torch.zeros(1)], peer, tag + (1 << 20)).wait()
             return _Done()  # gloo's work would wait for a second message if it were asked again

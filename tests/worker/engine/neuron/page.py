@@ -32,7 +32,9 @@ EVERY = "a step"
 
 
 def recorded() -> dict[str, tuple[dict[str, set[str]], set[str]]]:
-    """Feature -> the dtypes and dimensions of each operator, and the collectives, over all ranks."""
+    """Feature -> the dtypes and dimensions of each operator, and the collectives, over all
+    ranks.
+    """
     worlds = {size: World(size, "neuron") for size in (1, 4)}
     out: dict[str, tuple[dict[str, set[str]], set[str]]] = {}
     try:

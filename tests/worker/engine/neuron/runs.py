@@ -37,7 +37,9 @@ def refused(rank: int, limits: Limits, function: Callable[..., Any], *args: Any)
 
 
 def whole(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> list[Any]:
-    """All that an engine does, as numbers: steps, evaluation, logits, the next token, a checkpoint and a resume."""
+    """All that an engine does, as numbers: steps, evaluation, logits, the next token, a checkpoint
+    and a resume.
+    """
     e = cases.engine(config, options)
     out: list[Any] = cases.steps(e, 0, 3)
     ids, labels = cases.own(e, cases.batch(config, 3))
@@ -104,7 +106,9 @@ FEATURES: dict[str, tuple[str, str, str]] = {
 
 
 def operators(rank: int, feature: str, folder: Path) -> tuple[list[Call], Counter[str]]:
-    """Operators as torch calls them, and collectives, in what a feature runs once its engine is built."""
+    """Operators as torch calls them, and collectives, in what a feature runs once its engine is
+    built.
+    """
     text, what, name = FEATURES[feature]
     config, options = CONFIGS[name], replace(mesh(text))
     if what == "lora":
@@ -131,7 +135,9 @@ def operators(rank: int, feature: str, folder: Path) -> tuple[list[Call], Counte
             e.load(folder / "step_00000001")
         else:
             cases.steps(e, 0, 1)
-    return [c for c in counted.calls if c.operator.startswith("aten.")], Counter(imitation.collectives)
+    return [c for c in counted.calls if c.operator.startswith("aten.")], Counter(
+        imitation.collectives
+    )
 
 
 def threads(rank: int) -> str:

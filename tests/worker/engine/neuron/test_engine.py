@@ -1,4 +1,6 @@
-"""The native engine on the imitated device: the CPU's numbers bit for bit, within the limits of TorchNeuron."""
+"""The native engine on the imitated device: the CPU's numbers bit for bit, within the limits of
+TorchNeuron.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,31 @@ from tests.worker.engine.neuron.imitation import Limits
 from tests.worker.engine.world import CONTEXT, PATIENCE, World
 
 ALL = [
-    ("llama", "221 sp"), ("llama-tied-509", "411 sp"), ("gpt_neox", "122"), ("qwen3", "212 sp full"),
-    ("gpt2-509", "221 sp"), ("mistral-window", "141 m1"), ("llama-kv1", "411"), ("llama-kv4", "114"),
-    ("qwen2", "221 sp full"), ("qwen2-window", "122 m2"), ("gpt_neox-sequential", "212"), ("gpt2", "122 selective"),
-    ("llama", "221 sp bf16"), ("llama-tied-509", "122 bf16 full"), ("gemma3", "221 sp"), ("olmo2", "411 sp"),
-    ("granite", "122"), ("phi3", "212 sp"), ("smollm3-window", "141 m1"), ("olmo3", "122 m2"), ("ministral3", "221"),
+    ("llama", "221 sp"),
+    ("llama-tied-509", "411 sp"),
+    ("gpt_neox", "122"),
+    ("qwen3", "212 sp full"),
+    ("gpt2-509", "221 sp"),
+    ("mistral-window", "141 m1"),
+    ("llama-kv1", "411"),
+    ("llama-kv4", "114"),
+    ("qwen2", "221 sp full"),
+    ("qwen2-window", "122 m2"),
+    ("gpt_neox-sequential", "212"),
+    ("gpt2", "122 selective"),
+    ("llama", "221 sp bf16"),
+    ("llama-tied-509", "122 bf16 full"),
+    ("gemma3", "221 sp"),
+    ("olmo2", "411 sp"),
+    ("granite", "122"),
+    ("phi3", "212 sp"),
+    ("smollm3-window", "141 m1"),
+    ("olmo3", "122 m2"),
+    ("ministral3", "221"),
     ("phi3-long", "221 sp"),
-    ("qwen3_5", "221 sp"), ("gemma4", "221 sp"),
-]  # fmt: skip
+    ("qwen3_5", "221 sp"),
+    ("gemma4", "221 sp"),
+]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -55,10 +74,18 @@ def test_one_process_has_the_cpu_s_numbers(solo: World, neuron_solo: World, tmp_
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "text"), [
-    ("gpt2-509", "411"), ("llama", "221 sp"), ("mistral-window", "122"), ("qwen3_5", "221 sp"),
-])  # fmt: skip
-def test_packed_rows_have_the_cpu_s_numbers(name: str, text: str, four: World, neuron: World) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpt2-509", "411"),
+        ("llama", "221 sp"),
+        ("mistral-window", "122"),
+        ("qwen3_5", "221 sp"),
+    ],
+)
+def test_packed_rows_have_the_cpu_s_numbers(
+    name: str, text: str, four: World, neuron: World
+) -> None:
     limits = Limits(missing=imitation.KERNELLESS)
     expected = four.run(packed.train, CONFIGS[name], mesh(text), 3)
     assert neuron.run(runs.limited, limits, packed.train, CONFIGS[name], mesh(text), 3) == expected
@@ -66,9 +93,15 @@ def test_packed_rows_have_the_cpu_s_numbers(name: str, text: str, four: World, n
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "lora"), [("221 sp", False), ("122 m1", False), ("212 m1", True)])
-def test_pairs_of_answers_have_the_cpu_s_numbers(text: str, lora: bool, four: World, neuron: World) -> None:
+def test_pairs_of_answers_have_the_cpu_s_numbers(
+    text: str, lora: bool, four: World, neuron: World
+) -> None:
     limits = Limits(
-        missing=imitation.KERNELLESS, integer_sums=False, float64=False, generators=False, strided_writes=False
+        missing=imitation.KERNELLESS,
+        integer_sums=False,
+        float64=False,
+        generators=False,
+        strided_writes=False,
     )
     expected = four.run(preference.steps, mesh(text), "sigmoid_sft", 2, lora)
     made = neuron.run(runs.limited, limits, preference.steps, mesh(text), "sigmoid_sft", 2, lora)
@@ -86,7 +119,9 @@ def test_lora_with_dropout_has_the_cpu_s_numbers_without_a_generator(
     adapter = adapters.lora(config, dropout=0.2)
     expected = four.run(adapters.train, config, mesh(text), adapter, tmp_path / "cpu")
     limits = Limits(generators=False, strided_writes=False)
-    ours = neuron.run(runs.limited, limits, adapters.train, config, mesh(text), adapter, tmp_path / "neuron")
+    ours = neuron.run(
+        runs.limited, limits, adapters.train, config, mesh(text), adapter, tmp_path / "neuron"
+    )
     assert ours == expected
     assert files(tmp_path / "neuron") == files(tmp_path / "cpu")
     answers = neuron.run(runs.refused, limits, draw)
@@ -128,8 +163,16 @@ LIMITS = {
     "no sums of integers": (Limits(integer_sums=False), sum_integers, "NCC_EVRF061"),
     "no float64": (Limits(float64=False), widen, "no float64"),
     "no writes into slices": (Limits(strided_writes=False), write_a_slice, "into a strided slice"),
-    "no running maximum": (Limits(missing=imitation.KERNELLESS), run_a_maximum, "no kernel for aten::_cummax"),
-    "no foreach": (Limits(missing=imitation.KERNELLESS), update_one_by_one, "no kernel for aten::lerp"),
+    "no running maximum": (
+        Limits(missing=imitation.KERNELLESS),
+        run_a_maximum,
+        "no kernel for aten::_cummax",
+    ),
+    "no foreach": (
+        Limits(missing=imitation.KERNELLESS),
+        update_one_by_one,
+        "no kernel for aten::lerp",
+    ),
     "no messages": (Limits(messages="none"), send_first, "no send"),
 }
 
@@ -152,32 +195,46 @@ def test_each_limit_refuses(name: str, neuron: World) -> None:
 
 
 EVERY = Limits(
-    integer_sums=False, float64=False, strided_writes=False, generators=False, messages="none",
+    integer_sums=False,
+    float64=False,
+    strided_writes=False,
+    generators=False,
+    messages="none",
     missing=imitation.KERNELLESS,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
     "limits",
     [
         pytest.param(EVERY, id="every limit"),
-        *(pytest.param(limits, id=name, marks=pytest.mark.full) for name, (limits, _, _) in LIMITS.items()),
+        *(
+            pytest.param(limits, id=name, marks=pytest.mark.full)
+            for name, (limits, _, _) in LIMITS.items()
+        ),
     ],
 )
 def test_the_engine_keeps_within_the_limits(
     limits: Limits, expected: tuple[Any, dict[str, bytes]], neuron: World, tmp_path: Path
 ) -> None:
     (config, text), (numbers, saved) = LIMITED, expected
-    assert neuron.run(runs.limited, limits, runs.whole, CONFIGS[config], mesh(text), tmp_path) == numbers
+    assert (
+        neuron.run(runs.limited, limits, runs.whole, CONFIGS[config], mesh(text), tmp_path)
+        == numbers
+    )
     assert files(tmp_path) == saved
     assert saved
 
 
 @pytest.mark.parametrize("text", ["141 m1", "221"])
-def test_stages_do_not_wait_for_each_other_if_messages_are_unbuffered(text: str, four: World, neuron: World) -> None:
+def test_stages_do_not_wait_for_each_other_if_messages_are_unbuffered(
+    text: str, four: World, neuron: World
+) -> None:
     expected = four.run(cases.train, CONFIGS["llama"], mesh(text), 2)
     limits = Limits(messages="unbuffered")
-    assert neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 2) == expected
+    assert (
+        neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 2) == expected
+    )
 
 
 def test_a_mesh_off_the_torus_is_what_the_device_refuses(four: World, neuron: World) -> None:
@@ -186,7 +243,10 @@ def test_a_mesh_off_the_torus_is_what_the_device_refuses(four: World, neuron: Wo
     assert all("no_hier no_mesh" in answer for answer in answers), answers
     for text in ("411", "141", "114"):
         expected = four.run(cases.train, CONFIGS["llama"], mesh(text), 1)
-        assert neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 1) == expected
+        assert (
+            neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 1)
+            == expected
+        )
 
 
 def test_attention_without_the_flash_kernel_is_close(solo: World, neuron_solo: World) -> None:
@@ -199,11 +259,13 @@ def test_attention_without_the_flash_kernel_is_close(solo: World, neuron_solo: W
 def test_the_log_says_once_why_attention_has_no_flash_kernel(neuron_solo: World) -> None:
     (said,) = neuron_solo.run(listened, cases.train, CONFIGS["llama"], mesh("111"), 2)
     assert said == [
-        "attention runs without its flash kernel, and keeps every score: the kernel takes lengths of a multiple of "
-        "512, and train.seq_len is 32"
+        "attention runs without its flash kernel, and keeps every score: the kernel takes lengths"
+        " of a multiple of 512, and train.seq_len is 32"
     ]
     (said,) = neuron_solo.run(listened, packed.train, CONFIGS["llama"], mesh("111"), 2)
-    assert said == ["attention runs without its flash kernel, and keeps every score: the kernel takes no mask"]
+    assert said == [
+        "attention runs without its flash kernel, and keeps every score: the kernel takes no mask"
+    ]
 
 
 def listened(rank: int, function: Any, *args: Any) -> list[str]:
@@ -214,7 +276,9 @@ def listened(rank: int, function: Any, *args: Any) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.full), False])
-def test_a_layer_that_the_compiler_refuses_runs_as_it_is(works: bool, solo: World, neuron_solo: World) -> None:
+def test_a_layer_that_the_compiler_refuses_runs_as_it_is(
+    works: bool, solo: World, neuron_solo: World
+) -> None:
     config, options = CONFIGS["llama"], mesh("111")
     expected = solo.run(cases.train, config, options, 2)
     ours = neuron_solo.run(compiled, Limits(compiler=works), config, replace(options, compile=True))
@@ -222,10 +286,15 @@ def test_a_layer_that_the_compiler_refuses_runs_as_it_is(works: bool, solo: Worl
     assert all(bool(graphs) == works for _, graphs, _ in ours), ours
     said = [line for _, _, lines in ours for line in lines if line.startswith("train.compile")]
     assert bool(said) != works
-    assert all("runs uncompiled: backend='neuron' raised: RuntimeError: neuronx-cc" in line for line in said), said
+    assert all(
+        "runs uncompiled: backend='neuron' raised: RuntimeError: neuronx-cc" in line
+        for line in said
+    ), said
 
 
-def compiled(rank: int, limits: Limits, config: dict[str, Any], options: Any) -> tuple[Any, int, list[str]]:
+def compiled(
+    rank: int, limits: Limits, config: dict[str, Any], options: Any
+) -> tuple[Any, int, list[str]]:
     imitation.start(limits)
     imitation.compiled.clear()
     torch._dynamo.reset()
@@ -235,19 +304,29 @@ def compiled(rank: int, limits: Limits, config: dict[str, Any], options: Any) ->
 
 def join(rank: int, port: int, answers: Any) -> None:
     """Join a job of two as under torchrun, and tell of the device."""
-    job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    job = {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({key: str(value) for key, value in job.items()})
     imitation.start(Limits(devices=2, visible=1, early_touch=False))
     device = init_distributed()
     assert comm.gather(dist.get_rank()) == [0, 1]
     assert imitation.patience == comm.COMPILATION, "a stage may compile while the others wait"
-    answers.send((str(device), torch.accelerator.current_device_index(), init_distributed() == device))
+    answers.send(
+        (str(device), torch.accelerator.current_device_index(), init_distributed() == device)
+    )
 
 
 def test_a_process_joins_before_it_touches_its_device() -> None:
     """Each process sees one core until it has joined, and the runtime must not run before."""
     port, pipes = free_port(), [CONTEXT.Pipe(duplex=False) for _ in range(2)]
-    processes = [CONTEXT.Process(target=join, args=(n, port, theirs)) for n, (_, theirs) in enumerate(pipes)]
+    processes = [
+        CONTEXT.Process(target=join, args=(n, port, theirs)) for n, (_, theirs) in enumerate(pipes)
+    ]
     for process, (_, theirs) in zip(processes, pipes, strict=True):
         process.start()
         theirs.close()

@@ -1,4 +1,6 @@
-"""The imitated device: views, gradients and collectives are the CPU's, and groups lie on a torus."""
+"""The imitated device: views, gradients and collectives are the CPU's, and groups lie on a
+torus.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def differentiate(rank: int) -> None:
         model(x).relu().square().sum().backward()
     assert torch.equal(here.weight.grad, there.weight.grad.cpu())  # type: ignore[arg-type, union-attr]
     qkv = [torch.randn(2, 4, 8, 16) for _ in range(3)]
-    both: list[list[torch.Tensor]] = [[t.clone().to(d).requires_grad_() for t in qkv] for d in ("cpu", "neuron")]
+    both: list[list[torch.Tensor]] = [
+        [t.clone().to(d).requires_grad_() for t in qkv] for d in ("cpu", "neuron")
+    ]
     for parts in both:
         q, k, v = parts
         F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum().backward()
@@ -124,7 +128,9 @@ def test_groups_that_lie_on_the_torus() -> None:
 def routable(tp: int, pp: int, dp: int, cores: int) -> bool:
     """Whether the device connects every group of a mesh."""
     grid = np.arange(tp * pp * dp).reshape(pp, dp, tp)
-    lines = itertools.chain.from_iterable(np.moveaxis(grid, i, -1).reshape(-1, grid.shape[i]) for i in range(3))
+    lines = itertools.chain.from_iterable(
+        np.moveaxis(grid, i, -1).reshape(-1, grid.shape[i]) for i in range(3)
+    )
     return all(imitation.tiles(list(map(int, line)), cores) for line in lines)
 
 
@@ -139,7 +145,12 @@ def test_the_planner_s_rule_is_the_device_s(cores: int, world: int) -> None:
 
 def test_what_the_facts_computed_of_64_ranks() -> None:
     """pp 2 and 8 and tp 8 and 32 are not routable; tp 1, 2, 4, 16 and 64 with pp 1 or 4 are."""
-    fit = {(tp, pp) for tp in (1, 2, 4, 8, 16, 32, 64) for pp in (1, 2, 4, 8, 16, 32, 64) if tp * pp <= 64}
+    fit = {
+        (tp, pp)
+        for tp in (1, 2, 4, 8, 16, 32, 64)
+        for pp in (1, 2, 4, 8, 16, 32, 64)
+        if tp * pp <= 64
+    }
     fit = {(tp, pp) for tp, pp in fit if routable(tp, pp, 64 // (tp * pp), 4)}
     assert fit >= {(1, 1), (2, 1), (4, 1), (16, 1), (64, 1), (1, 4), (2, 4), (4, 4), (16, 4)}
     assert not {(tp, pp) for tp, pp in fit if pp in (2, 8) or tp in (8, 32)}

@@ -13,4 +13,6 @@ def test_the_page_lists_the_operators_of_today() -> None:
     if page.versions() not in written:
         pytest.skip(f"the page is not of {page.versions()}, which may call other operators")
     made = page.text(page.recorded())
-    assert made == written, "the engine calls other operators: python -m tests.worker.engine.neuron.page"
+    assert made == written, (
+        "the engine calls other operators: python -m tests.worker.engine.neuron.page"
+    )

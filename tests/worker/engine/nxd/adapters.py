@@ -19,19 +19,36 @@ def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> A
 
 
 def train(
-    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, folder: Path, count: int = 3
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    adapter: Lora,
+    folder: Path,
+    count: int = 3,
 ) -> list[tuple[float, float]]:
     return adapters.begun(engine(config, options, adapter), folder, count)
 
 
 def resume(
-    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    adapter: Lora,
+    checkpoint: Path,
+    at: int,
+    last: int,
     folder: Path | None = None,
-) -> list[tuple[float, float]]:  # fmt: skip
+) -> list[tuple[float, float]]:
     return adapters.resumed(engine(config, options, adapter), checkpoint, at, last, folder)
 
 
-def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path | None) -> str:
+def refusal(
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    adapter: Lora,
+    checkpoint: Path | None,
+) -> str:
     """The sentence of the error that building, or loading a checkpoint, raises."""
     try:
         e = engine(config, options, adapter)
@@ -42,7 +59,9 @@ def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, adapter
     return "fine"
 
 
-def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
+def frozen(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora
+) -> dict[str, Any]:
     """The base after two steps, the parameters with gradients, and the optimizer's state."""
     import torch
 

@@ -21,9 +21,15 @@ from tests.worker.engine.nxd import shim
 
 
 def engine(
-    config: dict[str, Any], options: ParallelOptions, *, source: Any = None, seed: int | None = None,
-    form: Any = "pt", asynchronous: bool = False, lora: Any = None,
-) -> Any:  # fmt: skip
+    config: dict[str, Any],
+    options: ParallelOptions,
+    *,
+    source: Any = None,
+    seed: int | None = None,
+    form: Any = "pt",
+    asynchronous: bool = False,
+    lora: Any = None,
+) -> Any:
     """An engine of its own process group: the library keeps its groups in globals."""
     import torch.distributed as dist
 
@@ -43,20 +49,28 @@ def engine(
         source = Memory(config, weights(config))
     each = BATCH // options.dp // options.micro_batch_size
     assert dist.is_initialized()
-    return NxdEngine(config, options, OPTIMIZER, source, seed or 0, each, SaveOptions(form, asynchronous), lora)
+    return NxdEngine(
+        config, options, OPTIMIZER, source, seed or 0, each, SaveOptions(form, asynchronous), lora
+    )
 
 
-def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
+def train(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS
+) -> list[tuple[float, float]]:
     return cases.steps(engine(config, options), 0, count)
 
 
-def native_train(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
+def native_train(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> list[tuple[float, float]]:
     source: Any = Memory(config, weights(config))
     return cases.steps(NativeEngine(config, options, OPTIMIZER, source, 0), 0, STEPS)
 
 
 def rows(kind: str, config: dict[str, Any], step: int) -> tuple[Any, Any, Any]:
-    """Ids, labels and segments of a global batch: samples packed into rows, one sample a row, or documents of text."""
+    """Ids, labels and segments of a global batch: samples packed into rows, one sample a row, or
+    documents of text.
+    """
     ids, labels, segments = packed.batch(config, step)
     if kind == "samples":
         segments = (segments > 1).long()  # the first two are one, the rest is padding
@@ -68,10 +82,15 @@ def rows(kind: str, config: dict[str, Any], step: int) -> tuple[Any, Any, Any]:
 
 
 def apart(
-    rank: int, config: dict[str, Any], options: ParallelOptions, kind: str, count: int, how: dict[str, Any]
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    kind: str,
+    count: int,
+    how: dict[str, Any],
 ) -> list[tuple[float, float, int | None]]:
-    """Loss and gradient norm of steps over rows of several samples, and the labels that were likeliest before each
-    (None with virtual stages, which the library cannot evaluate).
+    """Loss and gradient norm of steps over rows of several samples, and the labels that were
+    likeliest before each (None with virtual stages, which the library cannot evaluate).
 
     The engine is nxd's; the native one if `how` says so.
     """
@@ -83,7 +102,9 @@ def apart(
     each = BATCH // e.dp_size
     out: list[tuple[float, float, int | None]] = []
     for step in range(count):
-        ids, labels, segments = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in rows(kind, config, step))
+        ids, labels, segments = (
+            x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in rows(kind, config, step)
+        )
         before = e.evaluate(ids, labels, segments) if options.virtual_stages == 1 else None
         result = e.step(ids, labels, cases.lr(step), segments)
         assert before is None or abs(before.loss - result.loss) <= 1e-6 * result.loss
@@ -91,7 +112,9 @@ def apart(
     return out
 
 
-def one_sample(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
+def one_sample(
+    rank: int, config: dict[str, Any], options: ParallelOptions
+) -> list[tuple[float, float]]:
     """A step without segments, and the same with every row one segment."""
     ids, labels = cases.batch(config, 0)
     out = []
@@ -111,7 +134,9 @@ def peak(
     with HeldBytes() as held:
         e = engine(config, replace(options, apart=True), seed=0, lora=lora)
         each = BATCH // options.dp
-        ids = torch.randint(config["vocab_size"], (each, seq_len), generator=torch.Generator().manual_seed(rank))
+        ids = torch.randint(
+            config["vocab_size"], (each, seq_len), generator=torch.Generator().manual_seed(rank)
+        )
         segments = (torch.arange(seq_len) * 4 // seq_len).expand(each, -1).contiguous()
         e.step(ids, ids, 1e-4, segments)
         held.top = held.now
@@ -128,7 +153,9 @@ def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> flo
 def between_steps(
     rank: int, config: dict[str, Any], options: ParallelOptions, evaluate_too: bool
 ) -> list[tuple[float, float]]:
-    """Loss and gradient norm of three steps, with evaluations of another batch between them or without."""
+    """Loss and gradient norm of three steps, with evaluations of another batch between them or
+    without.
+    """
     e = engine(config, options)
     out = []
     for step in range(3):
@@ -140,7 +167,13 @@ def between_steps(
 
 
 def train_and_save(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int, how: dict[str, Any]
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    folder: Path,
+    at: int,
+    last: int,
+    how: dict[str, Any],
 ) -> list[tuple[float, float]]:
     """Save after `at` steps and continue to `last`; returns the losses after the save."""
     shim.install()
@@ -155,21 +188,34 @@ def train_and_save(
 
 
 def resume(
-    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path, at: int, last: int
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    checkpoint: Path,
+    at: int,
+    last: int,
 ) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-    e = engine(config, options, seed=7)  # random, so that nothing but the checkpoint can explain the numbers
+    e = engine(
+        config, options, seed=7
+    )  # random, so that nothing but the checkpoint can explain the numbers
     return e.load(checkpoint), cases.steps(e, at, last)
 
 
-def first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> float:
+def first_loss(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int
+) -> float:
     """The loss of a step of an engine that starts from a folder of weights."""
     from smtrain.worker.checkpoint.open import open_weights
 
-    loss: float = cases.steps(engine(config, options, source=open_weights(folder)), step, step + 1)[0][0]
+    loss: float = cases.steps(engine(config, options, source=open_weights(folder)), step, step + 1)[
+        0
+    ][0]
     return loss
 
 
-def native_first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> float:
+def native_first_loss(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int
+) -> float:
     from smtrain.worker.checkpoint.open import open_weights
 
     e = NativeEngine(config, options, OPTIMIZER, open_weights(folder), 0)
@@ -177,7 +223,11 @@ def native_first_loss(rank: int, config: dict[str, Any], options: ParallelOption
 
 
 def save_on_hosts(
-    rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], how: dict[str, Any]
+    rank: int,
+    config: dict[str, Any],
+    options: ParallelOptions,
+    folders: list[Path],
+    how: dict[str, Any],
 ) -> None:
     """Two hosts of two ranks with a disk each: three saves, the newest two kept."""
     shim.install()
@@ -193,8 +243,12 @@ def save_on_hosts(
     persist.finish(e)
 
 
-def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
-    """Act as a job: resume from the newest whole checkpoint, save every 2 steps, kill rank 1 after step `at`."""
+def train_until_killed(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int
+) -> None:
+    """Act as a job: resume from the newest whole checkpoint, save every 2 steps, kill rank 1 after
+    step `at`.
+    """
     from smtrain.worker.engine.nxd import completeness
 
     e = engine(config, options)
@@ -212,7 +266,9 @@ def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptio
 
 
 def load_shards(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> float:
-    """The library's own function reads what `convert` wrote, into a model of random values; step 0's loss."""
+    """The library's own function reads what `convert` wrote, into a model of random values; step
+    0's loss.
+    """
     from neuronx_distributed import load_checkpoint
 
     e = engine(config, options, seed=7)
@@ -221,7 +277,9 @@ def load_shards(rank: int, config: dict[str, Any], options: ParallelOptions, fol
     return loss
 
 
-def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path | None = None) -> str:
+def refusal(
+    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path | None = None
+) -> str:
     """The sentence of the error that building, or loading a checkpoint, raises."""
     try:
         e = engine(config, options, seed=7)
@@ -232,8 +290,11 @@ def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, checkpo
     return "fine"
 
 
-def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[int, int, int]:
-    """Count ZeRO-1's fp32 weights: all, equal to the source's values, equal to the parameters' rounded ones.
+def masters(
+    rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool
+) -> tuple[int, int, int]:
+    """Count ZeRO-1's fp32 weights: all, equal to the source's values, equal to the parameters'
+    rounded ones.
 
     The source's values are those of an fp32 engine on the same mesh.
     """
@@ -258,7 +319,9 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
 def save_what_is_no_number(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, steps: int
 ) -> tuple[str, list[str]]:
-    """The sentence of a save of weights of which one of rank 1's is infinite, and what is in the folder then."""
+    """The sentence of a save of weights of which one of rank 1's is infinite, and what is in the
+    folder then.
+    """
     e = engine(config, options)
     cases.steps(e, 0, steps)
     if rank == 1:

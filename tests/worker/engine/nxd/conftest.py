@@ -1,4 +1,6 @@
-"""Processes with neuronx-distributed on the CPU; skips every test here if the library is not installed."""
+"""Processes with neuronx-distributed on the CPU; skips every test here if the library is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from tests.worker.engine.nxd import shim
 from tests.worker.engine.world import World
 
 HERE = shim.available()
-WHY = "neuronx_distributed and torch_xla cannot be imported here (scripts/test --nxd runs these tests)"
+WHY = (
+    "neuronx_distributed and torch_xla cannot be imported here (scripts/test --nxd runs these"
+    " tests)"
+)
 WHY_XLA = "torch_xla cannot be imported here (scripts/test --nxd runs these tests)"
 
 

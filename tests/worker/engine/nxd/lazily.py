@@ -1,7 +1,8 @@
-"""Runs on a real XLA device in a process of its own: `python -m tests.worker.engine.nxd.lazily WHAT [FOLDER]`.
+"""Runs on a real XLA device in a process of its own: `python -m tests.worker.engine.nxd.lazily WHAT
+[FOLDER]`.
 
-Nothing of torch_xla or neuronx-distributed is replaced: only modules that are not there have stand-ins. The last line
-is JSON.
+Nothing of torch_xla or neuronx-distributed is replaced: only modules that are not there have
+stand-ins. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def rate(step: int, steps: int = STEPS) -> float:
 
 
 def compilations() -> int:
-    return sum((metrics.metric_data(name) or (0,))[0] for name in ("CompileTime", "UncachedCompile"))
+    return sum(
+        (metrics.metric_data(name) or (0,))[0] for name in ("CompileTime", "UncachedCompile")
+    )
 
 
 def readings() -> int:
@@ -58,7 +61,9 @@ def optimizer() -> dict[str, Any]:
     dist.init_process_group("xla", store=dist.HashStore(), rank=0, world_size=1)
     common: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8}
 
-    def run(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], device: str, clip: bool) -> Any:
+    def run(
+        make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], device: str, clip: bool
+    ) -> Any:
         generator = torch.Generator().manual_seed(1)
         values = [torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)]
         parameters = [torch.nn.Parameter(value.to(device)) for value in values]
@@ -93,7 +98,8 @@ def optimizer() -> dict[str, Any]:
 def engine(how: str, folder: Path) -> dict[str, Any]:
     """Train a tiny model, save at step 5 and a later one, and resume with another engine.
 
-    `how` is `zero1`, `plain`, `adapter` (LoRA with ZeRO-1, fewer steps), or `apart`: rows of several samples, the same.
+    `how` is `zero1`, `plain`, `adapter` (LoRA with ZeRO-1, fewer steps), or `apart`: rows of
+    several samples, the same.
     """
     os.environ |= {"NXD_LOG_LEVEL": "warning", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -110,9 +116,15 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     from smtrain.worker.engine.nxd.engine import NxdEngine
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 64}
-    config = cases.config("llama", **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    config = cases.config(
+        "llama", **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8
+    )
     options = replace(cases.mesh("111"), zero1=how != "plain", apart=how == "apart")
-    lora = Lora(4, 8.0, targets=("q_proj", "v_proj", "o_proj", "up_proj")) if how == "adapter" else None
+    lora = (
+        Lora(4, 8.0, targets=("q_proj", "v_proj", "o_proj", "up_proj"))
+        if how == "adapter"
+        else None
+    )
     steps, middle = (60, 30) if how in ("adapter", "apart") else (STEPS, 330)
     source: Any = cases.Memory(config, cases.weights(config))
 
@@ -141,7 +153,13 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     other.load(folder / f"step_{middle:08d}")
     on = range(middle + 1, middle + 4)
     again = [begin(other, step)().loss for step in on]
-    return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again, "on": list(on)}
+    return {
+        "compiled": counted.steps,
+        "waits": waits,
+        "losses": losses,
+        "again": again,
+        "on": list(on),
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Stand-ins that let neuronx-distributed train on a CPU over gloo, for parts of XLA that its CPU mode still needs.
+"""Stand-ins that let neuronx-distributed train on a CPU over gloo, for parts of XLA that its CPU
+mode still needs.
 
-Never part of the package: the engine itself knows nothing of it. `install()` before the first import of the library,
-with NXD_CPU_MODE=1 and PJRT_DEVICE=CPU in the environment. Each function below is one work-around of docs/nxd.md.
+Never part of the package: the engine itself knows nothing of it. `install()` before the first
+import of the library, with NXD_CPU_MODE=1 and PJRT_DEVICE=CPU in the environment. Each function
+below is one work-around of docs/nxd.md.
 """
 
 from __future__ import annotations
@@ -15,12 +17,22 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# The compiler, the runtime and the kernels: only their names are asked for when the library is imported.
-ABSENT = ("torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib", "neuronx_distributed.trace")
+# The compiler, the runtime and the kernels: only their names are asked for when the library is
+# imported.
+ABSENT = (
+    "torch_neuronx",
+    "libneuronxla",
+    "neuronxcc",
+    "nki",
+    "nkilib",
+    "neuronx_distributed.trace",
+)
 
 
 class _Anything:
-    """Stands for whatever an absent module should hold; it can be decorated with, subclassed and looked into."""
+    """Stands for whatever an absent module should hold; it can be decorated with, subclassed and
+    looked into.
+    """
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
@@ -50,7 +62,9 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
         if spec.name == "torch_neuronx.utils":
             # trn1 or trn2 decides in which order repeated key/value heads lie
-            vars(module)["get_platform_target"] = lambda: os.environ.get("SMTRAIN_TEST_PLATFORM", "trn1")
+            vars(module)["get_platform_target"] = lambda: os.environ.get(
+                "SMTRAIN_TEST_PLATFORM", "trn1"
+            )
         vars(module)["__getattr__"] = lambda _name: type("Anything", (_Anything,), {})
         return module
 
@@ -60,7 +74,9 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def available() -> bool:
     """Whether the library and torch_xla can be imported here at all."""
-    return all(importlib.util.find_spec(name) is not None for name in ("torch_xla", "neuronx_distributed"))
+    return all(
+        importlib.util.find_spec(name) is not None for name in ("torch_xla", "neuronx_distributed")
+    )
 
 
 def install() -> None:
@@ -102,7 +118,9 @@ def _device() -> None:
 
 
 def _steps() -> None:
-    """Nothing is traced, so there is nothing to cut; a rendezvous is a barrier while there is a group."""
+    """Nothing is traced, so there is nothing to cut; a rendezvous is a barrier while there is a
+    group.
+    """
     import torch.distributed as dist
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -126,7 +144,9 @@ def forget_groups() -> None:
 
 
 def _group(mesh: Any) -> Any:
-    """This rank's gloo group of a mesh (a list of lists of ranks), which every rank makes in the mesh's order."""
+    """This rank's gloo group of a mesh (a list of lists of ranks), which every rank makes in the
+    mesh's order.
+    """
     import torch.distributed as dist
 
     if mesh is None:
@@ -145,9 +165,15 @@ def _collectives() -> None:
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
 
-    kinds = {xm.REDUCE_SUM: dist.ReduceOp.SUM, xm.REDUCE_MAX: dist.ReduceOp.MAX, xm.REDUCE_MIN: dist.ReduceOp.MIN}
+    kinds = {
+        xm.REDUCE_SUM: dist.ReduceOp.SUM,
+        xm.REDUCE_MAX: dist.ReduceOp.MAX,
+        xm.REDUCE_MIN: dist.ReduceOp.MIN,
+    }
 
-    def all_reduce(kind: str, inputs: Any, scale: float = 1.0, groups: Any = None, **_rest: Any) -> Any:
+    def all_reduce(
+        kind: str, inputs: Any, scale: float = 1.0, groups: Any = None, **_rest: Any
+    ) -> Any:
         one = torch.is_tensor(inputs)
         out = []
         for x in [inputs] if one else inputs:
@@ -162,7 +188,9 @@ def _collectives() -> None:
         dist.all_gather(parts, x.contiguous(), group=group)
         return torch.cat(parts, dim)
 
-    def all_gather(x: Any, dim: int = 0, groups: Any = None, output: Any = None, **_rest: Any) -> Any:
+    def all_gather(
+        x: Any, dim: int = 0, groups: Any = None, output: Any = None, **_rest: Any
+    ) -> Any:
         if not torch.is_tensor(x):
             return [gathered(one, dim, groups) for one in x]
         whole = gathered(x, dim, groups)
@@ -172,18 +200,28 @@ def _collectives() -> None:
         group = _group(groups)
         whole = x.contiguous().clone()
         dist.all_reduce(whole, op=kinds[kind], group=group)
-        return whole.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous() * scale
+        return (
+            whole.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous() * scale
+        )
 
     def reduce_scatter(
-        kind: str, x: Any, scale: float, scatter_dim: int, _count: int = 0, groups: Any = None, output: Any = None,
+        kind: str,
+        x: Any,
+        scale: float,
+        scatter_dim: int,
+        _count: int = 0,
+        groups: Any = None,
+        output: Any = None,
         **_rest: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if not torch.is_tensor(x):
             return [scattered(kind, one, scale, scatter_dim, groups) for one in x]
         part = scattered(kind, x, scale, scatter_dim, groups)
         return part if output is None else output.copy_(part)
 
-    def by_name(kind: str, x: Any, scale: float, scatter_dim: int, shard_count: int = 0, **rest: Any) -> Any:
+    def by_name(
+        kind: str, x: Any, scale: float, scatter_dim: int, shard_count: int = 0, **rest: Any
+    ) -> Any:
         return reduce_scatter(kind, x, scale, scatter_dim, shard_count, **rest)
 
     xm.all_reduce, xm.all_gather, xm.reduce_scatter = all_reduce, all_gather, by_name
@@ -194,8 +232,12 @@ def _ordinals() -> None:
     import torch.distributed as dist
     import torch_xla.runtime as xr
 
-    xr.global_ordinal = lambda: dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-    xr.world_size = lambda: dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    xr.global_ordinal = lambda: (
+        dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    )
+    xr.world_size = lambda: (
+        dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    )
     xr.global_device_count = xr.world_size
     xr.local_ordinal = lambda: int(os.environ.get("LOCAL_RANK", "0"))
 
@@ -232,7 +274,12 @@ def _contiguous_gradients() -> None:
     def set_up(ctx: Any, grad: Any) -> tuple[Any, ...]:
         weight = 1
         result = setup(ctx, grad)
-        return tuple(x.contiguous() if torch.is_tensor(x) and i != weight else x for i, x in enumerate(result))
+        return tuple(
+            x.contiguous() if torch.is_tensor(x) and i != weight else x
+            for i, x in enumerate(result)
+        )
 
     layers._linear_autograd_base_setup_bwd = set_up
-    qkv_linear._compute_gradients = lambda x, weight, grad, bias: gradients(x, weight, grad.contiguous(), bias)
+    qkv_linear._compute_gradients = lambda x, weight, grad, bias: gradients(
+        x, weight, grad.contiguous(), bias
+    )

@@ -1,4 +1,6 @@
-"""Rows of several samples: packed instruction data and text with a document mask, against the native engine."""
+"""Rows of several samples: packed instruction data and text with a document mask, against the
+native engine.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,26 @@ from tests.worker.engine.world import World
 
 pytestmark = pytest.mark.nxd
 COUNT = 10
-LORA = Lora(4, 8.0, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+LORA = Lora(
+    4, 8.0, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
 
 MESHES = ("111", "211", "211 sp", "121 m2", "221 m2", "221 sp m2", "112", "212 sp")
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("llama", where, "packed", {}) for where in MESHES),
     *(("gpt_neox", where, "packed", {}) for where in ("211 sp", "221 m2", "112")),
-    *(("llama-kv4", where, kind, {}) for where in ("221 m2", "212") for kind in ("samples", "documents")),
+    *(
+        ("llama-kv4", where, kind, {})
+        for where in ("221 m2", "212")
+        for kind in ("samples", "documents")
+    ),
     ("qwen2-window", "211", "packed", {}),
-    ("mistral-window", "121 m2", "documents", {}),  # and a vocabulary that tp does not divide, below
+    (
+        "mistral-window",
+        "121 m2",
+        "documents",
+        {},
+    ),  # and a vocabulary that tp does not divide, below
     ("mistral-window", "212 sp", "packed", {}),
     ("qwen3", "221 sp m2", "documents", {}),
     ("llama", "211", "packed", {"zero1": False}),
@@ -41,7 +54,9 @@ def expected(world: dict[int, World]) -> Any:
     def steps(name: str, kind: str, lora: Lora | None = None) -> Any:
         if (name, kind, lora) not in known:
             how = {"native": True, "lora": lora}
-            known[name, kind, lora] = world[1].run(nxd.apart, CONFIGS[name], mesh("111"), kind, COUNT, how)[0]
+            known[name, kind, lora] = world[1].run(
+                nxd.apart, CONFIGS[name], mesh("111"), kind, COUNT, how
+            )[0]
         return known[name, kind, lora]
 
     return steps
@@ -56,7 +71,12 @@ def same(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(("name", "where", "kind", "changes"), CASES)
 def test_samples_of_a_row_train_as_in_the_native_engine(
-    world: dict[int, World], expected: Any, name: str, where: str, kind: str, changes: dict[str, Any]
+    world: dict[int, World],
+    expected: Any,
+    name: str,
+    where: str,
+    kind: str,
+    changes: dict[str, Any],
 ) -> None:
     options = replace(mesh(where), **changes)
     job = world[options.tp * options.pp * options.dp]
@@ -72,7 +92,9 @@ def test_adapters_too(world: dict[int, World], expected: Any, where: str) -> Non
     same(result, expected("llama", "packed", LORA))
 
 
-def test_a_row_that_is_one_sample_trains_as_without_segments(world: dict[int, World], expected: Any) -> None:
+def test_a_row_that_is_one_sample_trains_as_without_segments(
+    world: dict[int, World], expected: Any
+) -> None:
     """The masks of rows change nothing by themselves; those of packed rows do."""
     known = expected("llama", "packed")
     assert abs(known[0][0] - expected("llama", "samples")[0][0]) > 1e-3

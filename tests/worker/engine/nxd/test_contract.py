@@ -30,9 +30,16 @@ def uses(path: Path) -> Iterator[tuple[str, set[str], int]]:
                 names[alias.asname or alias.name] = full
                 if f"{node.module}.{alias.name}" not in {key.split(":")[0] for key in USED}:
                     yield full, set(), 0
-        assert not (isinstance(node, ast.Import) and any(a.name.split(".")[0] == LIBRARY for a in node.names)), path
+        assert not (
+            isinstance(node, ast.Import)
+            and any(a.name.split(".")[0] == LIBRARY for a in node.names)
+        ), path
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+        ):
             full = names[node.value.id].replace(":", ".")
             if full in {key.split(":")[0] for key in USED}:
                 yield f"{full}:{node.attr}", set(), 0
@@ -47,21 +54,31 @@ def test_the_engine_uses_no_name_and_no_argument_beyond_the_list() -> None:
         for name, keywords, positional in uses(path):
             assert name in USED, f"{path.name} uses {name}, which contract.py does not list"
             most = max((int(a[1:]) for a in USED[name] if a.startswith("*")), default=0)
-            assert positional <= most, f"{path.name} passes {positional} arguments to {name} by position"
+            assert positional <= most, (
+                f"{path.name} passes {positional} arguments to {name} by position"
+            )
             beyond = keywords - set(USED[name])
-            assert not beyond, f"{path.name} passes {beyond} to {name}, which contract.py does not list"
+            assert not beyond, (
+                f"{path.name} passes {beyond} to {name}, which contract.py does not list"
+            )
             used.setdefault(name, set()).update(keywords)
     assert used.keys() == USED.keys(), "listed and not used"
     for name, keywords in used.items():
-        assert keywords == {a for a in USED[name] if not a.startswith("*")}, f"{name}: listed and not passed"
+        assert keywords == {a for a in USED[name] if not a.startswith("*")}, (
+            f"{name}: listed and not passed"
+        )
 
 
 def test_the_pipelines_settings_are_those_of_the_list() -> None:
     tree = ast.parse((Path(package.__file__).parent / "library_config.py").read_text())
-    method = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_pipeline")
+    method = next(
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_pipeline"
+    )
     returned = next(n for n in ast.walk(method) if isinstance(n, ast.Return))
     assert isinstance(returned.value, ast.Dict)
-    assert {key.value for key in returned.value.keys if isinstance(key, ast.Constant)} == set(PIPELINE)
+    assert {key.value for key in returned.value.keys if isinstance(key, ast.Constant)} == set(
+        PIPELINE
+    )
 
 
 @pytest.mark.nxd
@@ -73,8 +90,11 @@ def test_the_library_has_every_name_and_argument(monkeypatch: pytest.MonkeyPatch
     environment = {**os.environ, "NXD_CPU_MODE": "1", "PJRT_DEVICE": "CPU"}
     done = subprocess.run(
         [sys.executable, "-c", "from tests.worker.engine.nxd.test_contract import hold; hold()"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -89,11 +109,15 @@ def hold() -> None:
             if argument.startswith("*"):
                 assert len(signature.parameters) >= int(argument[1:]), key
             else:
-                assert argument in signature.parameters or takes_any, f"{key} has no argument {argument}"
+                assert argument in signature.parameters or takes_any, (
+                    f"{key} has no argument {argument}"
+                )
     for key, methods in METHODS.items():
         module, name = key.split(":")
         for method in methods:
-            assert hasattr(getattr(importlib.import_module(module), name), method), f"{key} has no {method}"
+            assert hasattr(getattr(importlib.import_module(module), name), method), (
+                f"{key} has no {method}"
+            )
     from neuronx_distributed.pipeline.model import NxDPPModel
 
     for setting in PIPELINE:

@@ -1,4 +1,6 @@
-"""LoRA of the nxd engine is the native engine's on every mesh, and its checkpoints are the native engine's too."""
+"""LoRA of the nxd engine is the native engine's on every mesh, and its checkpoints are the native
+engine's too.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("llama", "411", {"zero1": False}, {}),
     ("llama", "121 m2", {"virtual_stages": 2, "pipeline_cuts": (0, 1, 2)}, {}),
     ("llama-kv4", "212 sp", {}, {"rslora": True}),
-    ("llama-kv1", "411", {"activation_checkpointing": "selective"}, {"targets": ["k_proj", "v_proj"]}),
+    (
+        "llama-kv1",
+        "411",
+        {"activation_checkpointing": "selective"},
+        {"targets": ["k_proj", "v_proj"]},
+    ),
     ("llama-tied-509", "121 full m2", {"pipeline_cuts": (0,)}, {"targets": ["down_proj"]}),
     ("llama-tied-509", "221 m2", {}, {}),
     ("qwen2", "212", {"zero1": False}, {"targets": ["q_proj", "v_proj"]}),
@@ -50,9 +57,16 @@ def apart(a: Path, b: Path) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize(("name", "where", "more", "lora_options"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+@pytest.mark.parametrize(
+    ("name", "where", "more", "lora_options"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
+)
 def test_training_is_the_native_engines(
-    world: dict[int, World], tmp_path: Path, name: str, where: str, more: dict[str, Any], lora_options: dict[str, Any]
+    world: dict[int, World],
+    tmp_path: Path,
+    name: str,
+    where: str,
+    more: dict[str, Any],
+    lora_options: dict[str, Any],
 ) -> None:
     config = CONFIGS[name]
     options, adapter = replace(mesh(where), **more), lora(config, **lora_options)
@@ -88,7 +102,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     assert apart(tmp_path / "whole" / "step_00000004", tmp_path / "on" / "step_00000004") == 0
 
 
-def test_any_mesh_and_either_engine_resumes_from_any_other(world: dict[int, World], tmp_path: Path) -> None:
+def test_any_mesh_and_either_engine_resumes_from_any_other(
+    world: dict[int, World], tmp_path: Path
+) -> None:
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111"), adapter, tmp_path, 10)[0]
     result = world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "0", 2)[0]
@@ -102,7 +118,9 @@ def test_any_mesh_and_either_engine_resumes_from_any_other(world: dict[int, Worl
         at, options = 2 * i + 2, replace(mesh(where), **more)
         checkpoint = tmp_path / str(at - 2) / f"step_{at:08d}"
         job = world_of(world, options)
-        result += job.run(resume, config, options, adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
+        result += job.run(
+            resume, config, options, adapter, checkpoint, at, at + 2, tmp_path / str(at)
+        )[0]
     for (loss, norm), (known_loss, known_norm) in zip(result, known, strict=True):
         assert abs(loss - known_loss) < 1e-5
         assert abs(norm - known_norm) < 1e-4 * known_norm
@@ -114,17 +132,23 @@ def test_the_base_is_frozen_in_its_own_type(world: dict[int, World]) -> None:
         assert not state["changed"]
         assert not state["gradients"]
         assert (state["base"], state["factors"]) == ({"torch.bfloat16"}, {"torch.float32"})
-        assert 0.5 * state["numbers"] <= state["held"] < 0.6 * state["numbers"], "ZeRO-1 deals factors alone"
+        assert 0.5 * state["numbers"] <= state["held"] < 0.6 * state["numbers"], (
+            "ZeRO-1 deals factors alone"
+        )
 
 
 def test_bf16_follows_the_native_engine(world: dict[int, World], tmp_path: Path) -> None:
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111 bf16"), adapter, tmp_path / "native")[0]
     result = world[2].run(nxd.train, config, mesh("211 sp bf16"), adapter, tmp_path / "nxd")[0]
-    assert all(abs(loss - expected) < 2e-2 for (loss, _), (expected, _) in zip(result, known, strict=True))
+    assert all(
+        abs(loss - expected) < 2e-2 for (loss, _), (expected, _) in zip(result, known, strict=True)
+    )
 
 
-def test_an_export_is_peft_s_folder_with_the_same_factors(world: dict[int, World], tmp_path: Path) -> None:
+def test_an_export_is_peft_s_folder_with_the_same_factors(
+    world: dict[int, World], tmp_path: Path
+) -> None:
     from smtrain.core.model.shape import ModelShape
     from smtrain.worker.checkpoint.adapter import open_adapter
 
@@ -144,16 +168,22 @@ def test_an_export_is_peft_s_folder_with_the_same_factors(world: dict[int, World
         assert torch.equal(torch.from_numpy(factor.b.copy()), factors[f"{module}.lora_B.weight"])
 
 
-def test_what_does_not_fit_is_refused_on_every_rank(world: dict[int, World], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_on_every_rank(
+    world: dict[int, World], tmp_path: Path
+) -> None:
     config, options, adapter = CONFIGS["llama"], mesh("211"), lora(CONFIGS["llama"])
     world[2].run(nxd.train, config, options, adapter, tmp_path, 1)
     checkpoint = tmp_path / "step_00000001"
-    for said in world[2].run(nxd.refusal, config, options, lora(config, rank=8, targets=["q_proj"]), checkpoint):
+    for said in world[2].run(
+        nxd.refusal, config, options, lora(config, rank=8, targets=["q_proj"]), checkpoint
+    ):
         assert "rank 4 there and 8 here" in said
     for said in world[2].run(nxd.refusal, config, options, lora(config, dropout=0.1), None):
         assert said.startswith("train.adapter.dropout: engine nxd trains adapters without dropout")
     world[1].run(cases.save_start, config, "111", tmp_path / "whole")
-    for said in world[2].run(nxd.refusal, config, options, adapter, tmp_path / "whole" / "step_00000000"):
+    for said in world[2].run(
+        nxd.refusal, config, options, adapter, tmp_path / "whole" / "step_00000000"
+    ):
         assert "holds a whole model" in said
     next((checkpoint / "optim").iterdir()).unlink()
     for said in world[2].run(nxd.refusal, config, options, adapter, checkpoint):

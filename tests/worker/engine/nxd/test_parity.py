@@ -1,4 +1,6 @@
-"""The nxd engine against the native one: the same losses and norms, step by step, whatever the mesh."""
+"""The nxd engine against the native one: the same losses and norms, step by step, whatever the
+mesh.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.worker.engine.world import World
 pytestmark = pytest.mark.nxd
 
 CASES = [
-    # the issue's table: attention with and without grouped queries, NeoX; three meshes; ZeRO-1 and sequence parallel
+    # the issue's table: attention with and without grouped queries, NeoX; three meshes; ZeRO-1 and
+    # sequence parallel
     *(
         (name, mesh_, zero1)
         for name in ("llama-kv4", "llama", "gpt_neox")
@@ -70,8 +73,12 @@ def test_losses_and_norms_are_the_native_engines(
     same(answers[0], expected(name))
 
 
-@pytest.mark.parametrize(("family", "rope"), [("llama", "llama3"), ("qwen2", "yarn"), ("gpt_neox", "partial")])
-def test_a_config_of_transformers_5_is_the_same_model(world: dict[int, World], family: str, rope: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "rope"), [("llama", "llama3"), ("qwen2", "yarn"), ("gpt_neox", "partial")]
+)
+def test_a_config_of_transformers_5_is_the_same_model(
+    world: dict[int, World], family: str, rope: str
+) -> None:
     """The library needs transformers 4, which reads nothing of that spelling by itself."""
     known = world[1].run(cases.plain, spelled(family, rope, 4), 5)[0]
     same(world[1].run(nxd.train, spelled(family, rope, 5), mesh("111"), 5)[0], known)
@@ -101,7 +108,10 @@ def test_recomputing_and_cutting_otherwise_change_nothing(
     world: dict[int, World], expected: Any, where: str, changes: dict[str, Any]
 ) -> None:
     options = replace(mesh(where), **changes)
-    same(world[options.tp * options.pp].run(nxd.train, CONFIGS["llama"], options)[0], expected("llama"))
+    same(
+        world[options.tp * options.pp].run(nxd.train, CONFIGS["llama"], options)[0],
+        expected("llama"),
+    )
 
 
 def test_bf16_follows_the_native_engine(world: dict[int, World]) -> None:
@@ -118,13 +128,19 @@ def test_evaluation_is_the_native_engines(world: dict[int, World]) -> None:
 
 
 @pytest.mark.parametrize("where", ["211 sp", "121 m2"])
-def test_steps_are_the_same_with_evaluations_between_them(world: dict[int, World], where: str) -> None:
+def test_steps_are_the_same_with_evaluations_between_them(
+    world: dict[int, World], where: str
+) -> None:
     quiet = world[2].run(nxd.between_steps, CONFIGS["llama"], mesh(where), False)
     assert world[2].run(nxd.between_steps, CONFIGS["llama"], mesh(where), True) == quiet
 
 
-@pytest.mark.parametrize(("where", "name"), [("112", "llama"), ("212 sp", "qwen2"), ("121 m2", "llama-tied-509")])
-def test_fp32_weights_begin_with_what_the_source_has(world: dict[int, World], where: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "name"), [("112", "llama"), ("212 sp", "qwen2"), ("121 m2", "llama-tied-509")]
+)
+def test_fp32_weights_begin_with_what_the_source_has(
+    world: dict[int, World], where: str, name: str
+) -> None:
     options = mesh(where)
     job = world[options.tp * options.pp * options.dp]
     for count, same, kept in job.run(nxd.masters, CONFIGS[name], options, False):

@@ -1,4 +1,6 @@
-"""Checkpoints of the nxd engine: written and read by the library, exact, safe on disks that are not shared."""
+"""Checkpoints of the nxd engine: written and read by the library, exact, safe on disks that are not
+shared.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,17 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     assert [losses for _, losses in result] == known
     assert all(state == {"samples": 24} for state, _ in result)
     about = inspect(checkpoint)
-    assert (about.kind, about.topology, about.step) == ("nxd", {"tp": options.tp, "pp": options.pp}, 3)
+    assert (about.kind, about.topology, about.step) == (
+        "nxd",
+        {"tp": options.tp, "pp": options.pp},
+        3,
+    )
     assert (checkpoint / "done").exists(), "other tools of NxD take it for whole too"
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("llama", "211"), ("llama-kv4", "221"), ("gpt_neox", "121 m2"), ("llama-tied-509", "211")]
+    ("name", "where"),
+    [("llama", "211"), ("llama-kv4", "221"), ("gpt_neox", "121 m2"), ("llama-tied-509", "211")],
 )
 def test_each_engine_resumes_from_the_others_weights(
     world: dict[int, World], tmp_path: Path, name: str, where: str
@@ -63,13 +70,22 @@ def test_each_engine_resumes_from_the_others_weights(
         assert abs(loss - known) < 1e-5
     job.run(nxd.train_and_save, config, options, back, at, at, {})
     for kind in ("native", "hf"):
-        convert(back, tmp_path / kind / "converted", to=make_target(kind), config=_hf_folder(tmp_path, config))
-        loss = world[1].run(nxd.native_first_loss, config, mesh("111"), tmp_path / kind / "converted", at)[0]
+        convert(
+            back,
+            tmp_path / kind / "converted",
+            to=make_target(kind),
+            config=_hf_folder(tmp_path, config),
+        )
+        loss = world[1].run(
+            nxd.native_first_loss, config, mesh("111"), tmp_path / kind / "converted", at
+        )[0]
         assert abs(loss - known) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama-kv1", "llama-tied-509", "gpt_neox", "mistral-window"])
-def test_the_librarys_own_load_reads_converted_shards(world: dict[int, World], tmp_path: Path, name: str) -> None:
+def test_the_librarys_own_load_reads_converted_shards(
+    world: dict[int, World], tmp_path: Path, name: str
+) -> None:
     config, options = CONFIGS[name], mesh("121" if name == "llama-tied-509" else "211")
     known = world[1].run(cases.look, config, mesh("111"))[0][0]
     world[1].run(cases.save_start, config, "111", tmp_path / "native")
@@ -79,7 +95,9 @@ def test_the_librarys_own_load_reads_converted_shards(world: dict[int, World], t
         assert abs(loss - known) < 1e-5
 
 
-def test_killed_without_warning_it_resumes_bit_for_bit(world: dict[int, World], tmp_path: Path) -> None:
+def test_killed_without_warning_it_resumes_bit_for_bit(
+    world: dict[int, World], tmp_path: Path
+) -> None:
     config, options = CONFIGS["llama"], mesh("211 sp")
     for folder in ("killed", "calm"):
         (tmp_path / folder).mkdir()
@@ -88,7 +106,9 @@ def test_killed_without_warning_it_resumes_bit_for_bit(world: dict[int, World], 
     world[2].run(nxd.train_until_killed, config, options, tmp_path / "killed", 99)
     world[2].run(nxd.train_until_killed, config, options, tmp_path / "calm", 99)
     lines = (tmp_path / "killed" / "losses").read_text().splitlines()
-    assert lines[4:6] == lines[6:8], "the steps after the last checkpoint were done again, with the same losses"
+    assert lines[4:6] == lines[6:8], (
+        "the steps after the last checkpoint were done again, with the same losses"
+    )
     assert lines[:4] + lines[6:] == (tmp_path / "calm" / "losses").read_text().splitlines()
 
 
@@ -118,13 +138,17 @@ def test_weights_that_are_no_numbers_are_not_saved(
     world: dict[int, World], tmp_path: Path, where: str, zero1: bool, steps: int
 ) -> None:
     options = replace(mesh(where), zero1=zero1)
-    for sentence, left in world[2].run(nxd.save_what_is_no_number, CONFIGS["llama"], options, tmp_path, steps):
+    for sentence, left in world[2].run(
+        nxd.save_what_is_no_number, CONFIGS["llama"], options, tmp_path, steps
+    ):
         assert sentence.startswith("checkpoint step_00000001 was not begun on rank ")
         assert sentence.endswith("its weights are not all finite numbers")
         assert left == []
 
 
-def test_what_cannot_be_loaded_or_built_is_a_sentence_on_every_rank(world: dict[int, World], tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_or_built_is_a_sentence_on_every_rank(
+    world: dict[int, World], tmp_path: Path
+) -> None:
     config = CONFIGS["llama"]
     world[2].run(nxd.train_and_save, config, mesh("211"), tmp_path, 1, 1, {})
     for sentence in world[2].run(nxd.refusal, config, mesh("121"), tmp_path / "step_00000001"):

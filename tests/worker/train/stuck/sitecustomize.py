@@ -1,4 +1,7 @@
-"""On PYTHONPATH of training: rank 1 never gets its third batch. It may be a fork of the process that imports this."""
+"""On PYTHONPATH of training: rank 1 never gets its third batch.
+
+It may be a fork of the process that imports this.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The driver of a preparation on several machines: it gives out tasks and adds up their counts.
 
-It keeps nothing that is not in the place of the shares, so it may be killed at any time: the next one lists what is
-there and gives out the rest. The tokens never pass through it.
+It keeps nothing that is not in the place of the shares, so it may be killed at any time: the next
+one lists what is there and gives out the rest. The tokens never pass through it.
 """
 
 from __future__ import annotations
@@ -55,36 +55,50 @@ _BYTES_A_KEY = 64  # key, position, rank, order and their sorted copies
 _RANGES = 16
 _READERS = 16
 _UNAVAILABLE = 4
-"""Further tries of a task that a store, the network or a disk has failed, which by itself has tried for a minute."""
+"""Further tries of a task that a store, the network or a disk has failed, which by itself has tried
+for a minute.
+"""
 _SHARES = f".{PREFIX}.shares"
 _FORMAT = 4  # of the files in it
 
 
 class CrashedError(SmtrainError):
-    """Shares whose tasks crashed again and again were set aside; the rest is kept for the next attempt."""
+    """Shares whose tasks crashed again and again were set aside; the rest is kept for the next
+    attempt.
+    """
 
 
 class TaskExecutor(Protocol):
-    """Runs tasks somewhere. `run` calls `function(*shared, *arguments)` for each item (label, arguments).
+    """Runs tasks somewhere.
 
-    It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process of a task died each
-    time it was tried. At most a few items for each core are taken ahead. A task that is `large` needs disk or memory: a
-    machine runs at most two. One with `threads` can use several cores. `waiting` is called about once a second.
+    `run` calls `function(*shared, *arguments)` for each item (label, arguments).
+
+    It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process
+    of a task died each time it was tried. At most a few items for each core are taken ahead. A task
+    that is `large` needs disk or memory: a machine runs at most two. One with `threads` can use
+    several cores. `waiting` is called about once a second.
     """
 
     def run(
-        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
-    ) -> Iterator[tuple[Any, TaskOutcome]]: ...  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        shared: tuple[Any, ...],
+        items: Iterator[tuple[Any, tuple[Any, ...]]],
+        waiting: Callable[[], None],
+        *,
+        large: bool = False,
+        threads: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]: ...
 
 
 @dataclass(frozen=True)
 class Spread:
     """The machines of a preparation.
 
-    `work` is the place of the shares, a path or an s3:// URI that all machines see (default: next to the output).
-    `out` is an s3:// prefix for the files of the dataset; without it they are written to the output folder, which all
-    machines must see. `max_crashed` shares may be left out after they crashed. `stop` asks the driver to end.
+    `work` is the place of the shares, a path or an s3:// URI that all machines see (default: next
+    to the output). `out` is an s3:// prefix for the files of the dataset; without it they are
+    written to the output folder, which all machines must see. `max_crashed` shares may be left out
+    after they crashed. `stop` asks the driver to end.
     """
 
     executor: TaskExecutor
@@ -99,13 +113,25 @@ class Driver:
     """One preparation of a corpus."""
 
     def __init__(
-        self, spread: Spread, context: WorkContext, corpus: Corpus, report: Callable[[DataProgress], None],
+        self,
+        spread: Spread,
+        context: WorkContext,
+        corpus: Corpus,
+        report: Callable[[DataProgress], None],
         say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.spread, self.context, self.corpus, self._report, self._say = spread, context, corpus, report, say
+    ) -> None:
+        self.spread, self.context, self.corpus, self._report, self._say = (
+            spread,
+            context,
+            corpus,
+            report,
+            say,
+        )
         self.files, self.shards = corpus.flat, corpus.shards
         self.tally = SpreadTally(corpus, context.encoder)
-        self._place = SharedPlace(context.work)  # creates the folder, which an earlier run may have deleted
+        self._place = SharedPlace(
+            context.work
+        )  # creates the folder, which an earlier run may have deleted
         self._began = self._said = time.monotonic()
         self._total = sum(shard.bytes for shard in self.shards)
         self._done_bytes = self._before = 0
@@ -113,8 +139,10 @@ class Driver:
         self._lost: dict[int, Share] = {}
 
     def run(self) -> SpreadTally:
-        """Do everything that is left. Raises DataError for text that cannot be used, MismatchError if the encoder gave
-        other ids, CrashedError for crashed shares, StoppedError if it was asked to end."""
+        """Do everything that is left. Raises DataError for text that cannot be used, MismatchError
+        if the encoder gave other ids, CrashedError for crashed shares, StoppedError if it was asked
+        to end.
+        """
         totals = self._tokenize()
         cleaning = self.context.options.cleaning
         if cleaning.deduplicate and not self.context.sft:
@@ -123,22 +151,31 @@ class Driver:
             numbers = range(len(self.shards))
             name = f"kept-{totals.tag}{{:05}}.json"
             kept = self._stage(name, keep_first, totals, [(n, (n,)) for n in numbers])
-            totals = replace(totals, survivors=np.array([kept[n]["left"] for n in numbers], np.int64))
+            totals = replace(
+                totals, survivors=np.array([kept[n]["left"] for n in numbers], np.int64)
+            )
         if cleaning.near is not None and not self.context.sft:
             left = int((totals.documents if totals.survivors is None else totals.survivors).sum())
             self.tally.compared, bands = left, cleaning.near.shape[0]
             totals = replace(totals, near=self._duplicates(totals, "bands", left * bands))
         outputs = self._outputs()
         made = self._stage(
-            f"output-{totals.tag}{{:05}}.json", write_output, totals, [(one.number, (one,)) for one in outputs],
+            f"output-{totals.tag}{{:05}}.json",
+            write_output,
+            totals,
+            [(one.number, (one,)) for one in outputs],
             large=True,
-        )  # fmt: skip
+        )
         self.tally.add_outputs(outputs, [made[one.number] for one in outputs])
         return self.tally
 
     def _tokenize(self) -> ShareTotals:
         """Have every share done; fold the records in the order of the text."""
-        done = {name[6:13] for name in self._place.names() if name.startswith("share-") and name.endswith(".json")}
+        done = {
+            name[6:13]
+            for name in self._place.names()
+            if name.startswith("share-") and name.endswith(".json")
+        }
         documents: list[int] = []
         firsts = np.zeros(len(self.shards) + 1, np.int64)
         waiting: dict[int, dict[str, Any] | None] = {}
@@ -158,11 +195,15 @@ class Driver:
 
         def left() -> Iterator[tuple[Share, tuple[Any, ...]]]:
             nonlocal count
-            every = cut_shares(self.shards, self.files, self.context.options.separator, self.spread.share_bytes)
+            every = cut_shares(
+                self.shards, self.files, self.context.options.separator, self.spread.share_bytes
+            )
             with ThreadPoolExecutor(_READERS) as pool:
                 while some := list(islice(every, 4 * _READERS)):
                     there = [s for s in some if f"{s.number:07}" in done]
-                    read = dict(zip((s.number for s in there), pool.map(self._record, there), strict=True))
+                    read = dict(
+                        zip((s.number for s in there), pool.map(self._record, there), strict=True)
+                    )
                     for share in some:
                         count = share.number + 1
                         firsts[share.shard + 1] = count
@@ -170,7 +211,13 @@ class Driver:
                             self._before += share.bytes
                             ready(share, record)
                             continue
-                        yield share, (share, {number: self.files[number] for number, _ in share.spans})
+                        yield (
+                            share,
+                            (
+                                share,
+                                {number: self.files[number] for number, _ in share.spans},
+                            ),
+                        )
 
         context = self.context
         for share, outcome in self._run(do_share, (context,), left(), threads=context.threaded):
@@ -195,31 +242,45 @@ class Driver:
         """The offsets of each shard in the files of a pass."""
         least = _RANGES if len(totals.documents) > _RANGES else 1
         ranges = max(least, -(-keys * _BYTES_A_KEY // PASS_BYTES))
-        self._say(f"prepare: looking for {'exact' if kind == 'hashes' else 'near'} duplicates in {ranges} ranges")
+        self._say(
+            f"prepare: looking for {'exact' if kind == 'hashes' else 'near'} duplicates in {ranges}"
+            " ranges"
+        )
         items = [(number, (kind, ranges, number)) for number in range(ranges)]
-        made = self._stage(f"{kind}-{totals.tag}{ranges}-{{:04}}.json", find_duplicates, totals, items)
+        made = self._stage(
+            f"{kind}-{totals.tag}{ranges}-{{:04}}.json", find_duplicates, totals, items
+        )
         return np.array([made[number]["offsets"] for number in range(ranges)], np.int64)
 
     def _stage(
-        self, name: str, function: Callable[..., Any], totals: ShareTotals,
-        items: Sequence[tuple[int, tuple[Any, ...]]], *, large: bool = False,
-    ) -> dict[int, dict[str, Any]]:  # fmt: skip
+        self,
+        name: str,
+        function: Callable[..., Any],
+        totals: ShareTotals,
+        items: Sequence[tuple[int, tuple[Any, ...]]],
+        *,
+        large: bool = False,
+    ) -> dict[int, dict[str, Any]]:
         """The results of the tasks by number; those of earlier attempts are not done again."""
         results: dict[int, dict[str, Any]] = {}
         names = set(self._place.names())
         for number, _ in items:
-            record = self._place.record(name.format(number)) if name.format(number) in names else None
+            record = (
+                self._place.record(name.format(number)) if name.format(number) in names else None
+            )
             if record is not None:
                 results[number] = record
         for number in self._damaged_outputs(results) if large else ():
-            self._say(f"prepare: {name.format(number)[:-5]} is not what was written; it is written again")
+            self._say(
+                f"prepare: {name.format(number)[:-5]} is not what was written; it is written again"
+            )
             del results[number]
         todo = ((number, arguments) for number, arguments in items if number not in results)
         for number, outcome in self._run(function, (self.context, totals), todo, large=large):
             if outcome.crashed:
                 raise CrashedError(
-                    f"task {name.format(number)} crashed three times ({outcome.error}); give the machines more memory, "
-                    "and run the same command again to resume."
+                    f"task {name.format(number)} crashed three times ({outcome.error}); give the"
+                    " machines more memory, and run the same command again to resume."
                 )
             results[number] = self._value(outcome)
             self._place.write_record(name.format(number), results[number])
@@ -229,19 +290,29 @@ class Driver:
         """The records whose files are missing or changed; the machines read them."""
         todo = ((number, (record["files"],)) for number, record in records.items())
         checked = self._run(is_output_whole, (self.context,), todo, large=True)
-        return [number for number, outcome in checked if outcome.crashed or not self._value(outcome)]
+        return [
+            number for number, outcome in checked if outcome.crashed or not self._value(outcome)
+        ]
 
     def _run(
-        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterable[tuple[Any, tuple[Any, ...]]],
-        *, large: bool = False, threads: bool = False,
-    ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
-        """The outcome of each task; one that a store, the network or a disk failed is given out again later.
+        self,
+        function: Callable[..., Any],
+        shared: tuple[Any, ...],
+        items: Iterable[tuple[Any, tuple[Any, ...]]],
+        *,
+        large: bool = False,
+        threads: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]:
+        """The outcome of each task; one that a store, the network or a disk failed is given out
+        again later.
 
         Raises StorageError if that has no success.
         """
         tries, started = Counter[Any](), dict[Any, tuple[Any, ...]]()
 
-        def start(some: Iterable[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+        def start(
+            some: Iterable[tuple[Any, tuple[Any, ...]]],
+        ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
             for label, arguments in some:
                 started[label] = arguments
                 yield label, arguments
@@ -249,7 +320,9 @@ class Driver:
         todo, run = items, self.spread.executor.run
         while True:
             failed = []
-            for label, outcome in run(function, shared, start(todo), self._check_stop, large=large, threads=threads):
+            for label, outcome in run(
+                function, shared, start(todo), self._check_stop, large=large, threads=threads
+            ):
                 arguments = started.pop(label)
                 if not outcome.unavailable:
                     yield label, outcome
@@ -266,7 +339,10 @@ class Driver:
 
     def _check_stop(self) -> None:
         if self.spread.stop.is_set():
-            raise StoppedError(f"stopped after {self._done_bytes / 1e6:,.1f} MB; run the same command again to resume")
+            raise StoppedError(
+                f"stopped after {self._done_bytes / 1e6:,.1f} MB; run the same command again to"
+                " resume"
+            )
 
     def _value(self, outcome: TaskOutcome) -> Any:
         if outcome.mismatch:
@@ -278,7 +354,9 @@ class Driver:
     def _report_progress(self) -> None:
         seconds = time.monotonic() - self._began
         documents, tokens = self.tally.read_documents, self.tally.read_tokens
-        self._report(DataProgress(self._done_bytes, self._total, documents, tokens, seconds, self._before))
+        self._report(
+            DataProgress(self._done_bytes, self._total, documents, tokens, seconds, self._before)
+        )
 
     def _count_host(self, share: Share, outcome: TaskOutcome) -> None:
         """Log now and then how fast each machine is; SageMaker makes a metric of it."""
@@ -294,7 +372,10 @@ class Driver:
         for host, (shares, size) in sorted(self._hosts.items()):
             if host:
                 rate = size / 1e6 / seconds
-                self._say(f"prepare: host={host} shares={shares:.0f} mb={size / 1e6:.1f} mb_per_s={rate:.1f}")
+                self._say(
+                    f"prepare: host={host} shares={shares:.0f} mb={size / 1e6:.1f}"
+                    f" mb_per_s={rate:.1f}"
+                )
 
     def _named(self, share: Share) -> str:
         """The share by its files."""
@@ -307,13 +388,15 @@ class Driver:
         if not self._lost:
             return
         named = [self._named(share) for share in self._lost.values()]
-        self.tally.left_out = [f"{name} is left out: its task crashed three times" for name in sorted(named)]
+        self.tally.left_out = [
+            f"{name} is left out: its task crashed three times" for name in sorted(named)
+        ]
         if len(named) > self.spread.max_crashed:
             more = f" and {len(named) - 1} more" if len(named) > 1 else ""
             raise CrashedError(
-                f"{named[0]}{more} crashed three times, probably for lack of memory or because of a defect in a "
-                "library; all other shares are done. Correct or remove that text, or leave it out with "
-                f"data.max_crashed: {len(named)}."
+                f"{named[0]}{more} crashed three times, probably for lack of memory or because of a"
+                " defect in a library; all other shares are done. Correct or remove that text, or"
+                f" leave it out with data.max_crashed: {len(named)}."
             )
 
     def _outputs(self) -> list[OutputPair]:
@@ -323,11 +406,19 @@ class Driver:
 
         def add(prefix: str, mask: str, name: str, shards: Sequence[int], side: int | None) -> None:
             outputs.append(
-                OutputPair(len(outputs), f"{prefix}{name}", f"{mask}{name}" if sft else "", tuple(shards), side)
+                OutputPair(
+                    len(outputs),
+                    f"{prefix}{name}",
+                    f"{mask}{name}" if sft else "",
+                    tuple(shards),
+                    side,
+                )
             )
 
         for number, shard in enumerate(self.shards):
-            add(corpus.prefixes[shard.part], MASK, shard.name, [number], 0 if corpus.sided else None)
+            add(
+                corpus.prefixes[shard.part], MASK, shard.name, [number], 0 if corpus.sided else None
+            )
         if corpus.sided:
             names = corpus.held_names
             for number, name in enumerate(names):
@@ -340,7 +431,8 @@ class Driver:
 class SpreadJob:
     """A preparation: the digest of text and settings, and what `WorkContext` and `Driver` need.
 
-    `hub` are the hf:// paths that every machine loads by itself, with the commits at which they are read.
+    `hub` are the hf:// paths that every machine loads by itself, with the commits at which they are
+    read.
     """
 
     key: str
@@ -352,21 +444,34 @@ class SpreadJob:
 
 @contextmanager
 def spread_out(
-    spread: Spread, journal: Journal, job: SpreadJob, report: Callable[[DataProgress], None],
+    spread: Spread,
+    journal: Journal,
+    job: SpreadJob,
+    report: Callable[[DataProgress], None],
     say: Callable[[str], None],
-) -> Iterator[SpreadTally]:  # fmt: skip
+) -> Iterator[SpreadTally]:
     """Have the machines write the files of a dataset, to the journal's folder or to `spread.out`.
 
-    The shares are deleted when the context ends, unless by a fault that another attempt may not meet.
+    The shares are deleted when the context ends, unless by a fault that another attempt may not
+    meet.
     """
     corpus, options = job.corpus, job.corpus.options
     key = digest([_FORMAT, job.key, job.encoder, options.shard_bytes, spread.share_bytes])
     work = _work_folder(spread.work or str(journal.folder.with_name(_SHARES)), key)
     context = WorkContext(
-        key, corpus.sequences > 0, options, str(job.tokenizer.absolute()), corpus.facts, job.encoder, work,
-        spread.out or str(journal.folder.absolute()), str(ml_root()), corpus.held, job.hub,
+        key,
+        corpus.sequences > 0,
+        options,
+        str(job.tokenizer.absolute()),
+        corpus.facts,
+        job.encoder,
+        work,
+        spread.out or str(journal.folder.absolute()),
+        str(ml_root()),
+        corpus.held,
+        job.hub,
         read_tests(options.cleaning.tests) if options.cleaning.tests else None,
-    )  # fmt: skip
+    )
     driver = Driver(spread, context, corpus, report, say)
     try:
         try:
@@ -389,7 +494,9 @@ def _clear(work: str) -> None:
 
 
 def _work_folder(where: str, key: str) -> str:
-    """The place of the shares of this text and these settings; removes those of others on a shared disk."""
+    """The place of the shares of this text and these settings; removes those of others on a shared
+    disk.
+    """
     if "://" in where:
         return f"{where.rstrip('/')}/{key[:16]}"
     folder = Path(where).absolute()

@@ -1,8 +1,10 @@
-"""A Ray cluster on the hosts of a job: the first host starts its head and drives, the others join it and wait.
+"""A Ray cluster on the hosts of a job: the first host starts its head and drives, the others join
+it and wait.
 
-They meet in the place that all of them see: the head writes its address and a secret there. A host whose part of the
-cluster dies starts it again. If that is the first host, its process starts itself again too, because Ray blocks a
-driver whose cluster is gone, and ends it after a minute. The cluster ends with the job.
+They meet in the place that all of them see: the head writes its address and a secret there. A host
+whose part of the cluster dies starts it again. If that is the first host, its process starts itself
+again too, because Ray blocks a driver whose cluster is gone, and ends it after a minute. The
+cluster ends with the job.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _STARTS_WITHIN = 180.0
 _STORE_BYTES = 100 << 20  # results of tasks are small; the least that Ray accepts is 75 MB
 _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
-_OF_BEFORE = 60.0  # seconds for which an end that is there at once may be that of an earlier attempt
+_OF_BEFORE = (
+    60.0  # seconds for which an end that is there at once may be that of an earlier attempt
+)
 _AGAIN = 5
 _STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
 _FOLDER = "smray"
@@ -63,15 +67,22 @@ if "--head" in sys.argv and any("--no-monitor" in option.opts for option in star
     sys.argv.append("--no-monitor")
 main()
 """
-"""Starts Ray without what it leaves out if a package is missing: other subcommands, half of what it imports, and the
-server for remote clients; and without its autoscaler. Of 127.0.0.1 Ray would make the machine's outer address, and
-then listen on all of them."""
+"""Starts Ray without what it leaves out if a package is missing: other subcommands, half of what it
+imports, and the server for remote clients; and without its autoscaler. Of 127.0.0.1 Ray would make
+the machine's outer address, and then listen on all of them.
+"""
 _LEAN = {
-    "RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0",
-    "RAY_task_events_report_interval_ms": "0", "RAY_worker_niceness": "0",
-}  # fmt: skip
-"""Settings of a cluster that runs a few long tasks, whose state is not looked at, on hosts that do nothing else."""
-_THREADS = 4  # most of a task: a process costs 1.5 CPU seconds and 200 MB, and threads share Python's lock
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Settings of a cluster that runs a few long tasks, whose state is not looked at, on hosts that do
+nothing else.
+"""
+_THREADS = (
+    4  # most of a task: a process costs 1.5 CPU seconds and 200 MB, and threads share Python's lock
+)
 _LOCK = "lock"
 _LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
 
@@ -86,14 +97,30 @@ class RayNode:
         self._lock: int | None = _locked(self._folder)
         self._process = subprocess.Popen(
             [
-                sys.executable, "-c", _START, "start", "--block", "--disable-usage-stats",
-                f"--num-cpus={cores // threads}", f"--object-store-memory={_STORE_BYTES}",
-                f"--temp-dir={self._folder}", "--include-log-monitor=false", *arguments,
+                sys.executable,
+                "-c",
+                _START,
+                "start",
+                "--block",
+                "--disable-usage-stats",
+                f"--num-cpus={cores // threads}",
+                f"--object-store-memory={_STORE_BYTES}",
+                f"--temp-dir={self._folder}",
+                "--include-log-monitor=false",
+                *arguments,
             ],
-            env={**os.environ, **cluster_environment(token), **TASK_ENVIRONMENT, THREADS: str(threads)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={
+                **os.environ,
+                **cluster_environment(token),
+                **TASK_ENVIRONMENT,
+                THREADS: str(threads),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             preexec_fn=_ends_with_parent,
-        )  # fmt: skip
+        )
 
     @property
     def runs(self) -> bool:
@@ -127,7 +154,12 @@ def cluster_token() -> str:
 
 def cluster_environment(token: str) -> dict[str, str]:
     """The environment of every process of a cluster that is ours."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0", **_LEAN}
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **_LEAN,
+    }
 
 
 def _short_folder() -> str | None:
@@ -136,7 +168,9 @@ def _short_folder() -> str | None:
 
 
 def _locked(folder: str) -> int:
-    """Lock a folder for the life of this process; it appears locked, so no other process takes it for left behind."""
+    """Lock a folder for the life of this process; it appears locked, so no other process takes it
+    for left behind.
+    """
     path = Path(folder, f"{_LOCK}.new")
     lock = os.open(path, os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -186,15 +220,20 @@ def head(
 ) -> Iterator[RayExecutor]:
     """The cluster of a job, from its first host: an executor on it.
 
-    `gone` is called in a thread if the cluster dies, also while Ray blocks this one. Raises SmtrainError if it does not
-    start.
+    `gone` is called in a thread if the cluster dies, also while Ray blocks this one. Raises
+    SmtrainError if it does not start.
     """
     token = cluster_token()
     os.environ.update(cluster_environment(token))  # before Ray is imported, which reads it then
     ray_package()
     stack = ExitStack()
     stack.enter_context(_staying_here(address))
-    arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
+    arguments = [
+        "--head",
+        f"--node-ip-address={address}",
+        f"--port={port}",
+        "--include-dashboard=false",
+    ]
     node = RayNode(arguments, token, cores)
     ends = threading.Event()
 
@@ -210,7 +249,9 @@ def head(
         _wait_for(node, address, port)
         watcher.start()
         place.write_record(MEETING, {"address": f"{address}:{port}", "token": token})
-        executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs, unit=task_threads(cores))
+        executor = RayExecutor(
+            f"{address}:{port}", alive=lambda: node.runs, unit=task_threads(cores)
+        )
         try:
             stack.enter_context(executor)
         except SmtrainError as error:
@@ -256,24 +297,31 @@ def _wait_for(node: RayNode, address: str, port: int) -> None:
         except OSError:
             time.sleep(0.2)
     raise SmtrainError(
-        f"Ray does not start on {address}:{port}; end what has that port, and see that this machine has 1 GB of free "
-        "memory."
+        f"Ray does not start on {address}:{port}; end what has that port, and see that this machine"
+        " has 1 GB of free memory."
     )
 
 
 def on_cluster(
-    place: SharedPlace, address: str, port: int, say: Callable[[str], None], run: Callable[[RayExecutor], T],
+    place: SharedPlace,
+    address: str,
+    port: int,
+    say: Callable[[str], None],
+    run: Callable[[RayExecutor], T],
     fail: Callable[[str], NoReturn],
-) -> T:  # fmt: skip
+) -> T:
     """Call `run` with an executor. The others hear of the end.
 
-    If the cluster dies, this process starts its own command again; `run` must resume then. After a few times without a
-    finished task `fail` gets a sentence, in any thread, and has to end the process.
+    If the cluster dies, this process starts its own command again; `run` must resume then. After a
+    few times without a finished task `fail` gets a sentence, in any thread, and has to end the
+    process.
     """
     started = int(os.environ.get(_STARTED, "0")) + 1
     executor: RayExecutor | None = None
 
-    def gone(error: object = f"the Ray cluster at {address}:{port} is gone (its process ended).") -> None:
+    def gone(
+        error: object = f"the Ray cluster at {address}:{port} is gone (its process ended).",
+    ) -> None:
         fruitless = 0 if executor and executor.finished else started
         if fruitless < _AGAIN:
             say(f"prepare: {error} It is started again.")
@@ -284,8 +332,8 @@ def on_cluster(
         told.start()
         told.join(_ENDS_WITHIN)
         fail(
-            f"{error} It has died {_AGAIN} times without finishing a task, probably for lack of memory; give the first "
-            "machine more, and run the same command again to resume."
+            f"{error} It has died {_AGAIN} times without finishing a task, probably for lack of"
+            " memory; give the first machine more, and run the same command again to resume."
         )
 
     try:
@@ -319,7 +367,9 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
         while not stop.is_set():
             try:
                 now = place.record(MEETING) or {}
-            except StorageError:  # the cluster may do well, and the first host ends the job if its tasks fail too
+            except (
+                StorageError
+            ):  # the cluster may do well, and the first host ends the job if its tasks fail too
                 if time.monotonic() - seen > COMES_WITHIN:
                     raise
                 now = known
@@ -334,15 +384,16 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
                 if node:
                     node.close()
                 node = RayNode(
-                    [f"--address={known['address']}", f"--node-ip-address={address}"], known["token"],
+                    [f"--address={known['address']}", f"--node-ip-address={address}"],
+                    known["token"],
                     cores or cores_here(),
-                )  # fmt: skip
+                )
             if known and answers(known["address"]):
                 seen = time.monotonic()
             elif time.monotonic() - seen > COMES_WITHIN:
                 raise SmtrainError(
-                    f"the job's first host {known.get('address', '')} is not there; its log says why. Start the job "
-                    "again."
+                    f"the job's first host {known.get('address', '')} is not there; its log says"
+                    " why. Start the job again."
                 )
             stop.wait(_LOOK_S)
     finally:

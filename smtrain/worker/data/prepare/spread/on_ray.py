@@ -20,13 +20,20 @@ from smtrain.worker.data.prepare.spread.ray_address import answers, connection_f
 from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcomes
 
 RETRIES = 2
-"""Further tries of a task whose process or machine died; a share that crashes each time is set aside."""
+"""Further tries of a task whose process or machine died; a share that crashes each time is set
+aside.
+"""
 _LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
 _LARGE = 2  # large tasks of a machine at a time, on our own clusters in one process
 _LOOK_S = 1.0
-_ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
-TASK_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a task has its cores
+_ANSWERS_WITHIN = (
+    45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
+)
+TASK_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}  # a task has its cores
 _PACKAGE = Path(__file__).resolve().parents[4]
 
 
@@ -49,20 +56,27 @@ def ray_package() -> Any:
 
 
 class RayExecutor:
-    """Runs tasks on the cluster at an address (`10.0.0.1:6379`, or `auto` for the one that this machine belongs to).
+    """Runs tasks on the cluster at an address (`10.0.0.1:6379`, or `auto` for the one that this
+    machine belongs to).
 
-    With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. `alive` tells
-    sooner than Ray that a cluster of our own is gone. `lost` gets a sentence, in a thread, if any other cluster is
-    gone; it has to end the process, whose main thread Ray blocks then. `unit` are the cores that Ray counts as one CPU,
-    and that a task with threads uses. Use it as a context manager: it connects and
-    disconnects, and leaves the cluster as it was. `finished` counts the tasks whose outcome was taken. Raises
-    SmtrainError if the cluster cannot be reached.
+    With `ships_code` the package smtrain travels to the cluster, which then needs only its
+    requirements. `alive` tells sooner than Ray that a cluster of our own is gone. `lost` gets a
+    sentence, in a thread, if any other cluster is gone; it has to end the process, whose main
+    thread Ray blocks then. `unit` are the cores that Ray counts as one CPU, and that a task with
+    threads uses. Use it as a context manager: it connects and disconnects, and leaves the cluster
+    as it was. `finished` counts the tasks whose outcome was taken. Raises SmtrainError if the
+    cluster cannot be reached.
     """
 
     def __init__(
-        self, address: str, *, ships_code: bool = False, alive: Callable[[], bool] = lambda: True,
-        lost: Callable[[str], object] | None = None, unit: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        *,
+        ships_code: bool = False,
+        alive: Callable[[], bool] = lambda: True,
+        lost: Callable[[str], object] | None = None,
+        unit: int = 1,
+    ) -> None:
         self._unit = unit
         self._address, self._ships_code, self._alive, self._lost = address, ships_code, alive, lost
         self._left = threading.Event()
@@ -71,10 +85,16 @@ class RayExecutor:
     def __enter__(self) -> RayExecutor:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self._lost:
-            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # hides a warning for each retry
+            os.environ.setdefault(
+                "RAY_BACKEND_LOG_LEVEL", "error"
+            )  # hides a warning for each retry
         ray = ray_package()
         # processes of a cluster of our own have it already, and need not be started for it
-        environment = {"env_vars": TASK_ENVIRONMENT, "py_modules": [str(_PACKAGE)]} if self._ships_code else None
+        environment = (
+            {"env_vars": TASK_ENVIRONMENT, "py_modules": [str(_PACKAGE)]}
+            if self._ships_code
+            else None
+        )
         deadline = time.monotonic() + _ANSWERS_WITHIN
         if fault := connection_fault(self._address, _ANSWERS_WITHIN):
             raise SmtrainError(self._unusable(fault))
@@ -84,15 +104,20 @@ class RayExecutor:
         limit.start()
         try:
             ray.init(
-                self._address, runtime_env=environment, log_to_driver=False, configure_logging=False,
+                self._address,
+                runtime_env=environment,
+                log_to_driver=False,
+                configure_logging=False,
                 include_dashboard=None,
-            )  # fmt: skip
+            )
         except Exception as error:  # ConnectionError, RuntimeError, ray's own and gRPC's
             raise SmtrainError(self._unusable(init_fault(error))) from None
         finally:
             limit.cancel()
         if self._lost and "://" not in self._address:  # Ray's own client raises
-            threading.Thread(target=self._watch, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(ray.get_runtime_context().gcs_address,), daemon=True
+            ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,7 +130,10 @@ class RayExecutor:
     def _give_up(self) -> None:
         if self._lost:
             self._lost(
-                self._unusable(f"no connection within {_ANSWERS_WITHIN:.0f} s; check that `ray status` works there")
+                self._unusable(
+                    f"no connection within {_ANSWERS_WITHIN:.0f} s; check that `ray status` works"
+                    " there"
+                )
             )
 
     def _watch(self, address: str) -> None:
@@ -123,9 +151,15 @@ class RayExecutor:
         return LostClusterError(f"the Ray cluster at {self._address} is gone ({why}){remedy}.")
 
     def run(
-        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None], *, large: bool = False, threads: bool = False,
-    ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        shared: tuple[Any, ...],
+        items: Iterator[tuple[Any, tuple[Any, ...]]],
+        waiting: Callable[[], None],
+        *,
+        large: bool = False,
+        threads: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]:
         """See `TaskExecutor`. Raises LostClusterError if the cluster is gone."""
         ray = ray_package()
         remote = ray.remote(outcomes)
@@ -139,7 +173,9 @@ class RayExecutor:
             running[task.remote(function, [arguments for _, arguments in some], *known)] = some
 
         share = 1 if threads else round(1 / self._unit, 4)
-        together = min(_LARGE, self._unit) if large else 1  # a whole machine may never be free on a shared cluster
+        together = (
+            min(_LARGE, self._unit) if large else 1
+        )  # a whole machine may never be free on a shared cluster
         cpus, each, looked, more = 0, 1, 0.0, True
         try:
             while True:

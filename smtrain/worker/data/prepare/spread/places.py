@@ -1,7 +1,8 @@
 """A folder that all machines of a preparation see: on a shared disk, or a prefix in S3.
 
-A file appears whole under its name or not at all. Its content depends on the text and the settings only, so when two
-machines write the same file, as after a machine was wrongly taken for lost, it does not matter which comes last.
+A file appears whole under its name or not at all. Its content depends on the text and the settings
+only, so when two machines write the same file, as after a machine was wrongly taken for lost, it
+does not matter which comes last.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _SCRATCH = ".scratch-"
 
 
 class SharedPlace:
-    """One such folder; `uri` is a path or an s3:// URI. Raises DataError for another URI, StorageError if it fails."""
+    """One such folder; `uri` is a path or an s3:// URI.
+
+    Raises DataError for another URI, StorageError if it fails.
+    """
 
     def __init__(self, uri: str) -> None:
         from pyarrow import fs
@@ -50,16 +54,22 @@ class SharedPlace:
             self.local.mkdir(parents=True, exist_ok=True)
             return
         try:
-            self._fs, path = retry(lambda: fs.FileSystem.from_uri(uri))  # asks for the bucket's region
+            self._fs, path = retry(
+                lambda: fs.FileSystem.from_uri(uri)
+            )  # asks for the bucket's region
         except OSError as error:
             raise self._unavailable(error) from error
         except ValueError as error:
-            raise DataError(f"{uri} cannot be used ({first_line(error)}); check the URI and the region.") from None
+            raise DataError(
+                f"{uri} cannot be used ({first_line(error)}); check the URI and the region."
+            ) from None
         self._base = path.rstrip("/")
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder for files on their way; on a shared disk inside the place, so that they only move."""
+        """A folder for files on their way; on a shared disk inside the place, so that they only
+        move.
+        """
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.local))
         try:
             yield folder
@@ -82,15 +92,19 @@ class SharedPlace:
         self._require_size(name, path.stat().st_size)
 
     def _require_size(self, name: str, size: int) -> None:
-        """Raise OSError if S3 does not have a file that it has said to have: its answer 200 may hold an error."""
+        """Raise OSError if S3 does not have a file that it has said to have: its answer 200 may
+        hold an error.
+        """
         if self._fs.get_file_info(f"{self._base}/{name}").size != size:
             raise OSError(f"{name} was not stored completely")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Callable[[memoryview], object]]:
-        """A function that appends to a file, which gets its name at the end; in S3 it is sent meanwhile.
+        """A function that appends to a file, which gets its name at the end; in S3 it is sent
+        meanwhile.
 
-        S3 may keep an unfinished file after an error, so that only a record that is written later says what is whole.
+        S3 may keep an unfinished file after an error, so that only a record that is written later
+        says what is whole.
         """
         if self.local:
             with self.scratch() as folder:
@@ -110,7 +124,8 @@ class SharedPlace:
             stream = retry(lambda: self._fs.open_output_stream(f"{self._base}/{name}"))
         yield append
         with self._errors():
-            # After a late answer the client completes the upload again, which S3 then does not know any more.
+            # After a late answer the client completes the upload again, which S3 then does not know
+            # any more.
             with suppress(OSError):
                 stream.close()
             retry(lambda: self._require_size(name, written), WAITS[:4])
@@ -150,7 +165,8 @@ class SharedPlace:
     def read_sealed(self, name: str, record: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes start:stop of the content of a sealed file, which `record` says to be complete.
 
-        Raises StorageError; if the file is damaged, it removes the record, so that the file is made again.
+        Raises StorageError; if the file is damaged, it removes the record, so that the file is made
+        again.
         """
         try:
             with self.open(name) as file:
@@ -159,7 +175,9 @@ class SharedPlace:
             raise self.damaged(name, record) from None
 
     def damaged(self, name: str, record: str) -> StorageError:
-        """The error for a file that is not what was written; removes its record, so that it is made again."""
+        """The error for a file that is not what was written; removes its record, so that it is made
+        again.
+        """
         self.remove(record)
         error = StorageError(f"{name} in {self.uri} is damaged; run the same command again.")
         error.damaged = True
@@ -203,7 +221,9 @@ class SharedPlace:
         if self.local:
             return [entry.name for entry in os.scandir(self.local) if entry.is_file()]
         with self._errors():
-            infos = retry(lambda: self._fs.get_file_info(fs.FileSelector(self._base, allow_not_found=True)))
+            infos = retry(
+                lambda: self._fs.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
+            )
         return [info.base_name for info in infos if info.type == fs.FileType.File]
 
     def remove(self, *names: str) -> None:
@@ -241,8 +261,8 @@ class SharedPlace:
         if is_of_store(error):
             why = f": {explain(error)}"
         return StorageError(
-            f"{self.uri}, which all machines of a preparation share, cannot be used{why}, and run the same command "
-            "again to resume."
+            f"{self.uri}, which all machines of a preparation share, cannot be used{why}, and run"
+            " the same command again to resume."
         )
 
 

@@ -1,6 +1,8 @@
-"""Ask an address whether a Ray cluster can be there, within a time limit, before Ray itself connects.
+"""Ask an address whether a Ray cluster can be there, within a time limit, before Ray itself
+connects.
 
-Ray's processes speak gRPC. Its servers begin with a SETTINGS frame of HTTP/2 (RFC 9113, section 3.4).
+Ray's processes speak gRPC. Its servers begin with a SETTINGS frame of HTTP/2 (RFC 9113, section
+3.4).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _LOOK = "check the address, and that `ray status` works there"
 def connection_fault(address: str, limit: float) -> str | None:
     """Reason and remedy if no Ray cluster answers at an address within `limit` seconds.
 
-    `address` is HOST:PORT, ray://HOST:PORT or auto. None if a server there begins as Ray's do, or if Ray must look for
-    the address itself.
+    `address` is HOST:PORT, ray://HOST:PORT or auto. None if a server there begins as Ray's do, or
+    if Ray must look for the address itself.
     """
     endpoint = _endpoint(address)
     if endpoint is None:
@@ -60,7 +62,10 @@ def init_fault(error: Exception) -> str:
         versions = re.findall(r"(Ray|Python): (\S+)", text)
         words = [f"{name} {version}" for name, version in versions]
         if len(words) == 4:  # a client's message may have another form
-            return f"the cluster has {', '.join(words[:2])} and this process {', '.join(words[2:])}; use the same here"
+            return (
+                f"the cluster has {', '.join(words[:2])} and this process {', '.join(words[2:])};"
+                " use the same here"
+            )
     if isinstance(error, ValueError):
         return f"{first_line(error)}; write it as HOST:PORT"
     if isinstance(error, ConnectionError) and "Could not find" in text:
@@ -92,7 +97,9 @@ def _endpoint(address: str) -> tuple[str, int] | None:
 
 
 def _running() -> str:
-    """The address of the cluster that this machine belongs to, as Ray finds it; empty without one."""
+    """The address of the cluster that this machine belongs to, as Ray finds it; empty without
+    one.
+    """
     with suppress(Exception):  # a private function: without it, Ray's own error is the answer
         from ray._private.services import canonicalize_bootstrap_address
 

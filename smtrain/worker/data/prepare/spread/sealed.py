@@ -1,4 +1,6 @@
-"""Content with a checksum for every block, so that a range can be read and verified without the rest of the file."""
+"""Content with a checksum for every block, so that a range can be read and verified without the
+rest of the file.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import zlib
 from typing import Any
 
 BLOCK = 16_368
-"""Bytes of content before each checksum: whole numbers of 8 bytes and of 12, the keys for duplicates."""
+"""Bytes of content before each checksum: whole numbers of 8 bytes and of 12, the keys for
+duplicates.
+"""
 _SUM = 4
 
 

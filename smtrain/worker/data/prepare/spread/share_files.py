@@ -1,7 +1,8 @@
 """The results of one share: its tokens as they come, and a record of all counts, written last.
 
-`share-0000012.bin` (tokens), `.mask` (sft), `.lengths` (int32 per document), `.sides` (int8, if some are held out),
-`.hashes` and `.bands` (keys for duplicates, see `KEY`), and `share-0000012.json`.
+`share-0000012.bin` (tokens), `.mask` (sft), `.lengths` (int32 per document), `.sides` (int8, if
+some are held out), `.hashes` and `.bands` (keys for duplicates, see `KEY`), and
+`share-0000012.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from smtrain.worker.data.read.unread import Findings
 from smtrain.worker.object_store import StorageError
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])
-"""A hash or a band of a document. A file of keys is in the order of the keys and then of the text."""
+"""A hash or a band of a document.
+
+A file of keys is in the order of the keys and then of the text.
+"""
 _KEYS = 1 << 64
 _GROUP = 1 << 22
 
@@ -50,7 +54,10 @@ class _Column:
 
 
 class ShareWriter:
-    """Writes the pieces of a share to the place as they come; `finish` writes the record. Use it as a context."""
+    """Writes the pieces of a share to the place as they come; `finish` writes the record.
+
+    Use it as a context.
+    """
 
     def __init__(self, place: SharedPlace, share: Share, dtype: np.dtype) -> None:
         self._place, self._share, self._dtype = place, share, np.dtype(dtype)
@@ -70,10 +77,14 @@ class ShareWriter:
         self._open.__exit__(*error)
 
     def add(self, piece: Piece, sides: NDArray[np.int8] | None) -> None:
-        """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held out."""
+        """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held
+        out.
+        """
         bad = [[one.file, one.line, one.reason] for one in piece.bad[:BAD_LINES_KEPT]]
         block = piece.block
-        self.runs.append([block.file.number, block.first, piece.lines, len(piece.lengths), len(piece.bad), bad])
+        self.runs.append(
+            [block.file.number, block.first, piece.lines, len(piece.lengths), len(piece.bad), bad]
+        )
         self._findings.add(piece.findings)
         self._append("bin", np.ascontiguousarray(piece.tokens, self._dtype).data)
         self._append("lengths", piece.lengths.astype("<i4").data)
@@ -102,10 +113,15 @@ class ShareWriter:
         self._open.close()
         files = {end: column.mark() for end, column in self._columns.items()}
         record = {
-            "number": self._share.number, "part": self._share.part, "bytes": self._share.bytes,
-            "documents": self.documents, "tokens": self.tokens, "files": files, "runs": self.runs,
+            "number": self._share.number,
+            "part": self._share.part,
+            "bytes": self._share.bytes,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "files": files,
+            "runs": self.runs,
             **vars(self._findings),
-        }  # fmt: skip
+        }
         self._place.write_record(f"{share_name(self._share.number)}.json", record)
         return record
 
@@ -125,8 +141,8 @@ def key_range(number: int, ranges: int) -> tuple[int, int]:
 def keys_between(place: SharedPlace, share: int, end: str, first: int, last: int) -> NDArray[Any]:
     """The keys of a share from `first` to `last`, in the order of the file.
 
-    Hashes are spread evenly, so their place in the file is known but for three standard deviations, and one read is
-    nearly always enough.
+    Hashes are spread evenly, so their place in the file is known but for three standard deviations,
+    and one read is nearly always enough.
     """
     name = share_name(share)
     with place.open(f"{name}.{end}") as file:
@@ -136,12 +152,18 @@ def keys_between(place: SharedPlace, share: int, end: str, first: int, last: int
         while True:
             low, high = max(0, low - spare), min(count, high + spare)
             try:
-                rows = np.frombuffer(read_sealed(file, low * KEY.itemsize, high * KEY.itemsize), KEY)
+                rows = np.frombuffer(
+                    read_sealed(file, low * KEY.itemsize, high * KEY.itemsize), KEY
+                )
             except (DamagedError, ValueError):
                 raise place.damaged(f"{name}.{end}", f"{name}.json") from None
             keys = rows["key"]
             if (low == 0 or keys[0] < first) and (high == count or keys[-1] > last):
-                return rows[np.searchsorted(keys, np.uint64(first)) : np.searchsorted(keys, np.uint64(last), "right")]
+                return rows[
+                    np.searchsorted(keys, np.uint64(first)) : np.searchsorted(
+                        keys, np.uint64(last), "right"
+                    )
+                ]
             spare *= 4
 
 
@@ -158,7 +180,10 @@ class ShareReader:
         return share_name(self.record["number"])
 
     def column(self, end: str, dtype: str) -> NDArray[Any] | None:
-        """A value per document; None if the share has none. Raises StorageError if the file is damaged."""
+        """A value per document; None if the share has none.
+
+        Raises StorageError if the file is damaged.
+        """
         if end not in self.record["files"]:
             return None
         raw, mark = self.place.read(f"{self.name}.{end}"), self.record["files"][end]
@@ -166,8 +191,11 @@ class ShareReader:
             raise self._damaged(end)
         return np.frombuffer(raw, dtype)
 
-    def tokens(self, kept: NDArray[np.bool_] | None, *, mask: bool = False) -> Iterator[tuple[Any, NDArray[np.int32]]]:
-        """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those of the masks.
+    def tokens(
+        self, kept: NDArray[np.bool_] | None, *, mask: bool = False
+    ) -> Iterator[tuple[Any, NDArray[np.int32]]]:
+        """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those
+        of the masks.
 
         Raises StorageError if a file is damaged.
         """
@@ -181,7 +209,9 @@ class ShareReader:
         with self.place.open(f"{self.name}.{end}") as file:
             first = 0
             while first < len(lengths):
-                stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _GROUP, "right")) - 1)
+                stop = max(
+                    first + 1, int(np.searchsorted(bounds, bounds[first] + _GROUP, "right")) - 1
+                )
                 some = slice(first, stop)
                 wanted = int(bounds[stop] - bounds[first]) * kind.itemsize
                 raw = file.read(wanted)

@@ -43,13 +43,19 @@ class SpreadTally(CorpusTally):
             prefix, dash, _ = output.prefix.partition("-")
             if not self._sets or self._sets[-1].prefix != prefix:
                 self._sets.append(PairSet(prefix, bool(dash)))
-            row = {"prefix": output.prefix, "documents": result["documents"], "tokens": result["tokens"]}
+            row = {
+                "prefix": output.prefix,
+                "documents": result["documents"],
+                "tokens": result["tokens"],
+            }
             self._sets[-1].rows.append(row)
             if result["documents"] or not dash:
                 self._made |= result["files"]
             if output.counts:
                 self.findings.dropped += Counter(result["dropped"])
-                self.near += [(self.files[n].name, ids) for n, ids in result["examples"]][: EXAMPLES - len(self.near)]
+                self.near += [(self.files[n].name, ids) for n, ids in result["examples"]][
+                    : EXAMPLES - len(self.near)
+                ]
                 for number, documents in () if self.corpus.sequences else result["per_file"]:
                     self.per_file[number] += documents
 

@@ -1,12 +1,16 @@
-"""The tasks of a preparation on several machines. Each is a function of the text and the settings, and may run twice.
+"""The tasks of a preparation on several machines.
+
+Each is a function of the text and the settings, and may run twice.
 
 1. `do_share`: the text of a share becomes tokens, and keys for duplicates.
 2. `find_duplicates` for exact duplicates: one task for each range of hashes reads the keys of all shares in it and
-   names all documents but the first of each hash. `keep_first`: one task a shard turns that into a bit per document.
+   names all documents but the first of each hash. `keep_first`: one task a shard turns that into a
+   bit per document.
 3. `find_duplicates` for near duplicates, by ranges of bands, among the documents that are left.
 4. `write_output`: one task for each output file reads its shares and writes the tokens of the documents that are left.
 
-The memory of 2 and 3 is bounded by the number of ranges, that of 1 and 4 by a few MB and the keys of one share.
+The memory of 2 and 3 is bounded by the number of ranges, that of 1 and 4 by a few MB and the keys
+of one share.
 """
 
 from __future__ import annotations
@@ -33,10 +37,23 @@ from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import Refiner
 from smtrain.worker.data.piece import Piece
 from smtrain.worker.data.prepare.dataset_writer import TallyPart
-from smtrain.worker.data.prepare.pieces import READ_AHEAD, TokenizeSettings, pieces, span_blocks, tasks, tokenize
+from smtrain.worker.data.prepare.pieces import (
+    READ_AHEAD,
+    TokenizeSettings,
+    pieces,
+    span_blocks,
+    tasks,
+    tokenize,
+)
 from smtrain.worker.data.prepare.spread.places import place
 from smtrain.worker.data.prepare.spread.sealed import seal
-from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
+from smtrain.worker.data.prepare.spread.share_files import (
+    ShareReader,
+    ShareWriter,
+    key_range,
+    keys_between,
+    share_name,
+)
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.shards import Share
@@ -59,9 +76,10 @@ Pass = Literal["hashes", "bands"]
 class WorkContext:
     """The settings that all tasks of a preparation share.
 
-    `work` and `out` name the places of shares and of the dataset's files. `root` is /opt/ml of the driver, whose paths
-    differ from those of other hosts on the local control plane. `held` are the numbers of files held out whole. `hub`
-    are the sources that every machine has to load by itself, with their commits.
+    `work` and `out` name the places of shares and of the dataset's files. `root` is /opt/ml of the
+    driver, whose paths differ from those of other hosts on the local control plane. `held` are the
+    numbers of files held out whole. `hub` are the sources that every machine has to load by itself,
+    with their commits.
     """
 
     key: str
@@ -79,16 +97,20 @@ class WorkContext:
 
     @property
     def threaded(self) -> bool:
-        """Whether `do_share` can use several cores; filters and conversations are Python, which runs one thread."""
+        """Whether `do_share` can use several cores; filters and conversations are Python, which
+        runs one thread.
+        """
         return not self.sft and not self.options.cleaning.refines
 
 
 @dataclass(frozen=True)
 class ShareTotals:
-    """The shares that are done: documents of each [shares], and the first share of each shard and the end [shards + 1].
+    """The shares that are done: documents of each [shares], and the first share of each shard and
+    the end [shards + 1].
 
-    The files of later passes have `tag` in their names. `exact` and `near` are the offsets [ranges, shards + 1] of each
-    shard in the files of `find_duplicates`, and `survivors` the documents of each shard that are no exact duplicates.
+    The files of later passes have `tag` in their names. `exact` and `near` are the offsets [ranges,
+    shards + 1] of each shard in the files of `find_duplicates`, and `survivors` the documents of
+    each shard that are no exact duplicates.
     """
 
     tag: str
@@ -100,7 +122,11 @@ class ShareTotals:
     near: NDArray[np.int64] | None = None
 
     def shares(self, shard: int) -> list[int]:
-        return [n for n in range(int(self.firsts[shard]), int(self.firsts[shard + 1])) if n not in self.lost]
+        return [
+            n
+            for n in range(int(self.firsts[shard]), int(self.firsts[shard + 1]))
+            if n not in self.lost
+        ]
 
     def in_shard(self, shard: int) -> int:
         """The number of its documents."""
@@ -109,7 +135,9 @@ class ShareTotals:
 
 @dataclass(frozen=True)
 class OutputPair:
-    """A pair of files to write: the documents of one `side` (None: all) of some shards, with their masks for sft."""
+    """A pair of files to write: the documents of one `side` (None: all) of some shards, with their
+    masks for sft.
+    """
 
     number: int
     prefix: str
@@ -119,7 +147,9 @@ class OutputPair:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts the documents of its shards; what is held out of them is in a second output."""
+        """Whether it counts the documents of its shards; what is held out of them is in a second
+        output.
+        """
         return self.side in (None, TRAIN)
 
 
@@ -161,8 +191,8 @@ def named_encoder(tokenizer: Path, name: str) -> Encoder:
     chosen = fast if fast.name == name else TokenizersEncoder(tokenizer)
     if chosen.name != name:
         raise DataError(
-            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({why})' if why else ''} and the driver with "
-            f"{name}; install the same packages on both."
+            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({why})' if why else ''} and the"
+            f" driver with {name}; install the same packages on both."
         )
     return chosen
 
@@ -179,7 +209,9 @@ def here(path: str, root: str) -> str:
 
 @dataclass
 class TaskOutcome:
-    """The result of a task, or the error in the text that it met, and what the log says of its machine."""
+    """The result of a task, or the error in the text that it met, and what the log says of its
+    machine.
+    """
 
     value: Any = None
     error: str = ""
@@ -202,13 +234,17 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
     except MismatchError as error:
         return TaskOutcome(error=str(error), mismatch=True)
     except StorageError as error:
-        return TaskOutcome(error=str(error), unavailable=True, damaged=error.damaged, host=host_name())
+        return TaskOutcome(
+            error=str(error), unavailable=True, damaged=error.damaged, host=host_name()
+        )
     except DataError as error:
         return TaskOutcome(error=str(error))
     except OSError as error:
         if not is_of_machine(error):
             raise
-        return TaskOutcome(error=f"{host_name()}: {explain(error)}.", unavailable=True, host=host_name())
+        return TaskOutcome(
+            error=f"{host_name()}: {explain(error)}.", unavailable=True, host=host_name()
+        )
 
 
 def outcomes(function: Any, several: list[tuple[Any, ...]], *shared: Any) -> list[TaskOutcome]:
@@ -224,7 +260,10 @@ def host_name() -> str:
 
 
 def do_share(context: WorkContext, share: Share, files: Mapping[int, SourceFile]) -> dict[str, Any]:
-    """Tokenize a share and return its record. Raises DataError for text that cannot be used, or is not here."""
+    """Tokenize a share and return its record.
+
+    Raises DataError for text that cannot be used, or is not here.
+    """
     machine = _prepared(context)
     own = {number: _same_file(context, file) for number, file in files.items()}
     with ShareWriter(place(context.work), share, np.dtype(context.facts.dtype)) as writer:
@@ -238,7 +277,9 @@ def _pieces(
 ) -> Iterator[Piece]:
     if machine.maker is not None:
         for number, stretch in share.spans:
-            yield from map(machine.maker.piece, record_blocks(files[number], machine.maker.columns, stretch))
+            yield from map(
+                machine.maker.piece, record_blocks(files[number], machine.maker.columns, stretch)
+            )
         return
     todo = span_blocks(share.spans, files, context.options)
     threads = _threads()
@@ -259,7 +300,10 @@ def _sides(context: WorkContext, piece: Piece) -> NDArray[np.int8] | None:
 
 
 def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
-    """The file as this machine reads it. Raises StorageError if it is not here, DataError if it is another."""
+    """The file as this machine reads it.
+
+    Raises StorageError if it is not here, DataError if it is another.
+    """
     if "://" in file.path:
         return replace(file)
     path = here(file.path, context.root)
@@ -273,19 +317,22 @@ def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
         size = retry(lambda: os.stat(path).st_size)
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be read on {socket.gethostname()} ({error.strerror}); every machine must see the text: "
-            "name a shared folder or s3://."
+            f"{path} cannot be read on {socket.gethostname()} ({error.strerror}); every machine"
+            " must see the text: name a shared folder or s3://."
         ) from None
     if size != file.bytes:
         raise DataError(
-            f"{path} has {size} bytes on {socket.gethostname()} and {file.bytes} on the driver; give all machines the "
-            "same text."
+            f"{path} has {size} bytes on {socket.gethostname()} and {file.bytes} on the driver;"
+            " give all machines the same text."
         )
     return replace(file, path=path)
 
 
-def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, ranges: int, number: int) -> dict[str, Any]:
-    """Name the documents of range `number` of `ranges` that repeat an earlier one; returns how many each shard has.
+def find_duplicates(
+    context: WorkContext, totals: ShareTotals, kind: Pass, ranges: int, number: int
+) -> dict[str, Any]:
+    """Name the documents of range `number` of `ranges` that repeat an earlier one; returns how many
+    each shard has.
 
     Of near duplicates, only the first `documents` are compared with.
     """
@@ -300,13 +347,19 @@ def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, range
         at = 0
         for share in totals.shares(shard):
             count = int(totals.documents[share])
-            rows = keys_between(target, share, kind, first, last) if count else np.zeros(0, [("key", "u8")])
+            rows = (
+                keys_between(target, share, kind, first, last)
+                if count
+                else np.zeros(0, [("key", "u8")])
+            )
             if count and kept is not None and rank is not None:
                 rows = rows[kept[at + rows["document"].astype(np.int64)]]
                 ranks.append(rank[at + rows["document"].astype(np.int64)])
             if len(rows):
                 keys.append(rows["key"])
-                positions.append((np.uint64(share) << np.uint64(32)) | rows["document"].astype(np.uint64))
+                positions.append(
+                    (np.uint64(share) << np.uint64(32)) | rows["document"].astype(np.uint64)
+                )
             at += count
     every, places = np.concatenate(keys), np.concatenate(positions)
     order = np.argsort(every, kind="stable")
@@ -317,7 +370,11 @@ def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, range
     near = context.options.cleaning.near
     if kind == "bands" and near is not None:
         rank_of = np.concatenate(ranks)[order]
-        lead = np.maximum.accumulate(np.where(leads, np.arange(len(every)), 0)) if len(every) else every.astype(int)
+        lead = (
+            np.maximum.accumulate(np.where(leads, np.arange(len(every)), 0))
+            if len(every)
+            else every.astype(int)
+        )
         repeats &= rank_of[lead] < near.documents
     losers = np.unique(places[order[repeats]])
     name = f"{kind}-{totals.tag}{ranges}-{number:04}"
@@ -335,7 +392,9 @@ def _losers(
         first, stop = int(row[shard]), int(row[shard + 1])
         if stop > first:
             name = f"{kind}-{totals.tag}{len(offsets)}-{number:04}"
-            raw = place(context.work).read_sealed(f"{name}.losers", f"{name}.json", 8 * first, 8 * stop)
+            raw = place(context.work).read_sealed(
+                f"{name}.losers", f"{name}.json", 8 * first, 8 * stop
+            )
             if len(raw) != 8 * (stop - first):
                 raise place(context.work).damaged(f"{name}.losers", f"{name}.json")
             found.append(np.frombuffer(raw, "<u8"))
@@ -348,11 +407,15 @@ def _losers(
 
 
 def keep_first(context: WorkContext, totals: ShareTotals, shard: int) -> dict[str, Any]:
-    """Write a bit per document of a shard, set unless it is an exact duplicate; returns how many are left."""
+    """Write a bit per document of a shard, set unless it is an exact duplicate; returns how many
+    are left.
+    """
     assert totals.exact is not None
     kept = np.ones(totals.in_shard(shard), bool)
     kept[_losers(context, totals, "hashes", totals.exact, shard)] = False
-    place(context.work).write(f"{_kept_name(totals, shard)}.bits", seal(np.packbits(kept).tobytes()))
+    place(context.work).write(
+        f"{_kept_name(totals, shard)}.bits", seal(np.packbits(kept).tobytes())
+    )
     return {"left": int(kept.sum())}
 
 
@@ -373,7 +436,9 @@ def _kept(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.b
 
 
 def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) -> dict[str, Any]:
-    """Write one pair of files, with masks for sft, and return its files and counts, which are also kept as a record."""
+    """Write one pair of files, with masks for sft, and return its files and counts, which are also
+    kept as a record.
+    """
     work, out, dtype = place(context.work), place(context.out), np.dtype(context.facts.dtype)
     dropped: Counter[str] = Counter()
     examples: list[tuple[int, list[int]]] = []
@@ -393,7 +458,9 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
             for share in totals.shares(shard):
                 record = work.record(f"{share_name(share)}.json")
                 if record is None:
-                    raise StorageError(f"share {share} is not in {work.uri} any more; run the same command again.")
+                    raise StorageError(
+                        f"share {share} is not in {work.uri} any more; run the same command again."
+                    )
                 reader = ShareReader(work, record, dtype)
                 rows = slice(at, at + int(totals.documents[share]))
                 at = rows.stop
@@ -420,9 +487,13 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
         for name in files:
             out.put(folder / name, name)
     return {
-        "documents": documents, "tokens": tokens, "files": files, "dropped": +dropped, "examples": examples,
+        "documents": documents,
+        "tokens": tokens,
+        "files": files,
+        "dropped": +dropped,
+        "examples": examples,
         "per_file": list(per_file.items()),
-    }  # fmt: skip
+    }
 
 
 def is_output_whole(context: WorkContext, files: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -432,7 +503,9 @@ def is_output_whole(context: WorkContext, files: Mapping[str, Mapping[str, Any]]
 
 
 def _count_files(counts: dict[int, int], runs: list[list[Any]], kept: NDArray[np.bool_]) -> None:
-    """Add the documents that each file keeps; a run of a record is [file, first, lines, documents, ...]."""
+    """Add the documents that each file keeps; a run of a record is [file, first, lines, documents,
+    ...].
+    """
     ends = np.concatenate([[0], np.cumsum(kept)])
     at = 0
     for number, _, _, documents, *_ in runs:
@@ -440,7 +513,9 @@ def _count_files(counts: dict[int, int], runs: list[list[Any]], kept: NDArray[np
         at += documents
 
 
-def _keep_examples(examples: list[tuple[int, list[int]]], reader: ShareReader, left_out: NDArray[np.bool_]) -> None:
+def _keep_examples(
+    examples: list[tuple[int, list[int]]], reader: ShareReader, left_out: NDArray[np.bool_]
+) -> None:
     """Keep the first tokens of the first few documents, with the numbers of their files."""
     numbers = np.flatnonzero(left_out)[: EXAMPLES - len(examples)]
     if not len(numbers):
@@ -448,10 +523,14 @@ def _keep_examples(examples: list[tuple[int, list[int]]], reader: ShareReader, l
     chosen = np.zeros(len(left_out), bool)
     chosen[numbers] = True
     ends = np.cumsum([run[3] for run in reader.record["runs"]])
-    file_of = [reader.record["runs"][int(np.searchsorted(ends, number, "right"))][0] for number in numbers]
+    file_of = [
+        reader.record["runs"][int(np.searchsorted(ends, number, "right"))][0] for number in numbers
+    ]
     at = 0
     for tokens, lengths in reader.tokens(chosen):
         starts = np.concatenate([[0], np.cumsum(lengths)])
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=False):
-            examples.append((file_of[at], tokens[start : start + min(length, EXAMPLE_TOKENS)].tolist()))
+            examples.append(
+                (file_of[at], tokens[start : start + min(length, EXAMPLE_TOKENS)].tolist())
+            )
             at += 1

@@ -25,8 +25,8 @@ _READERS = {
 def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> Iterator[Block]:
     """The documents of a file in blocks of about BLOCK_BYTES; `stream` is the decompressed `raw`.
 
-    A reader yields texts (or UTF-8 bytes), a BadLine with its place for a faulty one, and counts of what it does not
-    read. Raises DataError if the file does not have its named format.
+    A reader yields texts (or UTF-8 bytes), a BadLine with its place for a faulty one, and counts of
+    what it does not read. Raises DataError if the file does not have its named format.
     """
     texts: list[str] = []
     places: list[int] = []
@@ -37,8 +37,18 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
 
     def block(at: int) -> Block:
         nonlocal texts, places, bad, unread, size, done, first
-        block_ = Block(file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread, places))
-        texts, places, bad, unread, size, done, first = [], [], [], UnreadText(), 0, max(at, done), False
+        block_ = Block(
+            file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread, places)
+        )
+        texts, places, bad, unread, size, done, first = (
+            [],
+            [],
+            [],
+            UnreadText(),
+            0,
+            max(at, done),
+            False,
+        )
         return block_
 
     for item in _READERS[file.kind](file, stream, text_column):

@@ -1,4 +1,5 @@
-"""Archives: tar, in which a text file is a document and a .jsonl file one for each line, and web archives.
+"""Archives: tar, in which a text file is a document and a .jsonl file one for each line, and web
+archives.
 
 Of these, Common Crawl's WET files hold text, and WARC files have text in responses of text/plain.
 """
@@ -42,7 +43,11 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
                 kind = textfiles.kind(member.name)
                 ending = PurePosixPath(member.name).suffix.lower()
                 inside = archive.extractfile(member)
-                if inside is None or (kind != "jsonl" and ending not in _TEXT) or textfiles.compression(member.name):
+                if (
+                    inside is None
+                    or (kind != "jsonl" and ending not in _TEXT)
+                    or textfiles.compression(member.name)
+                ):
                     others[ending] = others.get(ending, 0) + 1
                     continue
                 texts += 1
@@ -50,20 +55,33 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
                     yield from _lines(member.name, inside, column, file)
                     continue
                 if member.size > LARGEST_DOCUMENT:
-                    raise DataError(f"{file.path}: {member.name} has more than {LARGEST_DOCUMENT >> 20} MiB; split it.")
+                    raise DataError(
+                        f"{file.path}: {member.name} has more than {LARGEST_DOCUMENT >> 20} MiB;"
+                        " split it."
+                    )
                 try:
                     yield inside.read().decode()
                 except UnicodeDecodeError as error:
-                    yield BadLine(f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}")
+                    yield BadLine(
+                        f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}"
+                    )
         while stream.read(1 << 20):  # the archive ends before the checksum of a compressed file
             pass
     except tarfile.TarError as error:
-        raise DataError(f"{file.path} is not a whole tar archive ({first_line(error)}); write it again.") from None
-    ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {"links": "links of a tar"}
+        raise DataError(
+            f"{file.path} is not a whole tar archive ({first_line(error)}); write it again."
+        ) from None
+    ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {
+        "links": "links of a tar"
+    }
     yield UnreadText({ends[name]: count for name, count in others.items()})
     if not texts:
-        content = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
-        raise DataError(f"{file.path} holds no text ({content}); unpack it and give what holds the text.")
+        content = (
+            ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
+        )
+        raise DataError(
+            f"{file.path} holds no text ({content}); unpack it and give what holds the text."
+        )
 
 
 def _lines(name: str, inside: Any, column: TextColumn, file: SourceFile) -> Iterator[object]:
@@ -87,7 +105,10 @@ def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             continue
         number += 1
         if not line.startswith(b"WARC/"):
-            raise DataError(f"{file.path} is not a WARC file (record {number} does not begin as one); write it again.")
+            raise DataError(
+                f"{file.path} is not a WARC file (record {number} does not begin as one); write it"
+                " again."
+            )
         about = _headers(reader)
         length = about.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_DOCUMENT:
@@ -100,18 +121,22 @@ def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             head, _, body = body.partition(b"\r\n\r\n")
             media = _media(head)
             pages += media != "text/plain"
-        if (kind == "conversion" and media.startswith("text/plain")) or (kind == "response" and media == "text/plain"):
+        if (kind == "conversion" and media.startswith("text/plain")) or (
+            kind == "response" and media == "text/plain"
+        ):
             texts += 1
             try:
                 yield body.decode().rstrip("\r\n")
             except UnicodeDecodeError as error:
-                yield BadLine(file.name, number, f"not UTF-8 at byte {error.start + 1} of the record")
+                yield BadLine(
+                    file.name, number, f"not UTF-8 at byte {error.start + 1} of the record"
+                )
         elif kind in ("response", "resource", "conversion"):
             yield UnreadText({f"records of {media.partition(';')[0] or 'no type'}": 1})
     if pages and not texts:
         raise DataError(
-            f"{file.path} holds {pages} web pages and no text; give the WET files of the crawl, or take the text "
-            "out of the pages first (trafilatura, resiliparse)."
+            f"{file.path} holds {pages} web pages and no text; give the WET files of the crawl, or"
+            " take the text out of the pages first (trafilatura, resiliparse)."
         )
 
 

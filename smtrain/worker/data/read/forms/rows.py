@@ -1,4 +1,6 @@
-"""Rows of named fields: one JSON array of objects, such as alpaca_data.json, and CSV and TSV with a header line."""
+"""Rows of named fields: one JSON array of objects, such as alpaca_data.json, and CSV and TSV with a
+header line.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,17 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
         read = stream.read(max(_READ, len(text) - at))
         more = bool(read)
         if len(text) - at > LARGEST_DOCUMENT:
-            raise DataError(f"{file.path} has a value of more than {LARGEST_DOCUMENT >> 20} MiB, which is no document.")
+            raise DataError(
+                f"{file.path} has a value of more than {LARGEST_DOCUMENT >> 20} MiB, which is no"
+                " document."
+            )
         before += len(text[:at].encode())
         try:
             text, at = text[at:] + utf8.decode(read, final=not read), 0
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{file.path} is not UTF-8 near byte {before + error.start:,}; {encoding_remedy(read, file.path)}."
+                f"{file.path} is not UTF-8 near byte {before + error.start:,};"
+                f" {encoding_remedy(read, file.path)}."
             ) from None
         return more
 
@@ -98,7 +104,9 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
 
 
 def _broken(file: SourceFile, at: int, why: str) -> DataError:
-    return DataError(f"{file.path} is not a whole JSON array ({why}, at byte {at:,}); write it again.")
+    return DataError(
+        f"{file.path} is not a whole JSON array ({why}, at byte {at:,}); write it again."
+    )
 
 
 def csv_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
@@ -112,7 +120,10 @@ def csv_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
         missing = next((name for name in column.needed if name not in names), None)
         if missing is None:
             return None
-        return f" has no column {missing!r} but {', '.join(names)}; set data.text_column to one of them."
+        return (
+            f" has no column {missing!r} but {', '.join(names)}; set data.text_column to one of"
+            " them."
+        )
 
     for line, record in csv_rows(file, stream, fault):
         if isinstance(record, BadLine):
@@ -126,7 +137,8 @@ def csv_rows(
 ) -> Iterator[tuple[int, dict[str, Any] | BadLine]]:
     """Every row with its line.
 
-    Raises DataError for a file that is not UTF-8 or not CSV, or with a `fault` of its columns, to follow its path.
+    Raises DataError for a file that is not UTF-8 or not CSV, or with a `fault` of its columns, to
+    follow its path.
     """
     csv.field_size_limit(LARGEST_DOCUMENT)
     lines = io.TextIOWrapper(buffered(stream), "utf-8-sig", newline="")
@@ -138,7 +150,9 @@ def csv_rows(
         if why := fault(names):
             raise DataError(f"{file.path}{why}")
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise DataError(f"{file.path} has two columns of the name {twice!r}; rename one of them.")
+            raise DataError(
+                f"{file.path} has two columns of the name {twice!r}; rename one of them."
+            )
         for row in rows:
             if not row:
                 continue
@@ -148,9 +162,11 @@ def csv_rows(
             reason = f"{len(row)} fields, but the first line has {len(names)}"
             yield rows.line_num, BadLine(file.name, rows.line_num, reason)
     except csv.Error as error:
-        raise DataError(f"{file.path}, line {rows.line_num}, is not CSV ({error}); write it again.") from None
+        raise DataError(
+            f"{file.path}, line {rows.line_num}, is not CSV ({error}); write it again."
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{file.path} is not UTF-8 after line {rows.line_num} (byte 0x{error.object[error.start]:02x}); "
-            f"{encoding_remedy(error.object, file.path)}."
+            f"{file.path} is not UTF-8 after line {rows.line_num} (byte"
+            f" 0x{error.object[error.start]:02x}); {encoding_remedy(error.object, file.path)}."
         ) from None

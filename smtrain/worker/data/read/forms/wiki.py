@@ -1,4 +1,6 @@
-"""Wikipedia: MediaWiki's XML dumps, whose wikitext becomes plain text, and WikiExtractor's output."""
+"""Wikipedia: MediaWiki's XML dumps, whose wikitext becomes plain text, and WikiExtractor's
+output.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,25 @@ from smtrain.worker.data.read.unread import UnreadText
 
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
 _LEFT_OUT = (
-    "ref", "gallery", "math", "timeline", "references", "table", "imagemap", "score", "syntaxhighlight", "source",
-    "chem", "templatestyles", "graph", "mapframe",
-)  # fmt: skip
+    "ref",
+    "gallery",
+    "math",
+    "timeline",
+    "references",
+    "table",
+    "imagemap",
+    "score",
+    "syntaxhighlight",
+    "source",
+    "chem",
+    "templatestyles",
+    "graph",
+    "mapframe",
+)
 # removed before parsing: a stray quotation mark elsewhere can hide them from the parser
 _TAGS = re.compile(
-    rf"<!--.*?-->|<({'|'.join(_LEFT_OUT)})(?=[\s/>])(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE
+    rf"<!--.*?-->|<({'|'.join(_LEFT_OUT)})(?=[\s/>])(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)",
+    re.DOTALL | re.IGNORECASE,
 )
 _TABLE = re.compile(r"^[ \t:*#]*(?:(\{\|)|(\|\})(?!\}))", re.MULTILINE)
 _SWITCH = re.compile(r"__[A-Z]+__")
@@ -31,22 +46,25 @@ _EMPTY = re.compile(r"(?: |^)\([\s,;:]*\)", re.MULTILINE)
 _FIRST = re.compile(r"\(\s*(?:[,;]\s*)+")
 _COMMA = re.compile(r" +,(?=\s|$)")
 _QUOTES = re.compile(r"'{2,}")
-_LEFT_TAG = re.compile(r"</?(?:ref|small|big|div|span|sub|sup|center|font|p|u|i|b)(?:\s[^<>]*)?/?>", re.IGNORECASE)
+_LEFT_TAG = re.compile(
+    r"</?(?:ref|small|big|div|span|sub|sup|center|font|p|u|i|b)(?:\s[^<>]*)?/?>", re.IGNORECASE
+)
 _LEFT_LINK = re.compile(r"\[\[(?:[^][|]*\|)?|\]\]")
 
 
 def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The title and text of each article (namespace 0, no redirect) of a dump, and counts of the other pages.
+    """The title and text of each article (namespace 0, no redirect) of a dump, and counts of the
+    other pages.
 
-    Templates, tables, references, files and categories are dropped, links keep their words. Raises DataError without
-    mwparserfromhell, or if the file is not a dump.
+    Templates, tables, references, files and categories are dropped, links keep their words. Raises
+    DataError without mwparserfromhell, or if the file is not a dump.
     """
     try:
         import mwparserfromhell
     except ImportError:
         raise DataError(
-            f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; run `pip install "
-            "smtrain[wiki]`, or give WikiExtractor's output.",
+            f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; run `pip"
+            " install smtrain[wiki]`, or give WikiExtractor's output.",
             code="package.missing",
         ) from None
     dropped = {"file", "image", "category"}
@@ -59,7 +77,10 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             if root is None:
                 root = element
                 if name != "mediawiki":
-                    raise DataError(f"{file.path} is XML but not a MediaWiki dump (<{name}>); give its text instead.")
+                    raise DataError(
+                        f"{file.path} is XML but not a MediaWiki dump (<{name}>); give its text"
+                        " instead."
+                    )
             if event == "start":
                 continue
             if name == "namespace" and element.get("key") in ("6", "14"):
@@ -70,7 +91,13 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             fields = {child.tag.rpartition("}")[2]: child for child in element.iter()}
             if _field(fields, "ns") not in ("", "0") or "redirect" in fields:
                 yield UnreadText(
-                    {"redirects" if "redirect" in fields else f"pages of namespace {_field(fields, 'ns')}": 1}
+                    {
+                        (
+                            "redirects"
+                            if "redirect" in fields
+                            else f"pages of namespace {_field(fields, 'ns')}"
+                        ): 1
+                    }
                 )
             elif _field(fields, "text"):
                 revisions = sum(child.tag.rpartition("}")[2] == "revision" for child in element)
@@ -84,7 +111,9 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
                     yield f"{_field(fields, 'title')}\n\n{text}" if text else ""
             root.clear()
     except ElementTree.ParseError as error:
-        raise DataError(f"{file.path} is not a whole XML file ({error}); download it again.") from None
+        raise DataError(
+            f"{file.path} is not a whole XML file ({error}); download it again."
+        ) from None
 
 
 def _field(fields: dict[str, Any], name: str) -> str:
@@ -92,7 +121,9 @@ def _field(fields: dict[str, Any], name: str) -> str:
 
 
 def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The documents between `<doc id=...>` and `</doc>` that WikiExtractor writes into wiki_00, wiki_01..."""
+    """The documents between `<doc id=...>` and `</doc>` that WikiExtractor writes into wiki_00,
+    wiki_01...
+    """
     held, number, inside = b"", 0, False
     while True:
         read = stream.read(1 << 20)
@@ -113,7 +144,9 @@ def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Ite
             try:
                 yield body.decode().strip("\n")
             except UnicodeDecodeError as error:
-                yield BadLine(file.name, number, f"not UTF-8 at byte {error.start + 1} of the document")
+                yield BadLine(
+                    file.name, number, f"not UTF-8 at byte {error.start + 1} of the document"
+                )
         if not read:
             if inside or held.strip():
                 raise _not_extracted(file, number)
@@ -122,13 +155,16 @@ def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Ite
 
 def _not_extracted(file: SourceFile, number: int) -> DataError:
     return DataError(
-        f"{file.path} is not what WikiExtractor writes (<doc ...> to </doc>; document {number}); set data.format to "
-        "what it is."
+        f"{file.path} is not what WikiExtractor writes (<doc ...> to </doc>; document {number});"
+        " set data.format to what it is."
     )
 
 
 def plain(wikitext: str, dropped: set[str]) -> str:
-    """Wikitext as plain text, without links into the namespaces `dropped`. Raises errors of mwparserfromhell."""
+    """Wikitext as plain text, without links into the namespaces `dropped`.
+
+    Raises errors of mwparserfromhell.
+    """
     import mwparserfromhell
 
     # twice, because the first pass can uncover more: a comment in a reference
@@ -138,7 +174,9 @@ def plain(wikitext: str, dropped: set[str]) -> str:
     text = _SWITCH.sub("", _LEFT_LINK.sub("", _QUOTES.sub("", text)))
     text = _COMMA.sub(",", _FIRST.sub("(", _EMPTY.sub("", text)))
     lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(line for line in lines if not line.startswith(("|", "{|")))).strip()
+    return re.sub(
+        r"\n{3,}", "\n\n", "\n".join(line for line in lines if not line.startswith(("|", "{|")))
+    ).strip()
 
 
 def _without_tables(text: str) -> Iterator[str]:
@@ -168,7 +206,11 @@ def _words(code: Any, dropped: set[str]) -> Iterator[str]:
         elif kind == "Wikilink":
             yield from _link(node, dropped)
         elif kind == "ExternalLink":
-            yield from _words(node.title, dropped) if node.title else ("" if node.brackets else str(node.url),)
+            yield from (
+                _words(node.title, dropped)
+                if node.title
+                else ("" if node.brackets else str(node.url),)
+            )
         elif kind == "Heading":
             yield from _words(node.title, dropped)
         elif kind == "HTMLEntity":

@@ -1,4 +1,6 @@
-"""On PYTHONPATH of a process: the CPU stand-ins come with the first import of neuronx_distributed, and not before."""
+"""On PYTHONPATH of a process: the CPU stand-ins come with the first import of neuronx_distributed,
+and not before.
+"""
 
 from __future__ import annotations
 
