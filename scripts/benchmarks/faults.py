@@ -4,7 +4,7 @@ something was lost.
 Each row of `faults.toml` names a fault and its tests; they run here, several tries each, and a try
 that does not pass is lost. `--many` tries each as often as its row allows, which takes hours: rows
 with the same number of tries run together, one group after the other; `--only` selects rows.
-docs/reliability.md has the table.
+docs/reliability-tests.md has the table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument(
         "--report", type=Path, help="run nothing: read the --junitxml of a run of all tests"
     )
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/reliability.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help="the table of docs/reliability-tests.md"
+    )
     options = parser.parse_args()
     rows = [
         row

@@ -35,8 +35,6 @@ _SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 GATE = not tiers.full()
 # In the gate the commands of all other pages run in this process, unless they need a shell.
 AS_PROCESSES = {"index", "install", "local", "first-run-here", "steps"}
-# A training of another model: the gate only does a dry run.
-LONG = "smtrain run my-run.yaml "
 DEMO = "${SMTRAIN_HOME:-~/.smtrain}"
 
 
@@ -117,7 +115,8 @@ def run_all(
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
-        text = f"{text} --dry-run" if GATE and text.startswith(LONG) else text
+        # The tutorial's model comes from a package index, which a test may not reach.
+        text = text.replace("demo://smollm2", "demo://tiny-llama")
         if here and (alone := without_a_shell(text)):
             status, output = called(*alone, environment)
         else:

@@ -112,7 +112,7 @@ def test_its_links_and_pictures_lead_somewhere() -> None:
     links = [
         link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link
     ]
-    assert {"docs/panel.svg", "docs/loss.svg", "docs/first-run-aws.md"} <= set(links)
+    assert {"docs/how-it-fits.svg", "docs/verified.md", "docs/first-run-aws.md"} <= set(links)
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 

@@ -205,7 +205,8 @@ def test_every_picture_is_there_and_says_what_it_shows() -> None:
 
 def test_the_tested_commit_of_neuronx_distributed_is_one_everywhere() -> None:
     page, script = (
-        (ROOT / name).read_text("utf-8") for name in ("docs/nxd.md", "scripts/nxd-environment")
+        (ROOT / name).read_text("utf-8")
+        for name in ("docs/nxd-tests.md", "scripts/nxd-environment")
     )
     (commit,) = set(re.findall(r"\b[0-9a-f]{40}\b", page))
     assert f"tested={commit}\n" in script
