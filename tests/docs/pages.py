@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("console", "python")
 SHOWN = ("text", "yaml", "json", "toml", "")  # any other tag would be code that no test runs
-_FENCE = re.compile(r"^```(\S*)$")
+_FENCE = re.compile(r"^( *)```(\S*)$")
 _EXITS = re.compile(r"  # exits (\d+)$")
 
 
@@ -37,17 +37,22 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    tag, start = None, 0
+    tag, start, indent = None, 0, ""
     held: list[str] = []
     for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
         fence = _FENCE.match(line)
         if tag is None and fence:
-            tag, start, held = fence[1], number + 1, []
-        elif tag is not None and line == "```":
+            indent, tag, start, held = (
+                fence[1],
+                fence[2],
+                number + 1,
+                [],
+            )  # a block of a tab is indented
+        elif tag is not None and line == f"{indent}```":
             yield Block(tag, start, "\n".join(held))
             tag = None
         elif tag is not None:
-            held.append(line)
+            held.append(line.removeprefix(indent))
     assert tag is None, f"{page.name}: the block of line {start} has no end"
 
 
