@@ -1,4 +1,4 @@
-"""Every documented field of a record is learned, seen, counted or refused, as docs/sft.md says."""
+"""Every documented field of a record is learned, seen, counted or refused, as docs/record-fields.md says."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_page_shows_the_table() -> None:
         for f in FIELDS
     ]
     table = ["| from | field | what is done with it | which is |", "|---|---|---|---|", *rows]
-    assert "\n".join(table) in (ROOT / "docs/sft.md").read_text("utf-8")
+    assert "\n".join(table) in (ROOT / "docs/record-fields.md").read_text("utf-8")
     assert set(NAMED) < set(COLUMNS)
 
 
