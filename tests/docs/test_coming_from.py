@@ -9,23 +9,22 @@ from pathlib import Path
 import pytest
 
 import smtrain
-from smtrain.core.config import JobConfig
 from tests.docs.pages import ROOT, blocks
 
 PAGE = ROOT / "docs/coming-from.md"
+SCHEMA = json.loads((ROOT / "smtrain/core/config/smtrain.schema.json").read_text("utf-8"))
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
 def is_key(name: str) -> bool:
     """Return whether a config has this key, such as `train.dpo.beta`."""
-    schema = JobConfig.model_json_schema()
-    section = schema
+    section = SCHEMA
     for part in name.split("."):
         field = section.get("properties", {}).get(part)
         if field is None:
             return False
         refs = [one["$ref"] for one in (field, *field.get("anyOf", ())) if "$ref" in one]
-        section = schema["$defs"][refs[0].rpartition("/")[2]] if refs else {}
+        section = SCHEMA["$defs"][refs[0].rpartition("/")[2]] if refs else {}
     return True
 
 
