@@ -153,7 +153,7 @@ def runs_code(task: str) -> bool:
 
 
 def code_fault(tasks: Iterable[str], allowed: bool) -> str | None:
-    """A sentence if one of these tasks runs the model's code and that is not allowed."""
+    """A sentence if one of these tasks runs the model's code without permission."""
     named = [] if allowed else [task for task in tasks if runs_code(task)]
     if not named:
         return None

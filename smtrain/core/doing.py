@@ -24,7 +24,7 @@ _SHOWN_S = 2.0
 
 @dataclass
 class _Task:
-    """A task, shown in a line that is updated; or `once`, in a line that stays."""
+    """A task, shown in an updated line; or `once`, in a line that stays."""
 
     what: str | Callable[[], str]
     once: bool

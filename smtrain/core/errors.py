@@ -6,7 +6,7 @@ exception is a defect of smtrain. Sentences may be reworded; a code, once releas
 meaning (docs/api/errors.md explains each).
 
     SmtrainError          code `error`
-    ├── ConfigError       `config`: a config that cannot run; holds every fault, each with a code of its own
+    ├── ConfigError       `config`: a config that cannot run; holds every fault, each with its code
     ├── DataError         `data`: text, tokens or a prepared dataset that cannot be used
     ├── CheckpointError   `checkpoint`: weights or a checkpoint that cannot be read or do not fit
     ├── JobError          `job`: a job that cannot be submitted, found or followed, or that failed
@@ -60,7 +60,7 @@ Code = Literal[
 
 
 class Sentence(str):
-    """A sentence that knows its code: the error that is raised with it has the same code."""
+    """A sentence that knows its code: an error raised with it has the same code."""
 
     code: Code
 

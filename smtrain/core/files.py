@@ -39,7 +39,7 @@ _SPELLED = (
 )
 _PROBE_BYTES = 1 << 16
 MOST_JSON = 256 << 20
-"""Bytes of the largest JSON file that is read whole: a tokenizer.json has 30 MB, a manifest 200
+"""Bytes of the largest JSON file to read whole: a tokenizer.json has 30 MB, a manifest 200
 bytes a file.
 """
 

@@ -75,7 +75,7 @@ class Interrupts:
         elif self._heeded or now - self._first < _STUCK_SECONDS:
             return  # a second one must not interrupt the handling of the first
         if self._free or now - self._first >= _STUCK_SECONDS:
-            # `_heeded` stays False, as Python drops an exception that is raised in a finalizer.
+            # `_heeded` stays False, as Python drops an exception raised in a finalizer.
             raise KeyboardInterrupt
 
 

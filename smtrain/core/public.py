@@ -68,7 +68,7 @@ def sentence(error: Exception) -> str | None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not where and full:  # a write does not name its file
             home = os.environ.get("SMTRAIN_HOME") or "~/.smtrain"
-            remedy = f"free space where SMTRAIN_HOME ({home}), TMPDIR and the output lie"
+            remedy = f"free space on the disks of SMTRAIN_HOME ({home}), TMPDIR and the output"
         text = f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
         return Sentence(text, "disk.full") if full else text
     return _of_aws(error) or disk_sentence(error)
@@ -82,9 +82,7 @@ def _of_aws(error: Exception) -> str | None:
 
 
 def translated(error: Exception) -> SmtrainError | None:
-    """The `SmtrainError` for an error; None for one that is a `SmtrainError` already, and for a
-    defect of smtrain.
-    """
+    """The `SmtrainError` for an error; None for a `SmtrainError`, and for a defect of smtrain."""
     if isinstance(
         error, SmtrainError | BrokenPipeError
     ):  # the printer handles a reader that has gone
@@ -153,8 +151,8 @@ def misuse(
     Types are checked as far as the annotations are plain or smtrain's own. pydantic's
     `validate_call` cannot take over: it fails on the 8 of 48 public callables whose annotations
     name types that are imported for type checkers only, takes 0.85 s instead of 0.03 s to read the
-    others, reports one fault per member of a union, has no near word for a keyword, and replaces
-    the lists and iterators that it is given.
+    other types, reports one fault per member of a union, has no near word for a keyword, and
+    replaces the lists and iterators that it is given.
     """
     signature, annotations = _described(function)
     name = function.__qualname__

@@ -14,7 +14,7 @@ TargetName = Literal["local", "aws", "slurm", "pai-dlc"]
 
 
 GRACE = 120
-"""Seconds between SIGTERM and SIGKILL of a job that is stopped (API_StopTrainingJob)."""
+"""Seconds between SIGTERM and SIGKILL of a stopped job (API_StopTrainingJob)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class TargetRecord:
     chains: bool = False
     """The backend takes a whole chain, and starts each stage after the previous one succeeds."""
     repeats: bool = False
-    """A job ends at a time limit of its own and is submitted again, so a run is several attempts.
+    """The cluster ends a job at a time limit, and it is submitted again, so a run is several
+    attempts.
     """
     own_machines: bool = False
     """The machines belong to the user or the organisation of the user: they have any type, and need
@@ -131,7 +132,7 @@ TARGETS: dict[str, TargetRecord] = {
             queues=True,
             described=True,
             images=True,
-            secrets="keep it in a file of the image or of a mount that others may not read",
+            secrets="keep it in a file of the image or of a mount that other users cannot read",
             unpriced="on PAI-DLC, whose prices are not known here",
         ),
     )

@@ -1,4 +1,4 @@
-"""Make text of others safe to show: a job, a log or a service may contain sequences that control a
+"""Make foreign text safe to show: a job, a log or a service may contain sequences that control a
 terminal.
 
 `clean` removes them from text that comes in (every answer of AWS,
@@ -44,8 +44,8 @@ _CONTROL = re.compile(
 _UNSHOWN = re.compile(rf"{_CONTROL.pattern}|[\u2028\u2029]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
-# The column below which the rest of a wrapped line is indented: its last column if that is far
-# enough to the left, or its second, else the text behind a mark.
+# The column below which the rest of a wrapped line is indented: its last column if it is far enough
+# to the left, or its second, else the text behind a mark.
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
 _NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
 # A command to copy: the terminal wraps it, and copies it without a line break.
@@ -95,8 +95,8 @@ def clean_values(value: object) -> object:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON with its letters as they are, which `clean` leaves unchanged: what it would remove is
-    escaped.
+    """JSON with its letters as they are, which `clean` leaves unchanged: characters that it would
+    remove are escaped.
     """
     import json
 

@@ -61,7 +61,7 @@ _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlError(ValueError):
-    """Text that is not YAML, or YAML that settings cannot use: the fault and the remedy."""
+    """Text that YAML or settings cannot use: the fault and the remedy."""
 
     def __init__(self, message: str, line: int = 0, key: str = "", *, syntax: bool = False) -> None:
         super().__init__(message)
@@ -145,7 +145,7 @@ class _Values:
             if isinstance(event, yaml.DocumentStartEvent):
                 self.way = ""
                 self.fault(
-                    event, "a second document begins (`---`); keep one, in a file of its own"
+                    event, "a second document begins (`---`); keep one document in each file"
                 )
         return value
 
@@ -370,7 +370,7 @@ def _forbidden(text: str, wrong: re.Match[str]) -> NoReturn:
     line = text.count("\n", 0, wrong.start()) + 1
     code = ord(wrong[0])
     if 0xD800 <= code <= 0xDFFF:
-        raise YamlError(r"it holds a byte that is not UTF-8; save the text as UTF-8", line)
+        raise YamlError(r"it holds a byte outside UTF-8; save the text as UTF-8", line)
     escaped = f', or write "\\x{code:02x}" in double quotes' if 0 < code < 0x100 else ""
     message = (
         f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"

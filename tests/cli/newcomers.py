@@ -1,5 +1,5 @@
 """Wrong uses of people who come from other tools or mistype, one a row: the call, its exit status,
-what it must say.
+the words that it must say.
 
 A call is written as in a shell; NAME=VALUE in front is its environment. `set KEY=VALUE` stands for
 a dry run of a fine config with that key. Files are those of `wrong_uses.world` and of `more_files`.
@@ -170,7 +170,7 @@ KEYS: list[Row] = [
     ("run run.yaml --set train.lr 1e-4", 2, "did you mean --set train.lr=1e-4"),
     ("run run.yaml --set train.lr", 2, "must look like train.lr=2e-4"),
     ("plan wrong-key.yaml", 2, "did you mean train.lr"),
-    ("plan trainer.yaml", 2, "holds none of a config's keys | did you mean"),
+    ("plan trainer.yaml", 2, "holds no key of a config | did you mean"),
 ]  # fmt: skip
 VALUES: list[Row] = [
     ("set train.lr=2e-4%", 2, "train.lr: got '2e-4%'; a number is needed"),
@@ -212,7 +212,7 @@ VALUES: list[Row] = [
     ("set parallel.tp=3", 2, "tp x pp = 6 | 2 machines x 2"),
     ("set parallel.dp=7", 2, "2 machines x 2 | dp = 1 would do"),
     ("set train.global_batch_size=0", 2, "it must be"),
-    ("set parallel=tp2", 2, "it is a section with keys of its own | auto"),
+    ("set parallel=tp2", 2, "it is a section with keys | auto"),
     ("set parallel=Auto", 2, "auto"),
     ("set train=fast", 2, "it is a section"),
     ("set model=model", 2, "model.path"),

@@ -48,7 +48,7 @@ def test_a_full_disk_below_the_output_is_said(command: list[str]) -> None:
         ),
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "no space left on device; free space where SMTRAIN_HOME (",
+            "no space left on device; free space on the disks of SMTRAIN_HOME (",
         ),
         (
             OSError(errno.EROFS, "Read-only file system", "/x"),

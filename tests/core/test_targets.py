@@ -24,9 +24,7 @@ MOST = 1
 
 
 def compared(source: str) -> Iterator[int]:
-    """Lines that compare something with a target's name, or make a table that is keyed by such
-    names.
-    """
+    """Lines that compare something with a target's name, or make a table keyed by such names."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and _texts(node.left, *node.comparators) & set(TARGETS):
             yield node.lineno

@@ -131,7 +131,7 @@ def _read(source: Source | None) -> dict[str, Any]:
         near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
         hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
         raise ConfigError(
-            f"{path}: holds none of a config's keys ({known}); {hint}", code="config.unreadable"
+            f"{path}: holds no key of a config ({known}); {hint}", code="config.unreadable"
         )
     return _absolute(loaded, path.resolve().parent)
 
@@ -140,7 +140,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     """Make plain mappings of sections, so that all sources merge in the same way.
 
     Raises `ConfigError` for what no file of settings can hold: a value that contains itself, a key
-    that is not text, a number of a hundred digits.
+    of another type than text, a number of a hundred digits.
     """
     where = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
@@ -188,7 +188,7 @@ def _text_faults(value: Any, key: str = "") -> Iterator[str]:
         if "\0" in value and key != "data.separator":
             yield f"{key}: holds the character U+0000; take it out"
         elif any("\ud800" <= letter <= "\udfff" for letter in value):
-            yield f"{key}: holds a byte that is not UTF-8; write the text in UTF-8"
+            yield f"{key}: holds a byte outside UTF-8; write the text in UTF-8"
 
 
 def _name_faults(raw: dict[str, Any]) -> Iterator[str]:

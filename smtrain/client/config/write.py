@@ -60,7 +60,7 @@ def _changed(text: str, keys: list[str], value: Any) -> str:
             )
             if "\n" in between and "#" not in between:  # a block below its key
                 start = found[0].end_mark.index + between.index(":") + 1
-            # An empty value has no place of its own: it ends at its key's colon.
+            # An empty value has no place in the text: it ends at its key's colon.
             gap = "" if text[start - 1].isspace() else " "
             end = _end(text, node)
             gap_after = _line_end(text) if text[start:end].endswith("\n") else ""  # a block of text

@@ -28,7 +28,7 @@ class Cluster(Section):
     cpu_partition: str | None = Field(None, pattern=_WORD)
     """Partition of all other stages; default: the same."""
     account: str | None = Field(None, pattern=_WORD)
-    """Account that is charged (sbatch --account)."""
+    """Account to charge (sbatch --account)."""
     qos: str | None = Field(None, pattern=_WORD)
     """Quality of service (sbatch --qos)."""
     reservation: str | None = Field(None, pattern=_WORD)
@@ -50,8 +50,8 @@ class Cluster(Section):
     modules: tuple[str, ...] = ()
     """Environment modules to load (module load)."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run on the first node before the stage starts; what they export reaches all
-    nodes.
+    """Shell lines that run on the first node before the stage starts; variables that they export
+    reach all nodes.
     """
     container: str | None = Field(None, pattern=_WORD)
     """Image that the stage runs in: a .sif file for Apptainer, anything else for Pyxis (srun

@@ -23,7 +23,7 @@ LARGEST_WINDOW = 128 << 20
 """Bytes. ZSTD_WINDOWLOG_LIMIT_DEFAULT of zstd.h: a decoder refuses a larger window unless it is
 told to take it, and Arrow has no option for that.
 """
-# after a byte of 0x50 to 0x5f: a frame of zstd or lz4 that is skipped, as pzstd writes
+# after a byte of 0x50 to 0x5f: a skippable frame of zstd or lz4, as pzstd writes
 _SKIPPED = b"\x2a\x4d\x18"
 
 

@@ -176,7 +176,7 @@ class MachineEntry(Section):
     better than printed.
     """
     link_gbs: float | None = Field(None, gt=0, le=1_000_000)
-    """From one device to the others of its host, 1e9 bytes a second in one direction; default:
+    """From one device to another of its host, 1e9 bytes a second in one direction; default:
     network_gbs.
     """
     network_gbs: float | None = Field(None, gt=0, le=1_000_000)

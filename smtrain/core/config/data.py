@@ -134,7 +134,7 @@ class Data(Section):
     chosen}; MindSpeed's --map-keys.
     """
     encoding: Annotated[str | None, ADDED_LATER] = None
-    """Encoding of text that is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is detected.
+    """Encoding of text other than UTF-8, e.g. cp1252; UTF-16 with a byte order mark is detected.
     """
     separator: str | None = Field(None, min_length=1)
     """Text between documents in plain text files; default: a file is a document."""
@@ -189,7 +189,7 @@ class Data(Section):
     """
 
     machines: int = Field(1, ge=1)
-    """Machines that prepare together on a Ray cluster of their own, of `compute.cpu_instance_type`;
+    """Machines that prepare together on their own Ray cluster, of `compute.cpu_instance_type`;
     the result is the same for any number.
     """
     ray_address: str | None = Field(None, min_length=1)

@@ -123,8 +123,8 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
         return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return (
-            f"{key}: got {shown(repr(value))}; it is a section with keys of its"
-            f" own{_keys_of(root, key, value)}"
+            f"{key}: got {shown(repr(value))}; it is a section with"
+            f" keys{_keys_of(root, key, value)}"
         )
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
@@ -198,7 +198,7 @@ def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | N
     """The key that was probably meant: one of another section, another tool's name for it, or a
     similar one.
 
-    Keys of the named section come first. close: also accept a key that is only somewhat similar.
+    Keys of the named section come first. close: also accept a less similar key.
     """
     head, _, last = key.rpartition(".")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()

@@ -35,7 +35,7 @@ class Checkpoint(Section):
     resume: bool = True
     """Resume from the newest complete checkpoint of this run, if there is one."""
     verify: Annotated[Literal["full", "size"], ADDED_LATER] = "full"
-    """Before the first step: compare the hash of every file that is read with the one written, or
+    """Before the first step: compare the hash of every file to read with the one written, or
     its size only.
     """
     step: Annotated[int | None, ADDED_LATER] = Field(None, ge=0)

@@ -15,7 +15,7 @@ _FOLDER = r"^/[^\s'\"\\$`%]*[^\s'\"\\$`%/]$"
 _QUANTITY = r"^[1-9][0-9]*(Gi|Mi)$"
 OSS = "oss://"
 INPUTS = "/mnt/oss"
-"""The pods' folder for buckets of inputs without a mount of their own: each under its name, for
+"""The pods' folder for input buckets that have no mount: each under its name, for
 reading.
 """
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")

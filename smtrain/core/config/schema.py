@@ -1,4 +1,4 @@
-"""`JobConfig`: typed, frozen, without unknown keys; its sections are in modules of their own."""
+"""`JobConfig`: typed, frozen, without unknown keys; each section has its module."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class JobConfig(Section):
 
     @property
     def has_own_machine(self) -> bool:
-        """Whether it trains on an entry of `machines` that is the user's, not a type of AWS's."""
+        """Whether it trains on the user's entry of `machines`, not on an instance type of AWS."""
         return self.own_machine is not None and not is_of_aws(self.compute.instance_type)
 
     @property

@@ -201,7 +201,7 @@ def _library(text: str) -> list[str]:
 
 @lru_cache(4096)
 def _unknown(text: str) -> bool:
-    """Whether a pattern of the library can match: each needs a run that is not only words, or a
+    """Whether a pattern of the library can match: each needs a run with more than words, or a
     login in a URL.
     """
     if "_authToken" in text or re.search(r"://\S*@", text):

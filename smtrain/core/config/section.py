@@ -33,7 +33,7 @@ _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 class _Called(ModelMetaclass):
-    """Makes a section that is built by hand raise the sentences of `load_config` instead of
+    """Makes a section built by hand raise the sentences of `load_config` instead of
     pydantic's report.
 
     `model_validate`, which loading uses, does not pass through here.
@@ -156,4 +156,4 @@ class Secret(Section):
     ssm: str | None = None
     """Name or ARN of an SSM parameter."""
     key: str | None = None
-    """The field of a secret that is a JSON object."""
+    """The field to read if the secret is a JSON object."""

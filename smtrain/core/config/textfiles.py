@@ -1,4 +1,4 @@
-"""Choose which files of a source are read as text, and give the reason for each file that is not.
+"""Choose which files of a source are read as text, and give the reason for each other file.
 
 Pure Python, as both the client and the job report this: otherwise a file could be lost unseen.
 """
@@ -53,11 +53,10 @@ _HEAD = 1 << 16
 DEEPEST = 100
 """Most nested folders below a source.
 
-More are made by mistake, such as a folder that is copied into itself.
+More are made by mistake, such as a folder copied into itself.
 """
 _TOO_DEEP = (
-    f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder that is nearer"
-    " to it"
+    f"it lies below {DEEPEST} folders, and deeper ones are not read; name a folder nearer to it"
 )
 _MASK = re.compile(r"(.+)_mask((?:-\d{5,})?\.idx)")
 _HELD_OUT = re.compile(r"(.+)_validation((?:-\d{5,})?\.idx)")
@@ -66,7 +65,7 @@ _VALIDATION = re.compile(r"validation(-\d{5,})?\.idx")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that is not read, with its name in the source."""
+    """A skipped file, with its name in the source."""
 
     name: str
     reason: str

@@ -31,7 +31,7 @@ class Wandb(Section):
 class Track(Section):
     """Trackers of steps, settings and results while a job trains.
 
-    A tracker that is down never slows training.
+    A tracker never slows training, even if it is down.
     """
 
     tensorboard: Literal["live"] | None = None

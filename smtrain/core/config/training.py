@@ -210,7 +210,7 @@ class AdapterSection(Section):
     alpha: float = Field(32.0, gt=0)
     """The adapters' output is multiplied by alpha / rank (peft's lora_alpha)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd
+    """Share of an adapter's input to drop in training (peft's lora_dropout); engine nxd
     takes 0 only.
     """
     targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
@@ -282,7 +282,7 @@ class Validation(Section):
     default: all.
     """
     fraction: float | None = Field(None, gt=0, lt=1)
-    """Share of the documents (sft: conversations, dpo: pairs) that is held out, chosen by a hash of
+    """Share of the documents (sft: conversations, dpo: pairs) to hold out, chosen by a hash of
     their text.
     """
     path: str | None = None
@@ -436,8 +436,8 @@ class Train(Section):
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
     compile: Annotated[bool | None, AddedLater((False,))] = None
     """Engine native: compile the layers and the loss (torch.compile). The first step takes some 10
-    seconds longer on a GPU, the others less; numbers differ in the last digits. Default: on GPUs if
-    the run is long enough, else no.
+    seconds longer on a GPU, later steps less; numbers differ in the last digits. Default: on GPUs
+    if the run is long enough, else no.
     """
     deterministic: Annotated[bool | None, AddedLater((True,))] = None
     """Engine native: only kernels that give the same bits each time, so that a resumed run has the

@@ -180,7 +180,7 @@ def in_halves(weight: Any, heads: int) -> Any:
 
 
 def _save_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
-    """GPT-2's byte-level BPE with every digit a token of its own (GGUF's `smollm`), and the chat
+    """GPT-2's byte-level BPE with one token for every digit (GGUF's `smollm`), and the chat
     template.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

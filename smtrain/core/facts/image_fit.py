@@ -69,7 +69,7 @@ def otherwise(engine: str, instance_type: str) -> str:
     No image of engine native is known for Neuron cores until one was seen.
     """
     if not is_neuron(instance_type) or known_image(engine):
-        return "leave it out for the newest that is known (`smtrain images`)"
+        return "leave it out for the newest known one (`smtrain images`)"
     return looked_for(engine)
 
 

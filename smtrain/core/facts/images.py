@@ -145,7 +145,7 @@ def gpu_row(uri: str) -> dict[str, Any] | None:
 
 
 def unpatched(uri: str | None, today: date | None = None) -> str | None:
-    """The fault, with its remedy, of an image that AWS no longer patches; None for others.
+    """The fault, with its remedy, of an image that AWS no longer patches; None if AWS does.
 
     `today` is in UTC.
     """
@@ -284,7 +284,7 @@ def image_rows() -> list[dict[str, Any]]:
 
 
 def end_of_life(engine: str) -> str | None:
-    """A sentence about an engine whose software gets no further release; None for others."""
+    """A sentence about an engine whose software gets no further release; None if it gets one."""
     if engine != "nxd":
         return None
     last = table("images")["engines"]["nxd"]["sdk"][1]

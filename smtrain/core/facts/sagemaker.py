@@ -12,7 +12,7 @@ ENDPOINT_LOGS = "/aws/sagemaker/Endpoints"
 
 # Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings
 # of accounts). Of the names for spot below the first three only the first half was seen; a quota
-# that is not listed limits nothing.
+# without an entry limits nothing.
 TRAINING, SPOT, WARM_POOL = (
     "{type} for training job usage",
     "{type} for spot training job usage",

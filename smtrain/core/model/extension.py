@@ -87,7 +87,7 @@ def lack(normal: HFConfig, settings: Mapping[str, Any]) -> str:
     if kind not in kinds_of(rules) or rope.kind == "proportional":
         return (
             f"{a_model} takes no rotary embeddings of type {kind}; give theta only, or write what a"
-            " search of its own found into its config.json and leave model.rope out"
+            " search for it found into config.json and leave model.rope out"
         )
     if rope.kind != "default" and ORIGINAL not in settings and "factor" in settings:
         return (

@@ -87,7 +87,7 @@ class Family:
     rope_keys: tuple[str, ...] = ()
     """Further settings of rotary embeddings."""
     local_theta: tuple[str | None, float | None] | None = None
-    """Layers with a window have plain rotary embeddings of their own: the key of their base in
+    """Layers with a window have separate, plain rotary embeddings: the key of their base in
     transformers 4 (None: it has no such models), and its default.
     """
     rope_default: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Family:
     """
     refused: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Counts and switches of parts that smtrain does not train: transformers' default, and the
-    sentence for others than 0 and false.
+    sentence for other values than 0 and false.
     """
     qkv_bias: Bias = "key"
     o_bias: Bias = "key"
@@ -144,17 +144,17 @@ class Family:
     true, or those that layer_types names.
     """
     full_every: int | None = None
-    """Without layer_types, every n-th layer sees all, and the others a window."""
+    """Without layer_types, every n-th layer sees all, every other layer a window."""
     last_full: bool = False
     """The last layer sees all, whatever layer_types says of it."""
     full_sizes: bool = False
-    """Layers without a window have a head size and a number of key/value heads of their own, and
+    """Layers without a window have another head size and number of key/value heads, and
     with attention_k_eq_v no values but their keys (Gemma 4).
     """
     value_norm: bool = False
     """A norm of values without a weight."""
     scalar: bool = False
-    """A block multiplies what it gives by a stored number, which is not trained."""
+    """A block multiplies its output by a stored number, which is not trained."""
     score_scale: float | None = None
     """The factor of attention's scores, if it is not in config.json and not the inverse root of the
     head size.
@@ -167,7 +167,7 @@ class Family:
     elsewhere: bool = False
     """neuronx-distributed and the converters of Megatron's forms know it."""
     megatron: bool = False
-    """Megatron-core's GPTModel computes it, if no more than that is `elsewhere`."""
+    """Megatron-core's GPTModel computes it, unless something else is `elsewhere`."""
     scales: Mapping[Scale, tuple[str, float | None]] = field(default_factory=dict)
     """Key and default of each number that multiplies or divides something; other families have
     none.

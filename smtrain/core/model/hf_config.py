@@ -83,12 +83,12 @@ class HFConfig:
     routing: Routing | None = None
     """None without experts."""
     local_rope: Rope | None = None
-    """Layers with a window: rotary embeddings of their own; None: those of the others."""
+    """Rotary embeddings of layers with a window; None: the same as layers without one."""
 
     @property
     def ropes(self) -> dict[bool, Rope]:
         """The rotary embeddings in use: of layers with a window (True) if they have their own, and
-        of the others.
+        of layers without one.
         """
         if self.rope is None:
             return {}

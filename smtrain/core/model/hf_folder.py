@@ -148,7 +148,7 @@ class Companions:
 
     kept: tuple[str, ...]
     left_out: dict[str, str]
-    """All other files with the reason; a folder that is left out completely has its name with a
+    """All other files with the reason; a folder left out completely has its name with a
     slash.
     """
 

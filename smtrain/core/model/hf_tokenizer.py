@@ -125,7 +125,7 @@ def _completed(ours: Any, theirs: Any) -> Any:
     """The tokenizer of a folder's tokenizer.json with what its tokenizer_config.json adds by
     transformers' reading.
 
-    transformers 5 builds many classes with rules of their own and takes only the vocabulary from
+    transformers 5 builds many classes with built-in rules and takes only the vocabulary from
     the file: Llama 2 then gets other ids for a text that begins with a space, or follows a special
     token. Data is prepared by the file.
     """
@@ -312,7 +312,7 @@ def surplus_remark(vocab: Mapping[str, int], vocabulary: int | None) -> str:
 def unknown_token(token: str, number: int, vocabulary: int, *, added: bool) -> str:
     """The reason why a text is refused whose `token` has an id that the model lacks.
 
-    `added` tells a token that was added to a tokenizer from the pieces of its own vocabulary.
+    `added` tells a token that was added to a tokenizer from the pieces of its vocabulary.
     """
     whose = "" if added else "; the tokenizer is that of another model"
     return (

@@ -2,7 +2,7 @@
 factors of each.
 
 A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A
-x. A model's adapters have a shape of their own, so that layout, optimizer, checkpoints and planner
+x. A model's adapters have their own shape, so that layout, optimizer, checkpoints and planner
 treat them like a whole model. Pure data.
 """
 
@@ -69,7 +69,7 @@ class Lora:
 
     @property
     def of_each_expert(self) -> bool:
-        """Whether experts are adapted as linears of their own, not as matrices of all experts."""
+        """Whether each expert's linears are adapted, not the matrices of all experts."""
         return any(name.startswith(_EACH) for name in self.targets)
 
 
@@ -145,8 +145,8 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
 def _named(
     name: str, plain: Sequence[str], experts: Sequence[str], stacked: bool
 ) -> tuple[str, ...]:
-    """The targets that a user's `name` means; of two kinds of experts the one in which others are
-    `stacked`.
+    """The targets that a user's `name` means; of two kinds of experts the one in which other
+    targets are `stacked`.
     """
     if name == ALL_LINEAR:
         return tuple(plain)

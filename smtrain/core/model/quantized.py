@@ -16,7 +16,7 @@ from smtrain.core.model.shape import LAYER, ModelShape
 BLOCK = 64
 """Weights that share a scale (bitsandbytes' default)."""
 NESTED = 256
-"""Scales of blocks that share a scale of their own."""
+"""Number of blocks whose scales share one scale."""
 
 
 def is_quantized(spec: Spec) -> bool:

@@ -38,7 +38,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip", ".7z", ".tar.bz2", ".tar.xz", ".
 _UNPACK = "unpack it, as with `tar -xf`, and name the folder that then has config.json"
 CONFIG = "config.json"
 _JSON = (".json", ".index.json")
-_AGAIN = "copy this file again from where the model came from"
+_AGAIN = "copy this file again from the source of the model"
 
 
 def archive_fault(name: str) -> str | None:
@@ -77,9 +77,7 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
         shown = " ".join(head[:60].decode("utf-8", "replace").split())
         return f"is a server's answer ({shown}), not the file: the download was refused; {_AGAIN}"
     if not head.strip(b"\0"):
-        return (
-            f"has only zero bytes where it should begin: its download or copy did not end; {_AGAIN}"
-        )
+        return f"has only zero bytes at its beginning: its download or copy did not end; {_AGAIN}"
     if archive := archive_fault(name):
         return archive
     for magic, kind in _PACKED.items():
@@ -145,7 +143,7 @@ def broken_link(folder: Path) -> str | None:
         if path.is_symlink() and not path.exists():
             return (
                 f"{path} is a link to {path.readlink()}, which is not there; copy the file itself"
-                " (`cp -L`, or rsync with -L) from where the model came from"
+                " (`cp -L`, or rsync with -L) from the source of the model"
             )
     return None
 
@@ -270,7 +268,7 @@ _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
 
 
 def folder_misfit(names: Iterable[str], shown: object) -> str | None:
-    """The fault of a folder without readable weights: what it holds instead, and the remedy; None
+    """The fault of a folder without readable weights: its content, and the remedy; None
     if unknown.
 
     `names` are relative to the folder, `shown` is the user's name for it.

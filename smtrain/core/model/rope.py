@@ -244,7 +244,7 @@ def megatron_rope_lack(rope: Rope | None) -> str | None:
         return None
     which = {
         "llama3": "llama3 with other values than 1, 4 and 8192 positions",
-        "linear": "linear with a factor that is not whole",
+        "linear": "linear with a fractional factor",
         "yarn": "yarn with an attention_factor, or for a part of a head",
     }
     return (
@@ -297,9 +297,7 @@ def _settings(
     if kind == "longrope":
         settings["attention_factor"] = _long_attention(settings, positions)
     if kind == "llama3" and settings["high_freq_factor"] <= settings["low_freq_factor"]:
-        raise CheckpointError(
-            "config.json has a high_freq_factor that is not above its low_freq_factor"
-        )
+        raise CheckpointError("config.json has a high_freq_factor not above its low_freq_factor")
     return settings
 
 

@@ -55,9 +55,9 @@ class ModelShape:
     mlp_bias: bool = False
     sliding_window: int | None = None
     full: tuple[bool, ...] = ()
-    """Whether each layer sees everything, if others have a window."""
+    """Whether each layer sees everything, if some have a window."""
     full_head_dim: int | None = None
-    """Head size of layers that see everything, if it differs from the others'; so are the next two.
+    """Head size of layers that see everything, if it differs from head_dim; the next two are alike.
     """
     full_kv_heads: int | None = None
     values_are_keys: bool = False
@@ -69,11 +69,11 @@ class ModelShape:
     delta: DeltaSizes | None = None
     """Sizes of the layers with linear attention, if there are any."""
     linear: tuple[bool, ...] = ()
-    """Whether each layer has linear attention, if some have and others do not."""
+    """Whether each layer has linear attention, if only some have it."""
     experts: ExpertSizes | None = None
     """Sizes of the layers with experts, if there are any."""
     sparse: tuple[bool, ...] = ()
-    """Whether each layer has experts, if some have and others do not."""
+    """Whether each layer has experts, if only some have them."""
     activation: str = "silu"
     """The MLP's activation by transformers' name, which decides what its backward pass keeps."""
 
@@ -311,8 +311,8 @@ class ModelShape:
         weights that multiply (everything but the embedding lookup, norms and biases; a tied head
         does multiply), L layers, H heads, Q head size, T the sequence length or the sliding window,
         if shorter. As in PaLM, the causal mask saves nothing here. A gated delta net has in place
-        of 12 H Q T three products of a head's keys and values (what the state holds for the key,
-        the state's update, what it holds for the query): 18 D_k D_v for each value head. Of experts
+        of 12 H Q T three products of a head's keys and values (the state's value for the key,
+        the state's update, its value for the query): 18 D_k D_v for each value head. Of experts
         only those count that a token chooses.
         """
         multiplied: float = (

@@ -62,11 +62,11 @@ def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[
     """The sizes of layers without a window under their own keys, if transformers 5.24 wrote them as
     per_layer_config.
 
-    Raises `CheckpointError` if these layers differ, or if others have sizes of their own.
+    Raises `CheckpointError` if these layers differ, or if other layers have their own sizes.
     """
     if "per_layer_config" not in config:
         return {}
-    each = config["per_layer_config"] or {}  # null: these layers are like the others
+    each = config["per_layer_config"] or {}  # null: these layers are like the rest
     # From 11 layers on transformers writes the numbers of layers with leading zeros, "05".
     sizes_of = (
         {int(i): sizes for i, sizes in each.items() if str(i).isdecimal()}
@@ -85,7 +85,7 @@ def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[
     ):
         raise CheckpointError(
             f"config.json has per_layer_config = {each!r}: smtrain takes {' and '.join(keys)}, the"
-            f" same for all layers of {FULL} and for no others"
+            f" same for all layers of {FULL} and no other layer"
         )
     return {own: said.get(key, config.get(key)) for key, own in keys.items()}
 

@@ -89,7 +89,7 @@ def build_rotary(base: Any) -> None:
 
 
 def turned_by(base: Any) -> tuple[str, ...]:
-    """The arguments of a block that are rotary embeddings; a block takes that of its own kind."""
+    """The arguments of a block that are rotary embeddings; a block takes that of its kind."""
     both = hasattr(base, "rotary_emb_local")  # Gemma 3 in transformers 4
     return (
         ("position_embeddings_global", "position_embeddings_local")

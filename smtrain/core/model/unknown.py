@@ -1,5 +1,5 @@
-"""Explain a config.json that smtrain cannot train: what it describes, the nearest family, and what
-differs.
+"""Explain a config.json that smtrain cannot train: its model, the nearest family, and the
+differences.
 
 Pure Python, from the keys of the file alone, so that every command says the same on every machine.
 """
@@ -212,7 +212,7 @@ def _signs(config: Mapping[str, Any]) -> Iterator[str]:
     if "vocab_size" not in config:
         yield "no vocabulary, so no text"
     if config.get("auto_map"):
-        yield "code of its own by auto_map, which smtrain does not run"
+        yield "its own code by auto_map, which smtrain does not run"
 
 
 def _is_other(config: Mapping[str, Any]) -> bool:
@@ -259,7 +259,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _keys(family: Family) -> set[str]:
-    """The keys of a family's config.json that tell it from others."""
+    """The keys of a family's config.json that tell it from other families."""
     keys = {
         family.eps[0],
         family.activation[0],

@@ -20,7 +20,7 @@ NO_MATH = "tex2jax_ignore mathjax_ignore"
 
 
 class Cell(NamedTuple):
-    """A cell of a table with a CSS class: `n` for a number, `one` for text that is not broken."""
+    """A cell of a table with a CSS class: `n` for a number, `one` for text without line breaks."""
 
     text: str
     css: str = ""
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 
 def number(text: str, below: str = "") -> Cell:
-    """A cell that is aligned to the right, with a smaller second line."""
+    """A right-aligned cell, with a smaller second line."""
     return Cell(text, "n", below)
 
 

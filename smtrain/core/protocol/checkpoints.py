@@ -41,7 +41,7 @@ def size_faults(recorded: Sizes, present: Sizes) -> dict[str, str]:
 
 
 def renaming_fault(folder: str, step: int) -> str | None:
-    """The fault of a checkpoint of `step` in a folder that is named for another step, or None."""
+    """The fault of a checkpoint of `step` in a folder named for another step, or None."""
     named = STEP.fullmatch(folder)
     return (
         f"it was written as step {step}: the folder was renamed"

@@ -81,8 +81,8 @@ def going(
     everything: bool,
     run: str | None,
 ) -> Going:
-    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a
-    run that is unknown or must stay.
+    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for
+    an unknown run or one that must stay.
     """
     by_run: dict[str, list[Record]] = defaultdict(list)
     for record in records:

@@ -1,4 +1,4 @@
-"""Lineage of checkpoints: each train job writes a folder of its own, with a record of the
+"""Lineage of checkpoints: each train job writes a separate folder, with a record of the
 checkpoint it started from.
 
     checkpoints/step_00000010/...           of a job without a name

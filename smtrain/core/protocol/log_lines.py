@@ -99,7 +99,7 @@ def step_line(numbers: Mapping[str, float], last: int) -> str:
 def step_record(text: str) -> dict[str, float] | None:
     """The numbers of a `step=...` line; None for other lines.
 
-    A last step `of` that is not finite is left out.
+    A last step `of` is left out unless it is finite.
     """
     if not _STEP.match(text):
         return None

@@ -100,7 +100,7 @@ def meant(text: str, *, data: bool = False) -> str | None:
 
 def respelled(text: str, taken: tuple[str, ...], *, data: bool = False) -> str | None:
     """Say how smtrain writes an address; None if it is written so, is not an address, or has a
-    scheme that is not `taken` (paths always are).
+    scheme outside `taken` (paths are always taken).
     """
     ours = meant(text, data=data)
     return (

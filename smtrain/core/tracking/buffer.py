@@ -30,7 +30,7 @@ class Tracker(Protocol):
     name: str
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """Create or find the run; returns what it has: ("loss", step) and ("val_loss", step)."""
+        """Create or find the run; returns its points: ("loss", step) and ("val_loss", step)."""
 
     def write(self, records: Sequence[TrackedStep]) -> None:
         """Send records in order of their steps."""
@@ -66,8 +66,7 @@ class Buffered:
         """Send the rest for at most `wait` seconds; returns the number of records that were not
         sent.
 
-        With a `status` the run is marked as ended; None leaves it open, for a job that is still
-        running.
+        With a `status` the run is marked as ended; None leaves it open, for a running job.
         """
         self._ending = status
         self._stop.set()

@@ -691,7 +691,7 @@ TRAIN = (
             "parallel.micro_batch_size": 2,
         },
         "train.batch_ramp.increment: 1 is not a multiple of dp x micro_batch_size = 1 x 2",
-        ("take one that is", {"train.batch_ramp.increment": 2}),
+        ("take a multiple", {"train.batch_ramp.increment": 2}),
     ),
     *(
         case("nxd", {key: value}, f"{key}: engine nxd", "leave it out")
@@ -1475,7 +1475,7 @@ MODEL = (
         {"model.path": "modelscope://a/b", "data.path": "hf://a/c", "model.token": {"secret": "a"}},
         "is the token of one hub",
         ("use a model", {"model.path": "s3://bucket/model"}),
-        ("or text that is in S3", {"data.path": "s3://bucket/text"}),
+        ("or text in S3", {"data.path": "s3://bucket/text"}),
     ),
     case(
         "gpu",
@@ -1771,7 +1771,7 @@ MODEL = (
     case(
         "local",
         {"model.rope": {"type": "linear", "factor": 1.5}, "export.megatron": True},
-        "no rotary embeddings of type linear with a factor that is not whole",
+        "no rotary embeddings of type linear with a fractional factor",
         "leave it out",
     ),
     case(
@@ -2381,7 +2381,7 @@ PAI = (
         {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/smtrain/x"}]},
         "overlaps /mnt/smtrain of pai.mount",
         (
-            "give it a folder of its own, such as /mnt/data0",
+            "give it a separate folder, such as /mnt/data0",
             {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]},
         ),
     ),
@@ -2390,7 +2390,7 @@ PAI = (
         {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/oss"}]},
         "overlaps /mnt/oss of the mounts of other buckets",
         (
-            "give it a folder of its own, such as /mnt/data0",
+            "give it a separate folder, such as /mnt/data0",
             {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]},
         ),
     ),

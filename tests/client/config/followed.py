@@ -22,7 +22,7 @@ from smtrain.core.protocol.container import PREPARED_FORMAT
 from tests.conftest import LLAMA
 
 OUT: Any = object()
-"""The value of a key that is left out."""
+"""The value of an omitted key."""
 Values = Mapping[str, Any]
 Change = Values | Callable[["Desk"], object]
 Way = str | tuple[str, Change]
@@ -77,7 +77,7 @@ def read(way: str, key: str) -> Values:
         return {key: int(found[1])}
     if re.fullmatch(r"leave it out.*", way):
         return {key: OUT}
-    raise ValueError(f"{way!r} cannot be read; say what it changes")
+    raise ValueError(f"{way!r} cannot be read; name its change")
 
 
 @dataclass(frozen=True)

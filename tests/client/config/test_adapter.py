@@ -47,7 +47,7 @@ def test_an_adapter_is_lora_without_weight_decay_unless_asked(raw: dict[str, Any
         ({"targets": "all"}, "'all' matches no linear layer"),
         ({"targets": 3}, "train.adapter.targets"),
         ({"r": 8}, "train.adapter.r: unknown key"),
-        ("lora", "section with keys of its own"),
+        ("lora", "section with keys"),
     ],
 )
 def test_a_wrong_adapter_is_one_sentence(raw: dict[str, Any], adapter: Any, says: str) -> None:

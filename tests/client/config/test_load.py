@@ -410,5 +410,5 @@ def test_every_example_is_a_config_without_a_fault(path: Path) -> None:
 
 def test_a_letter_without_utf_8_in_a_path_is_a_fault(raw: dict[str, Any]) -> None:
     raw["data"] = {"path": "te\ud800xt"}
-    with pytest.raises(ConfigError, match=r"data\.path: holds a byte that is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"data\.path: holds a byte outside UTF-8"):
         load_config(raw)

@@ -1,7 +1,7 @@
 """The remedy in each fault of a config or of text is enough: no second fault about the same thing
 follows.
 
-Each case breaks one thing, reads the one sentence that the command says, does what it says (taking
+Each case breaks one thing, reads the one sentence that the command says, follows it (taking
 names and numbers from the sentence), and runs the command again.
 """
 
@@ -209,7 +209,7 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "number for text": (key("name", 123), "write it in quotes", value("name", "123")),
     "section for value": (
         key("train", 5),
-        "it is a section with keys of its own",
+        "it is a section with keys",
         value("train", {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"}),
     ),
     "wrong name": (

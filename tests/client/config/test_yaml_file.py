@@ -86,12 +86,12 @@ FAULTS = [
     ("train: " + "[" * 60 + "]" * 60, "its values are nested too deeply"),
     ("train: " + "[" * 3000, "its values are nested too deeply"),
     ("- " * 3000 + "a", "its values are nested too deeply"),
-    ("name: \ud800", "line 1: it holds a byte that is not UTF-8; save the text as UTF-8"),
+    ("name: \ud800", "line 1: it holds a byte outside UTF-8; save the text as UTF-8"),
 ]
 SYNTAX = [
     (
         "name: a\n---\nname: b\n",
-        "line 2: a second document begins (`---`); keep one, in a file of its own",
+        "line 2: a second document begins (`---`); keep one document in each file",
     ),
     ("train:\n\tsteps: 1\n", r"not YAML at line 2 \(.*\); indent with spaces"),
     (
@@ -153,7 +153,7 @@ def test_the_same_behind_set(raw: dict[str, Any], text: str, sentence: str) -> N
         parse(value)
     except YamlError as error:
         if error.syntax:
-            return  # behind --set, text that is no YAML is text
+            return  # behind --set, anything but YAML is text
     fault = sentence_of(raw, set_=[f"train={value}"])
     assert fault.startswith("--set train=")
     assert fault.endswith(str(_fault(value)))
@@ -240,7 +240,7 @@ def test_values_that_only_python_can_give(raw: dict[str, Any]) -> None:
     assert sentence_of({**raw, "name": "a\0b"}) == "name: holds the character U+0000; take it out"
     assert (
         sentence_of({**raw, "name": "a\udc80"})
-        == "name: holds a byte that is not UTF-8; write the text in UTF-8"
+        == "name: holds a byte outside UTF-8; write the text in UTF-8"
     )
     assert sentence_of({**raw, "data": {"path": "x" * 256}}).startswith("data.path: /")
     assert "is too long for a path" in sentence_of({**raw, "data": {"path": "x/" * 3000}})

@@ -29,7 +29,7 @@ TRIES = examples(400) * MORE
 
 @pytest.fixture(scope="module")
 def start() -> str:
-    """A config that is fine, as the first lines of every text."""
+    """A valid config, as the first lines of every text."""
     load_config(model={"path": "demo://tiny-llama"})  # so that no text pays for the imports
     return yaml.safe_dump(
         {"model": {"path": "demo://tiny-llama"}, "data": {"path": "demo://python-stdlib"}}
@@ -37,7 +37,7 @@ def start() -> str:
 
 
 def tried(source: Any, set_: tuple[str, ...] = ()) -> float:
-    """CPU seconds that a text took. Fails for any error that is no `ConfigError` of short lines."""
+    """CPU seconds that a text took. Fails for any error but a `ConfigError` of short lines."""
     begun = time.process_time()
     try:
         load_config(source, set_=set_)
@@ -79,7 +79,7 @@ def test_what_both_take_is_what_the_safe_loader_says(text: str) -> None:
         return
     try:
         theirs = yaml.load(text, _Texts)
-    except yaml.composer.ComposerError:  # of a name that is given twice, which YAML 1.2 allows
+    except yaml.composer.ComposerError:  # of a name given twice, which YAML 1.2 allows
         return
     assert json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True)
 

@@ -222,7 +222,7 @@ _BETWEEN = st.sampled_from(["---\n", "...\n", "\n", "# x\n"])
 TEXTS = st.lists(st.one_of(_BLOCK, _BLOCK, _LINE, LAUGHS, MERGES, _BETWEEN), max_size=6).map(
     "".join
 )
-"""A whole file, to stand behind a config that is fine."""
+"""A whole file, to stand behind a valid config."""
 _KEY = st.sampled_from(KEYS)
 _NAMES = st.one_of(st.builds("{}.{}".format, _KEY, _KEY), _KEY, st.text(max_size=5))
 ASSIGNMENTS = st.builds("{}={}".format, _NAMES, st.one_of(VALUES, NESTED))

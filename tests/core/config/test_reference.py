@@ -30,7 +30,7 @@ def test_the_reference_page_and_the_shipped_schema_are_up_to_date() -> None:
         check=False,
     )
     assert done.returncode == 0, (
-        f"{done.stdout}{done.stderr}\nrun scripts/config-reference and commit what it writes"
+        f"{done.stdout}{done.stderr}\nrun scripts/config-reference and commit the result"
     )
     assert FILE.read_text("utf-8") == schema_text()
 

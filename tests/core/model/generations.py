@@ -1,5 +1,5 @@
 """Build configs of both generations with one generation of transformers: run by test_generations.py
-in a process of its own.
+in a separate process.
 
 `python -m tests.core.model.generations OUT FOLDER`: logits, losses and text, each under a name,
 with torch.save; FOLDER holds models in folders, as `test_generations.py` wrote them.

@@ -167,7 +167,9 @@ def test_a_setting_that_is_no_number_is_refused() -> None:
 
 @pytest.mark.skipif("qwen3_5" not in CONFIGS, reason="transformers 4 lacks the family")
 def test_positions_of_three_kinds_are_given_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.17 takes no others; earlier and later versions make three of one (Qwen3.5)."""
+    """transformers 5.17 takes no other kinds; earlier and later versions make three of one
+    (Qwen3.5).
+    """
     config = CONFIGS["qwen3_5"]
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**for_everyone(config)))
     module, seen = model.model.rotary_emb, list[torch.Size]()

@@ -13,7 +13,7 @@ from smtrain.core.tracking.settings import TrackedStep, id_of, parameters, parse
 
 
 class Server:
-    """A tracker that keeps what it takes; while `down` it refuses, while `hanging` it does not
+    """A tracker that keeps accepted data; while `down` it refuses, while `hanging` it does not
     answer.
     """
 
@@ -67,7 +67,7 @@ def test_what_an_earlier_process_sent_is_not_sent_again_but_its_validation_is() 
         (10, ["val_loss"]),
         (11, ["loss", "step"]),
     ]
-    assert server.ended == [], "a job that is still running is left open"
+    assert server.ended == [], "a running job is left open"
 
 
 def test_a_tracker_that_is_down_is_told_of_once_and_gets_everything_later() -> None:

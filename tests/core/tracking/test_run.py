@@ -1,4 +1,4 @@
-"""A run that is tracked: MLflow and TensorBoard have what metrics.jsonl has, and MLflow the
+"""A tracked run: MLflow and TensorBoard have what metrics.jsonl has, and MLflow the
 report.
 """
 

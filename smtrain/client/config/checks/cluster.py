@@ -1,4 +1,4 @@
-"""Rules for target slurm: what a job of a Slurm cluster needs, and what it cannot have."""
+"""Rules for target slurm: the needs and limits of a job on a Slurm cluster."""
 
 from __future__ import annotations
 

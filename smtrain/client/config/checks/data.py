@@ -145,7 +145,7 @@ PRETRAIN_ONLY = tuple(
             "data.document_mask",
             "is",
             lambda c: c.data.document_mask,
-        ),  # the others always keep their samples apart
+        ),  # other objectives always keep their samples apart
         ("data.text_column", "is", lambda c: c.data.text_column != "text"),
         ("data.separator", "is", lambda c: c.data.separator is not None),
         ("data.unicode", "is", lambda c: c.data.unicode != "none"),
@@ -234,7 +234,7 @@ def text_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:
-    """Text that is not on this machine, and URIs of schemes that cannot be read."""
+    """Text missing from this machine, and URIs of schemes that cannot be read."""
     key, store = config.data.text_key, object_store(config.target)
     known = ("hf://", "demo://", *readable_schemes(config.target, mounted=True))
     for path in (source.path for source in config.data.all_sources):
@@ -279,7 +279,7 @@ def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
-    """A folder of this machine that is not a prepared dataset, and URIs of schemes that cannot be
+    """A folder of this machine without a prepared dataset, and URIs of schemes that cannot be
     read.
     """
     prepared, store = config.data.prepared, object_store(config.target)

@@ -1,4 +1,4 @@
-"""Rules for target pai-dlc: what a job of Alibaba Cloud PAI-DLC needs, and what it cannot have."""
+"""Rules for target pai-dlc: the needs and limits of a job on Alibaba Cloud PAI-DLC."""
 
 from __future__ import annotations
 
@@ -195,8 +195,8 @@ def section_faults(config: JobConfig) -> Iterator[Fault]:
                 yield (
                     {"pai.data", "pai.mount"},
                     (
-                        f"{key}.path: {mount.path} overlaps {path} of {owner}; give it a folder of"
-                        f" its own, such as /mnt/data{number}"
+                        f"{key}.path: {mount.path} overlaps {path} of {owner}; give it a"
+                        f" separate folder, such as /mnt/data{number}"
                     ),
                 )
         taken[mount.path] = key

@@ -24,7 +24,7 @@ class ConfigRule(NamedTuple):
 
 
 def all_set(*keys: str) -> Callable[[JobConfig], bool]:
-    """A condition: each of these keys has a value that is not False, 0, None or empty."""
+    """A condition: each of these keys has another value than False, 0, None or an empty one."""
     return lambda config: all(attrgetter(key)(config) for key in keys)
 
 

@@ -106,7 +106,7 @@ TRAIN = (
         lambda c: c.train.batch_ramp and _ramp(c).increment % _each(c),
         lambda c: (
             f"train.batch_ramp.increment: {_ramp(c).increment} is not a multiple of dp x"
-            f" micro_batch_size = {c.dp} x {c.parallel.micro_batch_size}; take one that is"
+            f" micro_batch_size = {c.dp} x {c.parallel.micro_batch_size}; take a multiple"
         ),
     ),
     Rule(

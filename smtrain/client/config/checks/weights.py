@@ -129,7 +129,7 @@ HUB_RULES = (
         "model.token model.path",
         lambda c: c.model.token and len(_hubs(c)) > 1,
         "model.token: is the token of one hub, and model and data are on two; use a model or text"
-        " that is in S3",
+        " in S3",
     ),
     Rule(
         "network.isolation model.path",
@@ -172,8 +172,7 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 _ROPE = {"model.rope", *(f"model.rope.{name}" for name in RopeSection.model_fields)}
-"""Keys that faults of model.rope read: if one is wrong by itself, the others are not judged by what
-is left.
+"""Keys that faults of model.rope read: if one is wrong by itself, no other is judged by the rest.
 """
 
 
@@ -272,7 +271,7 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def respelled_model(config: JobConfig) -> str | None:
-    """Say how smtrain writes the address in `model.path`, if that is written in another way."""
+    """Say how smtrain writes the address in `model.path`, if the config writes it in another way."""
     path, readable = config.model.path, readable_schemes(config.target)
     return (
         None
