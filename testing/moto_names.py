@@ -65,7 +65,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.s3.models:FakeMultipart.complete": ("self", "body"),
     "moto.s3.models:FakeMultipart.instances_tracked": None,
     "moto.s3.models:S3Backend.url_paths": None,
-    # Parameters that ours name; others are passed on.
+    # Parameters that ours name; the rest are passed through.
     "moto.s3.models:S3Backend.copy_object": ("self",),
     "moto.s3.models:S3Backend.delete_object": ("self", "bucket_name", "key_name"),
     "moto.s3.models:S3Backend.put_object": ("self", "bucket_name", "key_name"),

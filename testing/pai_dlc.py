@@ -128,7 +128,7 @@ class StandInJob:
 
 
 class RefusedError(Exception):
-    """An answer that is an error: its HTTP status, code and message."""
+    """An error as an answer: its HTTP status, code and message."""
 
 
 class StandIn:

@@ -260,7 +260,7 @@ def _start(home: Path) -> Endpoint:
             " takes writes"
         )
     server.kill()
-    probe(state)  # says what is wrong with the disk, if that is why
+    probe(state)  # explains a fault of the disk, if it is the reason
     lines = server.lines()
     last = lines[-1] if lines else fallback
     raise LocalError(
@@ -360,7 +360,7 @@ class ServerProcess:
 
 
 def begin(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a server in a session of its own."""
+    """Start a server in a new session."""
     return subprocess.Popen(
         command,
         cwd=Path(__file__).resolve().parents[2],

@@ -177,7 +177,7 @@ def architecture(client: Any) -> str:
 def borrowed(image: Any, allowed: list[str]) -> list[str]:
     """Folders of this machine that an image borrows.
 
-    Raises `LocalError` for one that is not allowed.
+    Raises `LocalError` for one outside the allowed.
     """
     folders = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
     for folder in folders:

@@ -41,7 +41,7 @@ def set_aside(path: Path, reason: str) -> None:
 
 
 def make_way(path: Path) -> None:
-    """Set aside anything that is not a regular file where the control plane keeps one."""
+    """Set aside a folder, link or device at the path of a regular file of the control plane."""
     if os.path.lexists(path) and not path.is_file():
         set_aside(path, "is not a file")
 

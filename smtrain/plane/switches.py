@@ -104,8 +104,8 @@ class Plane:
         pending: float = 0.2,
         spot_only: bool = False,
     ) -> None:
-        """Have no machines of this type for `seconds` from now or for `attempts` jobs; with
-        neither, until `calm`.
+        """Have no machines of this type for `seconds` from now or for `attempts` jobs; without
+        either, until `calm`.
 
         A job waits in Pending for `pending` seconds and fails with SageMaker's CapacityError; a
         spot job waits until its MaxWaitTimeInSeconds. With InstancePreferences the first type that

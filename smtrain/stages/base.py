@@ -68,7 +68,7 @@ class StageNeed:
 
 
 class JobStage:
-    """One stage of a run: a job of its own.
+    """One stage of a run, which is one job.
 
     A module of this package makes one and calls it STAGE.
     """
@@ -86,7 +86,7 @@ class JobStage:
     limit.
     """
     shared: ClassVar[bool] = True
-    """One job serves all trials of a tuning; False if trained keys change what it does."""
+    """One job serves all trials of a tuning; False if trained keys change its work."""
 
     def needed(self, config: JobConfig, target: str) -> bool:
         """Whether a run of this config has the stage on `target`."""
@@ -236,7 +236,7 @@ def checkpoint_uri(config: JobConfig) -> str:
 
 
 def parts_uri(config: JobConfig, job_name: str) -> str:
-    """The prefix in which all attempts at a prepare stage keep what they have done."""
+    """The prefix in which all attempts at a prepare stage keep their finished work."""
     first = re.sub(r"(-prepare-[0-9a-f]{8})-[0-9]+$", r"\1", job_name)
     return f"{run_uri(config)}prepare/{first}/"
 

@@ -136,7 +136,7 @@ class ConfigCase:
         self.label = f"config {seed}"
 
     def run(self) -> str:
-        """The rule that is broken, or empty text; `label` is complete after it."""
+        """The broken rule, or empty text; `label` is complete after it."""
         label, content = configs.mutated(self._rng)
         path = self.folder / "fuzz.yaml"
         path.write_bytes(content)

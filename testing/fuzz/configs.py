@@ -209,7 +209,7 @@ def typed_value(kind: Any, rng: random.Random) -> Any:
 
 
 def _set(raw: dict[str, Any], rng: random.Random) -> str:
-    """Any key of the schema gets a value, as a rule of its own type."""
+    """Any key of the schema gets a value, usually of its type."""
     path, kind = rng.choice(KEYS)
     here: Any = raw
     for part in path[:-1]:

@@ -67,7 +67,7 @@ class InputCase:
         self.label = f"input {seed}: {self.name}, reader {self.number}"
 
     def run(self) -> str:
-        """The rule that is broken, or empty text; `label` is complete after it."""
+        """The broken rule, or empty text; `label` is complete after it."""
         rng, form = self._rng, self.inputs.forms[self.name]
         folder = self.inputs.copy(self.name)
         files = sorted(path for path in folder.glob(form.files) if path.is_file())

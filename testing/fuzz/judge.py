@@ -77,7 +77,7 @@ class Case(Protocol):
     label: str
 
     def run(self) -> str:
-        """The rule that is broken, or empty text."""
+        """The broken rule, or empty text."""
 
 
 def judged(case: Case) -> tuple[Fault | None, float]:

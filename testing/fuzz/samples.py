@@ -204,7 +204,7 @@ def valid(target: str, objective: str) -> dict[str, Any]:
 
 
 def sample(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """The label and the values of a config that is probably valid."""
+    """The label and the values of a probably valid config."""
     target, objective = rng.choice(sorted(TARGETS)), rng.choice(sorted(OBJECTIVES))
     raw = valid(target, objective)
     fitting = [extra for for_, extra in EXTRAS if target in for_ and objective in for_]

@@ -511,7 +511,7 @@ def churn(folder: str, seconds: float) -> None:
 
 
 def swap(folder: str, seconds: float) -> None:
-    """A folder with a file `passwd` that is a link to /etc at every other moment."""
+    """A folder with a file `passwd`, which is a link to /etc at every other moment."""
     base, until = _path(folder, "swap"), time.monotonic() + seconds
     _write(os.path.join(base, b"real", b"passwd"), b"ours")
     os.symlink("/etc", os.path.join(base, b"link"))
@@ -738,7 +738,7 @@ def hostile(plan: Plan) -> None:
 
 
 def neighbour_lines() -> list[str]:
-    """The lines of a neighbour."""
+    """The log of a well-behaved job, which runs next to a hostile one."""
     return [f"line {i} loss={1 / (i + 1):.6f} good={i}" for i in range(LINES)]
 
 

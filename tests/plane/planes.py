@@ -238,7 +238,7 @@ class Server:
             return log.read()
 
     def kill(self) -> None:
-        """kill -9."""
+        """End the server by SIGKILL, without its own clean-up."""
         if self.process:
             self.process.kill()
             self.process.wait()

@@ -443,7 +443,7 @@ class Daemon:
 
     def start(self) -> None:
         root = self.root
-        # In namespaces of its own: bridge, firewall and mounts of the machine's Docker are not its
+        # In separate namespaces: bridge, firewall and mounts of the machine's Docker are not its
         # to touch.
         command = [
             "unshare",

@@ -39,7 +39,7 @@ def test_a_body_that_is_no_object_is_a_400(client: Client, body: bytes) -> None:
 def test_a_value_of_another_type_is_a_400_and_changes_nothing(
     client: Client, plane: Plane, name: str
 ) -> None:
-    """A pattern that is a number would fail in each later request."""
+    """A number as a pattern would fail in each later request."""
     odd: list[Any] = [5, "x", [5], {"a": [5]}, {"a": "x"}, True, [[]], float("nan"), 1e300]
     for key, fits in TAKES[name].items():
         for value in [value for value in odd if not fits(value)]:

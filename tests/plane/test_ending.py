@@ -1,4 +1,4 @@
-"""Ends of jobs: failure, stop, time limit; none of their processes outlives them."""
+"""Ends of jobs: failure, stop, time limit; no process outlives its job."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_no_connection_and_no_other_server_gets_the_port_before_the_rendezvous(
         for address in ("127.0.0.1", ""):
             with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind((address, port))
-        # What torchrun does, in a process of its own.
+        # As torchrun does, in a separate process.
         subprocess.run([sys.executable, "-c", LISTEN, str(port)], check=True, timeout=60)
     finally:
         executor.give_port(port)

@@ -112,7 +112,7 @@ def test_another_moto_is_a_sentence(other: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_replaced_is_what_the_list_says(tmp_path: Path) -> None:
-    # A process of its own: moto is changed for good.
+    # A separate process: moto is changed for good.
     program = (
         "import sys; from tests.plane.test_moto_contract import replaced; replaced(sys.argv[1])"
     )

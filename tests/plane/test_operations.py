@@ -140,7 +140,7 @@ def test_every_operation_of_a_service_ends_in_an_answer_of_it(client: Client, se
             "GetLogObject",
             "StartLiveTail",
             "WriteGetObjectResponse",
-        ):  # at hosts of their own
+        ):  # at separate hosts
             continue
         status, code, message = answer(caller, operation)
         assert "<" not in message, (operation, message)

@@ -1,7 +1,7 @@
 """A job's files: walks through a host's folder, and uploads of models, outputs and checkpoints.
 
-A link is uploaded as the file that it leads to, if that is below the host's /opt/ml. Its target is
-a path of the host; followed as a path of this machine it would be another file, or none.
+A link is uploaded as the file that it leads to, if its target is below the host's /opt/ml. Its
+target is a path of the host; followed as a path of this machine it would be another file, or none.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Tree:
     files: dict[str, Path] = field(default_factory=dict)
     """Regular files by relative name."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """The reason for each name that is not among them."""
+    """The reason for each name missing from them."""
     folders: dict[Path, int] = field(default_factory=dict)
     """Each folder entered, with its mtime (ns) at that moment."""
 

@@ -45,7 +45,7 @@ OUT_OF_MEMORY = (
 
 
 class Attempt:
-    """Hosts and what they share. `stopping` belongs to the job; call `wake` after setting it."""
+    """Hosts and their shared state. `stopping` belongs to the job; call `wake` after setting it."""
 
     def __init__(self, executor: Executor, job: JobRecord, stopping: threading.Event) -> None:
         self.executor, self.job, self.client, self.stopping = (
@@ -106,7 +106,7 @@ class Attempt:
                 else:
                     sync.finish()
             except Exception as error:
-                faults.append(error)  # of one host; those of the others are uploaded
+                faults.append(error)  # of one host; the other hosts' files are uploaded
         if faults:
             raise faults[0]
         for sync in self.syncs if how is not FAULT else ():
@@ -247,7 +247,7 @@ class Attempt:
                     )
                 event.host.log.write(
                     [
-                        f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), so"
+                        f"smtrain: this machine gives jobs no private /opt/ml ({refusal}), so"
                         f" this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
                     ]
                 )

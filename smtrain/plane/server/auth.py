@@ -71,7 +71,7 @@ def fault_of(
 ) -> str | None:
     """The reason why a WSGI request is refused; None if it is signed.
 
-    A body that is read is put back.
+    Puts back the body that it reads.
     """
     keys = Credentials(access_key, secret)
     authorization = environ.get("HTTP_AUTHORIZATION", "")

@@ -58,7 +58,7 @@ class Blob:
 
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A file that is renamed to `path` when it is complete, or removed.
+    """Yield a temporary file; rename it to `path` when it is complete, else remove it.
 
     `sweep` knows its name after a kill.
 

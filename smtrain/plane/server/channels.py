@@ -78,7 +78,7 @@ def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list
 def list_prefix(client: Any, uri: str) -> list[Entry]:
     """The objects of an S3Prefix in key order, named as on an instance.
 
-    All keys that begin like the prefix match, also those of a folder next to the one that is meant:
+    All keys that begin like the prefix match, also those of a folder next to the intended one:
     `a/b` matches `a/b2/c`. Keys of the folder (`a/b/...` for `a/b` or `a/b/`) give paths below it.
     Any other key gives the path below the prefix's last slash, as SageMaker keeps the whole name of
     a file that a prefix matches in part (aws/sagemaker-python-sdk, issue 3612).

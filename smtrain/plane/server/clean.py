@@ -80,7 +80,7 @@ def plan(
     everything: bool = False,
     run: str | None = None,
 ) -> Removal:
-    """Find what can be removed. Raises `LocalError` for a run that is unknown or has a running job.
+    """Find what can be removed. Raises `LocalError` for an unknown run or one with a running job.
 
     Args:
         endpoint: The control plane.

@@ -100,7 +100,7 @@ def _fill() -> None:
 
 
 def _give_up() -> bool:
-    """Delete the reserve; False if there is none."""
+    """Delete the reserve; False if it does not exist."""
     with _lock:
         try:
             if _reserve is None:

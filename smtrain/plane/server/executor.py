@@ -87,7 +87,7 @@ class Executor:
     ) -> JobRecord | None:
         """Start a job; None if its name is taken.
 
-        `life` makes the thread of a job that is not an ordinary one.
+        `life` makes the thread of a special job.
 
         Raises `quotas.LimitExceededError` for a quota, OSError for a full disk.
         """
@@ -196,7 +196,7 @@ class Executor:
 
 
 def _changed(folder: Path) -> float:
-    """The mtime of a job's record; 0 if there is none."""
+    """The mtime of a job's record; 0 if it does not exist."""
     try:
         return (folder / "job.json").lstat().st_mtime
     except OSError:

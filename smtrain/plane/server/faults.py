@@ -36,7 +36,7 @@ _FAILED = {
 
 
 class DroppedError(ConnectionResetError):
-    """A connection that is closed on purpose, without an answer."""
+    """A connection closed on purpose, without an answer."""
 
 
 @dataclass

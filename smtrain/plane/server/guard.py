@@ -112,7 +112,7 @@ def _close(answered: Any) -> None:
 
 
 def _refuse_to_write(_: bytes) -> None:
-    raise TypeError("a response is what an application returns, not what it writes")
+    raise TypeError("an application must return its response, not write it")
 
 
 def _of_page(

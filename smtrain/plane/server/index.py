@@ -48,7 +48,7 @@ class ObjectIndex:
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
         self.db = sqlite3.connect(path, check_same_thread=False)
-        self.db.text_factory = bytes  # so that one text that is not UTF-8 does not spoil the query
+        self.db.text_factory = bytes  # so that one text outside UTF-8 does not spoil the query
         self.db.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;CREATE TABLE IF NOT EXISTS buckets"
             " (name TEXT PRIMARY KEY, record TEXT NOT NULL);CREATE TABLE IF NOT EXISTS objects"
@@ -243,7 +243,7 @@ def _restore_version(
 
 
 def _hide_older(backend: models.S3Backend, row: tuple[Any, ...]) -> None:
-    """Put a delete marker in place of a version that is left out, so that an older one does not
+    """Put a delete marker in place of an excluded version, so that an older one does not
     become current.
     """
     with contextlib.suppress(Exception):
@@ -273,7 +273,7 @@ def of_type(record: Any, wanted: dict[str, Any]) -> None:
 
 
 class Adopted:
-    """A body that is already in the blob folder."""
+    """A body already in the blob folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -22,7 +22,7 @@ _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)(?!.*\.\.)[a-z0-9][a-z0-9.
 
 
 def s3_fault(environ: dict[str, Any], body: bytes) -> Error | None:
-    """The error of S3 for a request of it that AWS refuses; None for others.
+    """The error of S3 for a request to it that AWS refuses; None if AWS takes it.
 
     `body` is empty but for DeleteObjects.
     """
@@ -66,7 +66,7 @@ def cap_page(environ: dict[str, Any]) -> None:
 
 
 def iam_fault(operation: str, body: bytes) -> Error | None:
-    """The error of IAM for a policy that is longer than AWS takes; None for any other call."""
+    """The error of IAM for a policy longer than AWS takes; None for any other call."""
     if (most := POLICY_CHARACTERS.get(operation)) is None:
         return None
     policy = parse_qs(body.decode(errors="replace")).get("PolicyDocument", [""])[0]

@@ -75,7 +75,7 @@ class HostLog:
     def pump(self, descriptor: int) -> None:
         """Log everything from a pipe until its last writer is gone.
 
-        A line that is too long for an event is cut.
+        Cuts a line too long for an event.
 
         The pipe is read even if a line cannot be kept, or its writers would block for ever.
         """

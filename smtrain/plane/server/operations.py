@@ -70,7 +70,7 @@ PASSED_ON = frozenset(
         "UpdatePipeline",
     )
 )
-# Operations of S3 that moto mistakes for others: PUT ?metrics for CreateBucket, GET ?metrics for
+# Operations of S3 that moto confuses: PUT ?metrics for CreateBucket, GET ?metrics for
 # ListObjects.
 _NOT_IN_S3 = re.compile(
     r".*(Abac|Analytics|IntelligentTiering|MetadataConfig|Metadata\w*Table|Metrics|RequestPayment|Annotation)\w*"
@@ -142,7 +142,7 @@ class Operations:
 
 
 def _limit_fault(environ: dict[str, Any]) -> tuple[str, limits.Error] | None:
-    """The operation and the error of a request that is beyond a limit of AWS."""
+    """The operation and the error of a request beyond a limit of AWS."""
     service = service_of(environ)
     if service == "s3":
         limits.cap_page(environ)

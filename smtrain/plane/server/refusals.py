@@ -109,7 +109,7 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
     if resources.get("VolumeKmsKeyId") and (
         disks := next((kind for kind in kinds if not takes_volume(kind)), None)
     ):
-        return f"VolumeKmsKeyId is not supported for {disks}, which has storage of its own"
+        return f"VolumeKmsKeyId is not supported for {disks}, which has its own storage"
     return None
 
 

@@ -55,7 +55,7 @@ def run_due(now: datetime.datetime) -> list[str]:
                 if _run_if_due(schedule, now):
                     ran.append(schedule.name)
                     group.schedules.pop(schedule.name, None)
-            except Exception as error:  # of this one: run all others on time
+            except Exception as error:  # of this one: run every other schedule on time
                 group.schedules.pop(schedule.name, None)
                 print(
                     f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed",

@@ -53,7 +53,7 @@ class ServerLog(io.TextIOBase):
 
 def _lock(state: Path) -> Any:
     """Lock the state for the life of the process, as two servers must never write it; wait for one
-    that is ending.
+    about to end.
     """
     make_way(state / "serve.lock")
     handle = open(state / "serve.lock", "a+")  # noqa: SIM115

@@ -122,7 +122,7 @@ class CheckpointSync:
         changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
-                break  # later files must not overtake one that is still being written
+                break  # later files must not overtake one still being written
             # The next scan notes a file that has disappeared, and sends one again that changed
             # during the upload.
             with contextlib.suppress(FileNotFoundError):
@@ -165,7 +165,7 @@ class CheckpointSync:
         )
 
     def delete(self) -> None:
-        """Repeat deletions in S3 once that is safe; the newest files first, as manifests are."""
+        """Repeat deletions in S3 once it is safe; the newest files first, as manifests are."""
         since = max(sync.since for sync in self.hosts)
         arrived = min(sync.arrived for sync in self.hosts)
         if since > arrived:

@@ -28,7 +28,9 @@ class WarmPython:
     VARIABLE = "SMTRAIN_WARM"
 
     def __init__(self, environment: dict[str, str]) -> None:
-        """`environment` holds the default variables of jobs: a caller with others gets no copy."""
+        """`environment` holds the default variables of jobs: a caller with other variables gets no
+        copy.
+        """
         self.name = f"smtrain-{os.getuid()}-{secrets.token_hex(8)}"
         # As launch.py sets them for every stage.
         self._environment = {**environment, "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
