@@ -42,8 +42,8 @@ was trained on.
 PREFIX = "base_model.model."
 _ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
 _COPY = ".base_layer.weight"  # peft saves the base's own output layer next to factors of it
-# What peft calls starts that leave the base's weights as they are; the others move a part of them
-# into the adapter.
+# What peft calls starts that leave the base's weights as they are; any other start moves a part of
+# them into the adapter.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NOT_PLAIN = {
     "use_dora": "DoRA, whose magnitudes are no part of plain LoRA",
@@ -87,7 +87,7 @@ class Factor:
 class Adapter:
     """A whole adapter.
 
-    Factors in fp32 stay in their file; others are held in memory, little next to one layer.
+    Factors in fp32 stay in their file; other factors are held in memory, little next to one layer.
     """
 
     location: Place
@@ -229,7 +229,7 @@ def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple
     number of experts.
 
     peft wraps one parameter in another: the inner one, which the module has first, is in
-    `base_layer`. None for a module that is a linear.
+    `base_layer`. None for a linear.
     """
     path, _, inner = module.rpartition(".")
     path = path if inner == "base_layer" else module

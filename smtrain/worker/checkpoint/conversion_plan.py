@@ -64,7 +64,7 @@ class ConversionProgress:
 
 
 def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
-    """A digest that is equal for two runs that write the same from the same files."""
+    """A digest, equal for two runs that write the same from the same files."""
     files = [[c.file, c.end, c.offsets] for c in plan.containers]
     content = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

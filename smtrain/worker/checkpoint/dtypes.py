@@ -113,7 +113,7 @@ def values(bits: Bits, dtype: DType) -> Bits:
 
 
 def widen(bits: Bits, dtype: DType, out: Bits) -> None:
-    """Write the numbers into `out`, which is fp64 for fp64 and fp32 for the others."""
+    """Write the numbers into `out`, which is fp64 for fp64, else fp32."""
     if dtype == BF16:
         wide = out.view("<u4")
         wide[...] = bits

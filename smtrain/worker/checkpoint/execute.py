@@ -82,8 +82,8 @@ def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
 
 def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
     progress = ConversionProgress(plan)
-    # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash
-    # meanwhile.
+    # The kernel lets one writer into a file at a time and has every other writer spin; ours sleep,
+    # or hash meanwhile.
     turns = {container.file: threading.Lock() for container in plan.containers}
 
     def put(handles: dict[str, int], file: str, at: int, data: bytes | memoryview) -> None:

@@ -190,5 +190,5 @@ def _base(base: Place, path: str | None) -> str | None:
 def _text(base: Place, file: str) -> str:
     try:
         return read_text(base, file)
-    except (CheckpointError, ValueError):  # a README that is not text
+    except (CheckpointError, ValueError):  # a README without text
         return ""

@@ -91,7 +91,7 @@ class Manifest:
 
     @property
     def ep(self) -> int:
-        """Expert-parallel ranks; with more than one, experts have files and parts of their own."""
+        """Expert-parallel ranks; with more than one, experts have separate files and parts."""
         return self.topology.get("ep", 1)
 
     @property

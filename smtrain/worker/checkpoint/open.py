@@ -42,7 +42,7 @@ def open_weights(
     (`smtrain.core.protocol.lineage`). `path` is a folder, an s3:// URI or a place. `config` is for
     NxD's and Megatron's own saves, which have no config.json, `kv_order` the chip's order of NxD's
     repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are read. Raises
-    CheckpointError, which describes the content, if it is none of them.
+    CheckpointError, which describes the content, for anything else.
     """
     whole = config
     config = None if config is None else text_part(config)
@@ -271,14 +271,14 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
 
 
 def _vouched_config(location: Place) -> dict[str, Any]:
-    """Read config.json if it is as our manifest lists it, since it tells where the vocabulary's
-    padding begins.
+    """Read config.json if it is as our manifest lists it, since it tells the first row of the
+    vocabulary's padding.
     """
     about = read_manifest(location).get("files", {}).get("config.json", {})
     if not matches_manifest(location, "config.json", about):
         raise CheckpointError(
-            f"{location}/config.json is not what was written with the weights, and it tells where"
-            " the vocabulary ends; convert the model again, or name the folder of the right one"
+            f"{location}/config.json differs from the one written with the weights, and it gives"
+            " the end of the vocabulary; convert the model again, or name the folder of the right one"
             " with --config (config=).",
             code="checkpoint.damaged",
         )

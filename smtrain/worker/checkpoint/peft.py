@@ -81,7 +81,7 @@ class PeftFactors(Wrapped):
 
     Of a matrix of all experts (target_parameters) A is [E * rank, in], and B [out, rank * E] with
     the expert last; if both matrices of a layer are adapted, gate_up_proj is the inner one,
-    `base_layer`. Linears of each expert have factors of their own.
+    `base_layer`. Linears of each expert have separate factors.
     """
 
     def __init__(self, source: WeightSource, shape: AdapterShape) -> None:

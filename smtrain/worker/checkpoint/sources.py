@@ -92,7 +92,7 @@ class WeightSource(ABC):
         return False
 
     def watch(self, read: Read) -> None:
-        """Call `read` for everything that is read from now on."""
+        """Call `read` for everything read from now on."""
         return
 
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:

@@ -68,7 +68,7 @@ class Staging:
 
     @property
     def complete(self) -> bool:
-        """Whether a run was killed while publishing, so that only that is left to do."""
+        """Whether a run was killed while publishing, so that only publishing is left to do."""
         return self._files is not None
 
     def note(self, key: str, result: Sequence[int]) -> None:

@@ -43,7 +43,7 @@ def patient(call: Callable[[], T]) -> T:
 
 
 def _least_wait(error: Exception) -> float | None:
-    """0 if another try may succeed. Clients of fsspec share no class for a network that is away."""
+    """0 if another try may succeed. Clients of fsspec share no class for a lost network."""
     if isinstance(error, (FileNotFoundError, PermissionError)) or "expired" in str(error).lower():
         return None
     if isinstance(error, OSError):
@@ -231,7 +231,7 @@ class RemotePlace:
             )
         try:
             data = patient(lambda: self._cat(file, start, stop)) if stop > start else b""
-        except Exception as error:  # each client has kinds of its own
+        except Exception as error:  # each client has its own kinds
             raise self._unread(f"{self._uri}/{file} cannot be read", error) from None
         return memoryview(bytearray(data))
 
@@ -293,8 +293,7 @@ def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
         raise CheckpointError(f"{location} has no {file}.", code="checkpoint.missing")
     if size > limit:
         raise CheckpointError(
-            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file"
-            " again.",
+            f"{location}/{file} has {size} bytes, too many for its kind; copy this file again.",
             code="checkpoint.damaged",
         )
     try:
@@ -307,9 +306,7 @@ def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
 
 
 def strange(location: Place, file: str) -> CheckpointError | None:
-    """The error for a file that is not what its name says, by its first bytes; None if nothing is
-    strange.
-    """
+    """The error for a file whose first bytes belie its name; None if nothing is strange."""
     size = location.files().get(file)
     if size is None:
         return None
@@ -320,7 +317,7 @@ def strange(location: Place, file: str) -> CheckpointError | None:
 def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
     """Read the object in a JSON file.
 
-    Raises CheckpointError, which describes a file that is not JSON.
+    Raises CheckpointError, which describes the fault, unless the file is JSON.
 
     `else_` ends that sentence with another remedy.
     """

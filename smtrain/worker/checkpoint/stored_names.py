@@ -161,7 +161,7 @@ def missing(
             return CheckpointError(
                 f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers"
                 f" {shape.layers}: set {family.keys.get('num_hidden_layers', 'num_hidden_layers')}:"
-                f" {len(layers)} in config.json if that is the whole model, else copy the files of"
+                f" {len(layers)} in config.json if these are all layers, else copy the files of"
                 " the other layers.",
                 code="checkpoint.other_model",
             )
@@ -297,7 +297,7 @@ def untied(location: object, head: str, embed: str) -> CheckpointError:
     """The error for a model that config.json calls tied and that has its own output layer."""
     return CheckpointError(
         f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an"
-        " output layer of its own; set tie_word_embeddings: false in config.json.",
+        " output layer; set tie_word_embeddings: false in config.json.",
         code="checkpoint.other_model",
     )
 
@@ -318,7 +318,7 @@ def quantized(location: object, what: str) -> CheckpointError:
 def unmerged(location: object) -> CheckpointError:
     """The error for a model that was saved with the factors of an adapter in it."""
     return CheckpointError(
-        f"{location} holds a model with an adapter that is not merged (lora_A, lora_B); save it"
+        f"{location} holds a model with an unmerged adapter (lora_A, lora_B); save it"
         " with peft's model.merge_and_unload().save_pretrained(FOLDER)."
     )
 
@@ -343,7 +343,7 @@ def _of_experts(
     if not (match := _EXPERT.search(name)) or held in (set(), {*range(shape.experts.count)}):
         return None
     whole = (
-        " if that is the whole model, else copy the files of the others"
+        " if these are all, else copy the files of the missing ones"
         if max(held) < int(match[1])
         else ""
     )

@@ -28,7 +28,7 @@ from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
 _STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
-"""Names of a step's folder in the training scripts of NxD and others; other numbers in a name are
+"""Names of a step's folder in training scripts, such as those of NxD; other numbers in a name are
 no step.
 """
 

@@ -26,7 +26,7 @@ holds.
 _PIECES = 4
 """Blocks read together if rows are cut: a rank gets a piece of each, and small writes are slow."""
 REMOTE_BLOCK = 16 << 20
-"""`BLOCK` for object stores, where each is a request."""
+"""`BLOCK` for object stores, which need a request for each."""
 Put = Callable[[str, int, "bytes | memoryview"], None]
 """Write bytes at an offset of a file."""
 
@@ -51,7 +51,7 @@ class TensorFile:
     offsets: dict[str, int]
     """Name -> offset of its first byte."""
     end: int
-    """The end of the part known beforehand, where `tail` is written."""
+    """The end of the part known beforehand; `tail` is written there."""
     fixed: list[tuple[int, bytes]]
     """(offset, bytes) between the tensors, in rising order."""
     descriptor: Callable[[str, int, int], bytes] | None = None

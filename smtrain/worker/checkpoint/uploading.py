@@ -2,7 +2,7 @@
 manifest last.
 
 If nothing is in the way, a file appears as soon as it is whole, and a journal lists the whole ones,
-so that a killed conversion resumes with the others. While there is a journal and no manifest, the
+so that a killed conversion resumes with the rest. While there is a journal and no manifest, the
 target is no checkpoint. An older output in the way is not touched before everything is uploaded.
 """
 
@@ -48,7 +48,7 @@ def upload(
 ) -> None:
     """Write `plan` under a URI; `work` identifies the journal.
 
-    Raises CheckpointError if the source turns out broken, and then removes what it wrote, or if a
+    Raises CheckpointError if the source turns out broken, and then removes its output, or if a
     store fails, and then keeps what is finished. Without `overwrite`, a finished output is left,
     and other files are an error.
     """
@@ -72,7 +72,7 @@ def upload(
         )
     except CheckpointError:
         raise
-    except Exception as error:  # each client has kinds of its own
+    except Exception as error:  # each client has its own kinds
         raise _unwritable(target, error) from None
     try:
         writer.write()
@@ -153,7 +153,7 @@ class _Journal:
         self._write()
 
     def note(self, file: str, crcs: dict[str, int]) -> None:
-        """Record a file that is there and whole."""
+        """Record an existing, whole file."""
         path = f"{self.prefix}/{file}"
 
         def look() -> dict[str, Any]:

@@ -220,8 +220,8 @@ class Watch:
             self._running[name] = self._pool.submit(self._read[name])
 
     def fault(self) -> str | None:
-        """Wait for all checks; describes the first tensor that is not as it was written, None if
-        all are.
+        """Wait for all checks; describes the first tensor that differs from the written one, None
+        if all agree.
         """
         self._pool.shutdown()
         faults = [

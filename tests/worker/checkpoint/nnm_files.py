@@ -2,7 +2,7 @@
 smtrain.
 
 Weights are given under Hugging Face names; what the models of neuronx-nemo-megatron hold of them,
-and where, is said here once more, in torch.
+and its place, is written here once more, in torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Transformer Engine's modules as plain torch, for CPUs: their parameters and what they compute,
-and nothing else.
+"""Transformer Engine's modules as plain torch, for CPUs: their parameters and computation, and
+nothing else.
 
 Megatron-core's own classes derive from these when `install` has been called before it is imported;
 names, cuts and sharded keys of a model with its TE spec are then Megatron-core's.

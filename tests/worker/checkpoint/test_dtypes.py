@@ -25,7 +25,7 @@ def test_casts_are_those_of_torch(old: DType, new: DType) -> None:
         )
         near = (
             halves.to(torch.int32).view(torch.float32).reshape(-1)
-        )  # where rounding to bf16 is a tie, or nearly
+        )  # numbers for which rounding to bf16 is a tie, or nearly
         extra = torch.cat([small, near]).to(torch.float64 if old == FP64 else torch.float32)
         source = np.concatenate([source, bits_of(extra)[1]])
     wanted = tensor(source, old).to(getattr(torch, new.name))

@@ -553,7 +553,7 @@ def test_a_state_dict_of_transformers_is_read_expert_by_expert(
 
 def test_other_experts_in_files_than_in_config_json_are_told(tmp_path: Path) -> None:
     hf = hf_folder(tmp_path / "hf", QWEN)
-    for count, remedy in ((6, r"to 4 if that is the whole model, else copy"), (3, r"to 4\.")):
+    for count, remedy in ((6, r"to 4 if these are all layers, else copy"), (3, r"to 4\.")):
         (hf / "config.json").write_text(json.dumps({**QWEN, "num_experts": count}))
         save_file(weights_with_router(count), hf / "model.safetensors", {"format": "pt"})
         with pytest.raises(
@@ -661,7 +661,7 @@ def test_experts_left_behind_or_quantized_and_parts_of_other_families_are_named(
             None,
             (
                 r"lacks expert 3 \(linear_fc1.weight\) of decoder.layers.0.mlp.experts, which has"
-                r" others"
+                r" more"
             ),
         ),
         (expert, Float8Tensor(), r"1.linear_fc1.weight is stored as fp8 of Transformer Engine"),

@@ -87,7 +87,7 @@ def test_computed_buffers_a_tied_head_and_a_renamed_head_are_understood(tmp_path
     assert "lm_head.weight" not in HFSource(tied).names()
     neox = hf_folder(tmp_path / "neox", NEOX)
     held = load_file(neox / "model.safetensors")
-    head = held.pop("embed_out.weight").clone()  # not a view of the file that is written over
+    head = held.pop("embed_out.weight").clone()  # not a view of the overwritten file
     save_file({**held, "lm_head.weight": head}, neox / "model.safetensors")
     assert torch.equal(HFSource(neox).read("embed_out.weight"), head)
 

@@ -1,4 +1,4 @@
-"""megatron-core loads our checkpoints, computes transformers' logits, and what it saves is read bit
+"""megatron-core loads our checkpoints, computes transformers' logits, and its files are read bit
 for bit.
 
 `pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra

@@ -1,6 +1,4 @@
-"""neuronx-nemo-megatron's checkpoints, by facts about its source, since none of it could be run
-here.
-"""
+"""neuronx-nemo-megatron's checkpoints, by facts about its source, since it could not be run here."""
 
 from __future__ import annotations
 

@@ -368,7 +368,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
                 {"model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.ones(2, 16)}
             )
         ),
-        "an adapter that is not merged",
+        "an unmerged adapter",
     ),
     "an adapter": (of_peft, "holds an adapter, not a model; merge it into its base"),
     "weights a link to nothing": (

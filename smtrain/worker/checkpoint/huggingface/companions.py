@@ -1,5 +1,4 @@
-"""Companion files: everything in a model's folder that is not weights and is copied along with
-them.
+"""Companion files: everything in a model's folder next to the weights, copied along with them.
 
 `smtrain.core.model.hf_folder.companions_in` decides for each file, for all kinds of target alike.
 """

@@ -329,7 +329,7 @@ def no_weights(location: Place) -> CheckpointError:
     if fault := folder_misfit(location.files(), location):
         return CheckpointError(f"{fault}.")
     return CheckpointError(
-        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the"
+        f"{location} lacks {SINGLE}, pytorch_model.bin and an index of them; save the"
         " model as safetensors.",
         code="checkpoint.missing",
     )

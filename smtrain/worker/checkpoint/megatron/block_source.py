@@ -210,7 +210,7 @@ def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -
     own = EXPERT.fullmatch(key)
     if own is not None and any(name.startswith(f"{own[1]}.") for name in blocks):
         return CheckpointError(
-            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has others; copy the"
+            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has more; copy the"
             " files that were left behind, or take an earlier checkpoint.",
             code="checkpoint.damaged",
         )

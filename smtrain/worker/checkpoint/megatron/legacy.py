@@ -2,7 +2,7 @@
 each rank's own part.
 
 Names are Megatron-core's with either spec, with one or several virtual stages, and with sequential
-or grouped experts, whose expert-parallel ranks have files of their own. Whatever else a training
+or grouped experts, whose expert-parallel ranks have separate files. Anything else that a training
 run left in the files is skipped, and nothing in them is run (unpickle.py).
 """
 

@@ -227,7 +227,7 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
     if shape.kv_heads % tp:
         faults.append(
             f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query"
-            " groups), and Megatron repeats none of them"
+            " groups), and Megatron does not repeat heads"
         )
     if any(kind.experts is None for kind in shape.kinds) and shape.intermediate % tp:
         faults.append(
@@ -301,7 +301,7 @@ def chunks(
 
 
 def is_before_experts(shape: ModelShape, key: str) -> bool:
-    """Whether this is the norm before a layer's experts, which is a module of its own with either
+    """Whether this is the norm before a layer's experts, which is a separate module with either
     spec.
 
     Megatron-core 0.16 saves it as torch_dist under the TE spec's name in a dense layer with its
@@ -344,7 +344,7 @@ def unknown(key: str, shape: ModelShape) -> str:
 
 
 def unreadable(location: object, key: str, kind: str) -> CheckpointError:
-    """The error for a weight that is stored as `kind`, which is not a type of weights."""
+    """The error for a weight stored as `kind`, which no weights can have."""
     return CheckpointError(
         f"{location}: {key[:200]} is stored as {kind}, and weights are read in bf16, fp32 or fp16;"
         " save the checkpoint again in one of these (of fp8 weights: without --fp8-param-gather)."

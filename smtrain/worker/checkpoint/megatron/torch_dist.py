@@ -266,7 +266,7 @@ def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:
     file, (offset, length) = info["relative_path"], _numbers((info["offset"], info["length"]))
     if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
         raise ValueError(
-            f"it points {key} to {str(file)[:100]!r}, which is not a file of its own folder"
+            f"it points {key} to {str(file)[:100]!r}, which is not a file in its folder"
         )
     if info.get("transform_descriptors"):
         raise ValueError(

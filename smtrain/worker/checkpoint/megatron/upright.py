@@ -20,7 +20,7 @@ from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
-"""Names of the linears of an expert that is a part of a tensor of all experts."""
+"""Names of an expert's linears inside a tensor of all experts."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class UprightPart:
     turned: bool = False
     """The stored one has the inputs first."""
     expert: int | None = None
-    """Its number in the stored one, whose first dimension counts the experts; None if that is not
-    so.
+    """Its number in the stored one, whose first dimension counts the experts; None if it does not.
     """
     start: int = 0
     step: int = 1

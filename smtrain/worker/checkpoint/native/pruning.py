@@ -1,8 +1,8 @@
 """Pruning of old checkpoints on all hosts, for both engines.
 
-A checkpoint is deleted when enough newer ones are whole where they are kept: on the hosts' disks in
-a shell, in S3 in a job, whose disks are gone when it ends. One that just became whole on the disks
-is still on its way there.
+A checkpoint is deleted when enough newer ones are whole at the place that keeps them: on the hosts'
+disks in a shell, in S3 in a job, whose disks are gone when it ends. One that just became whole on
+the disks is still on its way there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smtrain.core.protocol.checkpoints import Sizes, sizes_in
 from smtrain.core.protocol.lineage import Lineage, lines_in
 
 Arrived = Callable[[Path], bool]
-"""Tells whether a checkpoint that is whole on the disks is whole where it is kept."""
+"""Tells whether a checkpoint, whole on the disks, is whole at the place that keeps it."""
 
 
 class Disk(Protocol):

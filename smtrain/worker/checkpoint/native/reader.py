@@ -278,7 +278,7 @@ class StateReader:
         with `crc`, its crc32.
 
         `put` gets each kind's fp32 numbers in blocks, with their offset in the flat part; a block
-        is valid until it returns. Kinds of experts with a part of their own begin with `EXPERTS`.
+        is valid until it returns. Kinds of experts with a separate part begin with `EXPERTS`.
         An fp32 run has its master weights in the model files. Raises `CheckpointError` if the file
         is damaged.
         """

@@ -1,4 +1,4 @@
-"""A file that is hashed, flushed and read back on threads while it is written.
+"""Write a file, and hash, flush and read it back on threads meanwhile.
 
 All of these release the interpreter's lock, so a save takes as long as the slowest of them.
 """

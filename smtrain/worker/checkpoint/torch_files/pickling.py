@@ -35,7 +35,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Opcodes:
-    """A value that is pickled already."""
+    """An already pickled value."""
 
     data: bytes
 

@@ -3,8 +3,8 @@ imported.
 
 An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5), each with a small
 handler in `_OPCODES`. Every name that a file may use is in one table, `_NAMES`, which leads to a
-function of ours; tensors become `Slab`s, which say where a tensor lies. If the caller is lenient,
-any other name makes an `Opaque`, which only holds that name.
+function of ours; tensors become `Slab`s, which hold the place of a tensor. If the caller is
+lenient, any other name makes an `Opaque`, which only holds that name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reference:
 
 
 class Opaque:
-    """Stands for an object of a class, or the result of a call, that is not in `_NAMES`."""
+    """Stands for an object of a class, or the result of a call, outside `_NAMES`."""
 
     def __init__(self, name: str, arguments: Any = ()) -> None:
         self.name, self.arguments = name, arguments
@@ -90,7 +90,7 @@ class OfObjectsError(ValueError):
 
 
 class _UnknownName(str):
-    """The name of a class or function that is not in `_NAMES`: text, so that no handler can call
+    """The name of a class or function outside `_NAMES`: text, so that no handler can call
     it.
     """
 
@@ -106,7 +106,7 @@ def unpickle(data: bytes, stored: Stored, lenient: bool = False) -> Any:
 
 
 def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> tuple[Any, int]:
-    """Read the pickle that begins at a byte; returns its content and where it ends."""
+    """Read the pickle that begins at a byte; returns its content and its end."""
     machine = _Machine(data, at, stored, lenient)
     # A pickle can build in few bytes what takes forever to build, so its operations are counted.
     for _ in range(_STEPS):
@@ -208,7 +208,7 @@ def _empty(kind: type) -> Handler:
 
 
 def _set_items(machine: _Machine, items: list[Any]) -> None:
-    # An unknown class may be a dict; what it holds is of no use, and it must not become one of
+    # An unknown class may be a dict; its content is of no use, and it must not become one of
     # ours.
     if not isinstance(machine.stack[-1], Opaque):
         _a(dict, machine.stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
@@ -243,7 +243,7 @@ def _new_object(machine: _Machine) -> None:
     elif kind is Reference and arguments == ():
         machine.stack.append(Reference())
     else:
-        raise ValueError("it makes an object of its own")
+        raise ValueError("it creates an object")
 
 
 def _new_object_with_keywords(machine: _Machine) -> None:
@@ -262,7 +262,7 @@ def _build(machine: _Machine) -> None:
     elif isinstance(target, Reference):
         target.tid = _a(dict, state).get("tid")
     elif not isinstance(target, dict):  # an OrderedDict's own attributes are of no use
-        raise ValueError("it changes what it is made of")
+        raise ValueError("it gives attributes to another object")
 
 
 def _persistent_id(machine: _Machine) -> None:
@@ -336,7 +336,7 @@ _OPCODES: dict[bytes, Handler] = {
 
 def _a(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"it has {type(value).__name__} where {kind.__name__} belongs")
+        raise ValueError(f"it has {type(value).__name__} instead of {kind.__name__}")
     return value
 
 
@@ -349,7 +349,7 @@ def _shown(value: Any) -> str:
 
 def _natural(n: Any) -> int:
     if type(n) is not int or not 0 <= n < 1 << 63:
-        raise ValueError(f"it has {_shown(n)} where a number of elements belongs")
+        raise ValueError(f"it has {_shown(n)} instead of a number of elements")
     return n
 
 
@@ -430,7 +430,7 @@ def _with_attributes(rebuild: Any, _kind: Any, arguments: Any, _attributes: Any)
 def _ordered(pairs: Any = ()) -> dict[Any, Any]:
     items = list(pairs)
     if not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
-        raise ValueError("it has a dict that is made of something else than pairs")
+        raise ValueError("it has a dict of other items than pairs")
     return dict(zip(_keys([key for key, _ in items]), [value for _, value in items], strict=True))
 
 
@@ -439,7 +439,7 @@ def _keys(keys: list[Any]) -> list[Any]:
     forever.
     """
     if not all(isinstance(key, (str, int, Opaque)) for key in keys):
-        raise ValueError("it has keys that are neither names nor numbers")
+        raise ValueError("it has other keys than names and numbers")
     return keys
 
 

@@ -162,7 +162,7 @@ def _storage(
     record = records[f"data/{key}"]
     if numel * dtype.itemsize != record.size:
         raise ValueError(
-            f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong"
+            f"its data/{key} has {record.size} bytes instead of {numel} numbers of {dtype}"
         )
     return Slab(location, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
