@@ -30,11 +30,11 @@ SUFFIX = ".sums"
 BLOCK = 1 << 16
 _MAGIC = b"SMSUMS\x00\x01"
 _HEADER = struct.Struct("<8sQQQ")
-REMEDY = "copy it again from where it was whole, or prepare the data again"
+REMEDY = "copy it again from a place with the whole file, or prepare the data again"
 
 
 class Rolling:
-    """Checksums of the blocks of a file that is written or read from its beginning to its end."""
+    """Checksums of the blocks of a file, written or read from its beginning to its end."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -123,7 +123,7 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
     """Read an index by plain reads, which a FastFile channel needs, and compare it with its
     checksums, if given.
 
-    Raises DataError for a file that is not a complete index.
+    Raises DataError unless the file is a complete index.
     """
     try:
         raw = retry(lambda: np.fromfile(idx_path, np.uint8))

@@ -116,7 +116,7 @@ class DatasetManifest:
             as the next two.
         examples: Examples of what was dropped and noted, by reason.
         near_duplicates: Settings and counts of near duplicates.
-        unread: Counts of text in the sources that is not read: records with text in a field, by its
+        unread: Counts of unread text in the sources: records with text in a field, by its
             name.
     """
 

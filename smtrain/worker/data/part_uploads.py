@@ -50,7 +50,7 @@ class PartUploads:
         """The marks of runs with the same settings, newest first, each with its files joined in
         `journal`.
 
-        Stop at the mark that is used; if none is, call `clear`.
+        Stop at the mark in use; without one, call `clear`.
         """
         for number, path in sorted(self._records(), reverse=True):
             try:

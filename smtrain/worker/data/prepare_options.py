@@ -83,7 +83,7 @@ class PrepareOptions:
         return self.workers or cores_here()
 
     def sources(self, inputs: Path | str | Sequence[Path | str]) -> list[str]:
-        """The inputs, then the text that is held out whole, if any."""
+        """The inputs, then the text held out whole, if any."""
         sources = [inputs] if isinstance(inputs, (str, Path)) else [*inputs]
         held_out = [self.holdout.path] if self.holdout and self.holdout.path else []
         return [str(source) for source in (*sources, *held_out)]
@@ -91,11 +91,10 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of each source, the facts of the tokenizer, and a sentence for each file that is
-    left out.
+    """The files of each source, the facts of the tokenizer, and a sentence for each excluded file.
 
-    A sample of records is `sequences` documents in a row; 0 stands for text. Text that is held out
-    whole is the last source.
+    A sample of records is `sequences` documents in a row; 0 stands for text. Text held out whole is
+    the last source.
     """
 
     options: PrepareOptions
@@ -130,7 +129,7 @@ class Corpus:
 
     @property
     def sided(self) -> bool:
-        """Whether what is held out is written along with each part, and has no part of its own."""
+        """Whether held-out text is written along with each part, and has no separate part."""
         return self.options.holdout is not None and (self.sequences > 0 or not self._own_text)
 
     @property

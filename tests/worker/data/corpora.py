@@ -1,4 +1,4 @@
-"""Text in several forms for preparations, and a digest of what they write."""
+"""Text in several forms for preparations, and a digest of their output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def corpus(folder: Path, draw: random.Random) -> list[Path]:
             rows = "\n".join(line() for _ in range(draw.randrange(60)))
             (folder / name / f"{number}.jsonl").write_text(rows + draw.choice(["", "\n"]))
         (folder / name / "a.jsonl.gz").write_bytes(gzip.compress((line() + "\n").encode() * 9))
-        (folder / name / "z.txt").write_text("a whole text of its own\n" * 30)
+        (folder / name / "z.txt").write_text("a separate whole text\n" * 30)
         table = pa.table({"text": [text() for _ in range(draw.randrange(1, 40))]})
         pq.write_table(table, folder / name / "p.parquet", row_group_size=7)
     return [folder / "one", folder / "two"]

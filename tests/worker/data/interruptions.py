@@ -1,4 +1,4 @@
-"""A preparation that is interrupted after each block and then called again."""
+"""A preparation, interrupted after each block and then called again."""
 
 from __future__ import annotations
 

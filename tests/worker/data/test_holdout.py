@@ -129,7 +129,7 @@ def test_an_interrupted_preparation_holds_the_same_documents_out(
 @pytest.mark.parametrize(
     ("fraction", "sentence"),
     [
-        (1e-9, "holds out none of 400 documents"),
+        (1e-9, "holds out 0 of 400 documents"),
         (1 - 1e-9, "without 400 that train.validation.fraction holds out"),
     ],
 )
@@ -197,7 +197,7 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     assert sides[0] | sides[1] == known
     assert not sides[0] & sides[1]
     for fraction, words_ in (
-        (1e-9, "holds out none of 200 samples"),
+        (1e-9, "holds out 0 of 200 samples"),
         (1 - 1e-9, "holds out all 200 samples"),
     ):
         with pytest.raises(DataError, match=words_):

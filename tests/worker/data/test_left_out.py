@@ -29,7 +29,7 @@ def line(text: str) -> bytes:
 
 
 def listed(folder: Path, form: str = "auto") -> tuple[list[str], list[str]]:
-    """Names that are read, and sentences about the others; client and job must agree."""
+    """Names that are read, and sentences about the rest; client and job must agree."""
     said: list[str] = []
     names = [file.name for file in find_files(folder, form, say=said.append)]  # type: ignore[arg-type]
     choice, _ = choose_in(folder, form)

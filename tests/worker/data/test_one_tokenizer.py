@@ -160,7 +160,7 @@ def test_of_several_forms_of_weights_all_take_the_same(
     source, model = HFSource(folder), load(folder).model.cpu()
     for name, parameter in model.named_parameters():
         assert torch.equal(source.read(name), parameter), name
-        assert torch.equal(parameter, tensors[name]), "the form that is listed first counts"
+        assert torch.equal(parameter, tensors[name]), "the form listed first counts"
 
 
 def test_a_whole_model_with_an_adapter_is_read_in_one_way(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ READS_WEIGHTS = {
     "tools/doctor/trial.py": {
         "AutoModelForCausalLM.from_pretrained",
         "torch.load",
-    },  # of what it has just exported
+    },  # of its own export
 }
 """Modules in which other libraries read weights; all else takes `HFSource`."""
 

@@ -432,7 +432,7 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(
     environment = os.environ | {"PYTHONPATH": str(Path(prepare_module.__file__).parents[4])}
 
     def run(out: Path, after: int | None) -> list[int]:
-        """The progress of a run that is killed after so many lines; [] if it ends before."""
+        """The progress of a run killed after so many lines; [] if it ends before."""
         seen = []
         arguments = [str(out) if a == "OUT" else a for a in command]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as process:

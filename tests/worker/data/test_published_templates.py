@@ -149,7 +149,7 @@ def test_each_style_of_answer_in_thirty_templates(makers: Any) -> None:
 
 
 def hold_prompt(loaded: Loaded, before: list[dict[str, Any]]) -> None:
-    """Compare the text that generate asks with what it says is not in it."""
+    """Compare the prompt of generate with the text that it reports as missing."""
     try:
         text, names = text_of(loaded, before), unwritten(loaded, before, {})
     except CheckpointError:  # the prompt is named

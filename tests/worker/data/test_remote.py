@@ -54,7 +54,7 @@ def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, texts: Path) -> None:
-    """Set the variables for an S3 that is not AWS's."""
+    """Set the variables for an S3 outside AWS."""
     as_told.tell(monkeypatch)
 
 

@@ -402,7 +402,7 @@ def test_it_is_described_and_not_taken_apart(data: Path, tmp_path: Path) -> None
     assert sorted(s for row in range(rows) for s in packing.row(row)) == list(range(len(tokens)))
     assert facts["rows_filled"] == round((len(tokens.tokens) - len(tokens)) / (rows * SEQ_LEN), 4)
     assert facts["learned_tokens"] == mask.tokens.sum()
-    with pytest.raises(DataError, match="marked in files of their own"):
+    with pytest.raises(DataError, match="marked in separate files"):
         export_blocks(data, tmp_path / "blocks", 16)
 
 

@@ -145,12 +145,12 @@ def test_marks_and_held_out_documents_are_not_lost_without_a_word(
     made: Path, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     for source in (made / "sft-small", made / "sft-small/tokens", made / "sft-one/tokens"):
-        with pytest.raises(DataError, match="answers are marked in files of their own"):
+        with pytest.raises(DataError, match="answers are marked in separate files"):
             split(prefixes(source)[0], tmp_path / "part", [1, 1])
-        with pytest.raises(DataError, match="answers are marked in files of their own"):
+        with pytest.raises(DataError, match="answers are marked in separate files"):
             export_blocks(source, tmp_path / "blocks", 8)
         if source.name == "tokens":
-            with pytest.raises(DataError, match="answers are marked in files of their own"):
+            with pytest.raises(DataError, match="answers are marked in separate files"):
                 import_tokens(source, tmp_path / "import", tokenizer_folder, 8)
     for words, why in (
         ((made / "sft-one", made / "sft-small/tokens", tmp_path / "x"), "name folders that"),

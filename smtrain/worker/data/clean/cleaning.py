@@ -31,7 +31,7 @@ _FOUND = 0.9  # of the pairs with exactly the similarity in the options
 
 
 def require(key: str, *modules: str) -> None:
-    """Raise DataError for the first module that is missing; `key` is the option that needs it."""
+    """Raise DataError for the first missing module; `key` is the option that needs it."""
     if module := next((name for name in modules if not present(name)), None):
         raise DataError(f"{key}: {missing(module)}.", code="package.missing")
 
@@ -154,7 +154,7 @@ class Cleaning:
         return {name: value for name, value in asdict(self).items() if value or name not in later}
 
     def apply(self, texts: Any) -> tuple[Any, int]:
-        """The repaired texts (large_string) that are long enough, and the number of the others."""
+        """The repaired texts (large_string) that are long enough, and the number of dropped ones."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,8 +1,8 @@
 """Deduplication over a whole corpus: exact and near duplicates, of which the first is kept.
 
 Near duplicates are found by MinHash and locality-sensitive hashing: documents that agree in all
-numbers of one band of their signatures count as such (`NearDuplicates`). A document that is left
-out is remembered too, so its own near duplicates are left out as well.
+numbers of one band of their signatures count as such (`NearDuplicates`). An excluded document is
+remembered too, so its own near duplicates are left out as well.
 
 Hashes and signatures are appended to files too, so that a killed run can resume.
 """
@@ -190,7 +190,7 @@ class Deduplicator:
         self._files = {name: Appender(self._folder / name) for name in self._names()}
 
     def first(self, piece: Piece, findings: Findings) -> NDArray[np.bool_] | None:
-        """A mask of the documents to keep, and the others counted; None without deduplication."""
+        """A mask of the documents to keep, and duplicates counted; None without deduplication."""
         kept: NDArray[np.bool_] | None = None
         if self._seen is not None and piece.hashes is not None:
             self._seen = self._seen.with_room(len(piece.hashes))

@@ -75,7 +75,7 @@ class LanguageJudge:
             )
 
     def other(self, text: str) -> str | None:
-        """None for a document in a language that is kept; the code of its language otherwise, or
+        """None for a document in a language to keep; the code of its language otherwise, or
         UNSURE.
         """
         labels, shares = self._model.predict(text.replace("\n", " "), k=-1)

@@ -1,4 +1,4 @@
-"""Token batches for training, in an order that is a pure function of (seed, epoch).
+"""Token batches for training, in an order computed purely from (seed, epoch).
 
 Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1
 tokens that `order` names. A global batch is `global_batch_size` consecutive samples, dealt to the

@@ -50,9 +50,9 @@ def rows_of(
     weights: Sequence[float] | None = None,
     readers: int = 1,
 ) -> Rows:
-    """The rows of a prepared folder, or of what it holds out, in the order of `seed`.
+    """The rows of a prepared folder, or of its held-out part, in the order of `seed`.
 
-    `packing` is for pairs, without which each has a row of its own; the rest is for text: see
+    `packing` is for pairs, without which each pair has a separate row; the rest is for text: see
     `TextRows` and `Order`. Raises DataError if the files do not match the manifest, or if there is
     not one weight per part.
     """
@@ -173,7 +173,7 @@ class Samples:
         self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
         if len(self.lengths) != sequences * row["samples"] or (self.lengths < 2).any():
             raise DataError(
-                f"{folder} has an index that is not its manifest's; prepare the data again."
+                f"{folder} has an index that does not match its manifest; prepare the data again."
             )
         self._files = self.checks.open()[0]
 
@@ -181,8 +181,8 @@ class Samples:
         """Rows of these samples, one after another: (input_ids, labels, segments), int64, each
         [rows, seq_len].
 
-        Labels outside of answers are -100. The end of a row is padding, a segment of its own
-        without labels.
+        Labels outside of answers are -100. The end of a row is padding, a separate segment without
+        labels.
         """
         shape = (len(samples), seq_len)
         ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)

@@ -65,7 +65,7 @@ def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
     found = _prefixes(path)
     if not answers and any(is_marked(pair) for pairs in found for pair in pairs):
         raise DataError(
-            f"{path} holds data whose answers are marked in files of their own, which would be"
+            f"{path} holds data whose answers are marked in separate files, which would be"
             " lost; change the records and prepare them again, or append whole folders with"
             " `smtrain data merge`."
         )

@@ -182,7 +182,7 @@ def _encoded(
 def _known(
     block: Block, documents: Documents, settings: TokenizeSettings, encoder: Encoder
 ) -> Documents:
-    """The documents whose tokens the model has; all others become bad lines."""
+    """The documents whose tokens the model has; each other document becomes a bad line."""
     ids, lengths = encoder.encode(documents.texts, block.first)
     vocabulary = settings.facts.model_vocab_size
     places = np.flatnonzero(ids >= vocabulary)

@@ -191,7 +191,7 @@ class _TextPreparation(Preparation):
                     " validate on."
                 )
             raise DataError(
-                f"{key}: holds out none of {tally.documents} documents; raise it, cut the text into"
+                f"{key}: holds out 0 of {tally.documents} documents; raise it, cut the text into"
                 " more documents (data.separator), or give other text (train.validation.path)."
             )
 

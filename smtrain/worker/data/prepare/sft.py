@@ -154,7 +154,7 @@ class RecordPreparation(Preparation):
             return
         if samples and holdout:
             why = (
-                f"holds out none of {samples} samples; raise it or give other data"
+                f"holds out 0 of {samples} samples; raise it or give other data"
                 " (train.validation.path)."
                 if holdout.from_sources
                 else f"{holdout.path} gives no sample; give conversations to validate on."

@@ -44,7 +44,7 @@ class Block:
 
     `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines
     or of text, or an Arrow array of one value per row. `first` marks the beginning of the file.
-    `unread` counts text of its rows that is not in the payload.
+    `unread` counts text of its rows outside the payload.
     """
 
     file: SourceFile
@@ -161,7 +161,7 @@ class _Transcoded:
                 place = self._at - kept + getattr(error, "start", 0)
                 raise DataError(
                     f"{self._file.path} is not {self._encoding} at byte {place:,}; set"
-                    " data.encoding to what it is in."
+                    " data.encoding to its encoding."
                 ) from None
             self._at += len(data)
             self._held += text.encode("utf-8", "surrogatepass")

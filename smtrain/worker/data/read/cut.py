@@ -172,7 +172,7 @@ def _too_long(file: SourceFile) -> str:
     return (
         f"{file.path} has a document of more than {blocks.LARGEST_DOCUMENT >> 20} MiB, which does"
         " not fit in memory; set data.separator to what stands between its documents, or"
-        " data.format to what it is."
+        " data.format to its format."
     )
 
 

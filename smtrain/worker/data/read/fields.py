@@ -29,7 +29,7 @@ class TextColumn:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Every field that is read."""
+        """Every field to read."""
         return self.fields or (self.column,)
 
     def tops(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -51,8 +51,8 @@ class TextColumn:
         )
 
     def of(self, row: dict[str, Any]) -> tuple[object, str]:
-        """The text in a record, and a fault or "": a missing field or, in a template, one that is
-        not text.
+        """The text in a record, and a fault or "": a missing field or, in a template, one without
+        text.
         """
         if not self.template:
             return _field(row, self.column)

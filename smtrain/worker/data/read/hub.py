@@ -1,9 +1,9 @@
 """Datasets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT][#REVISION]`, read in place.
 
-`datasets` lists the files of a split at one commit. Each file is a source of its own and is read by
+`datasets` lists the files of a split at one commit. Each file is a separate source and is read by
 ranges, so nothing is downloaded as a whole, and several machines can share the files. Other formats
 than JSON, Parquet and Arrow, and parts of a split, are loaded by `datasets` itself. The commit is
-looked up once; all machines use that of the first. A data set that is a script is read from the
+looked up once; all machines use that of the first. A data set defined by a script is read from the
 hub's copy in Parquet, `hf://NAME:CONFIG@refs/convert/parquet`.
 """
 
@@ -37,7 +37,7 @@ CONVERTED = "refs/convert/parquet"
 sets.
 """
 _SCRIPT = "Dataset scripts are no longer supported"
-"""The error of `datasets` from 4.0 on for a data set that is a program."""
+"""The error of `datasets` from 4.0 on for a data set defined by a program."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _configuration(dataset: HubName) -> dict[str, str | None]:
 
 
 def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
-    """Name the commit that is read, if the path does not."""
+    """Name the commit to read, if the path does not."""
     if dataset.revision == CONVERTED:
         say(f"{dataset.uri}: read at commit {', '.join(commits)}")
     elif dataset.revision not in commits:
@@ -257,7 +257,7 @@ def _sizes(uri: str, repository: str, commit: str, files: list[str]) -> dict[str
 
 def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, str]]:
     """Load rows with `datasets`, as (path, name) of Arrow files; the default split is train, `say`
-    receives the others.
+    receives the other splits.
 
     A split is anything that `datasets` accepts: `train`, `train[:5%]`, `train+validation`. Raises
     DataError if it cannot be loaded.

@@ -32,7 +32,7 @@ _DEEPEST = 500
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line, row or text that is not a document.
+    """A line, row or text that holds no document.
 
     `line` counts from 1 (within its block until placed).
     """
@@ -129,7 +129,7 @@ class Documents:
     """The documents of a block: texts (large_string) in order, bad lines, and its number of lines,
     to place later ones.
 
-    `unread` counts text of its records that is not read. `places` has the line of each text, if it
+    `unread` counts unread text of its records. `places` has the line of each text, if it
     is not its number.
     """
 
@@ -188,7 +188,7 @@ def _is_nested_deeply(data: bytes, lines: int) -> bool:
     """True if a line may have values nested so deeply that Arrow's parser, which recurses, would
     end the process.
 
-    Brackets within text count too, so this may be true of a line that is not nested: it is then
+    Brackets within text count too, so this may be true of a flat line: it is then
     read by Python.
     """
     values = np.frombuffer(data, np.uint8)
@@ -247,7 +247,7 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
 
 
 def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
-    """Count text that is not read, line by line."""
+    """Count unread text, line by line."""
     unread = UnreadText()
     for line in data.split(b"\n"):
         row, fault = parse_line(line)

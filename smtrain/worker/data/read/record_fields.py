@@ -38,7 +38,7 @@ UNWANTED = ("kto_tag", "label")
 """Fields that say by `false` that an answer is not wanted."""
 SEEN = ("images", "videos", "audios", "image", "audio")
 """Fields that a model of text cannot read."""
-_NO_TEXT = "the model reads text only, and would learn answers about what it cannot see"
+_NO_TEXT = "the model reads text only, and would learn answers about media that it cannot see"
 FIELDS: tuple[RecordField, ...] = (
     RecordField(
         "alpaca",

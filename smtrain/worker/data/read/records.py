@@ -155,7 +155,7 @@ def _kept(file: SourceFile, names: list[str], columns: RecordColumns) -> list[st
 
 
 def read_records(block: Block) -> Records:
-    """The records of a block."""
+    """Parse rows of Arrow or lines of JSON; copies parsed ones. Faults become BadLines."""
     if isinstance(block.payload, Records):
         return Records([*block.payload.rows], [*block.payload.bad])  # callers add to it
     records = Records()

@@ -114,7 +114,7 @@ def find_files(
     """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
     `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every
-    file; a file that is named directly is read in the given format, whatever its ending. `commits`
+    file; a file named directly is read in the given format, whatever its ending. `commits`
     maps hf:// paths to the commits to read. `say` receives which files are not read, and why.
     `listed` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
     there is nothing to read.
@@ -196,7 +196,7 @@ def _chosen(
         say(f"{source}: {sentence}")
     if not choice.read:
         endings = [s for k, v in ENDINGS.items() if format in ("auto", k) for s in v]
-        of = f"that ends in {', '.join(endings)}" if endings else f"that is of the format {format}"
+        of = f"that ends in {', '.join(endings)}" if endings else f"of the format {format}"
         also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
             f"{source} holds no file {of} and can be read{also}; "

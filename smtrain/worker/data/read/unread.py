@@ -77,7 +77,7 @@ def unread_sentence(unread: Mapping[str, int]) -> str:
 
 
 def holds_text(value: object) -> bool:
-    """Whether a value of a record is or contains text that is not empty."""
+    """Whether a value of a record is or contains text, empty text apart."""
     if isinstance(value, str):
         return value != ""
     if isinstance(value, dict):

@@ -186,7 +186,7 @@ class ChatTemplate:
         """Find out if the template leaves out a field of turns: all of it, "parts of " it, or no
         part (None).
 
-        Raises RecordFault for an answer that is only a call of a function.
+        Raises RecordFault for an answer with only a call of a function.
         """
         lost = [text for text, fate in found if fate == "lost"]
         if not lost and any(text.learned for text, _ in found):

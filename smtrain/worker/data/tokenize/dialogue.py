@@ -19,7 +19,7 @@ COLUMNS = tuple(
     for name in record_fields("prompt", "learned", "refused", "counted", "option")
     if not any(name in pair for pair in PAIRS)  # a table with both columns is refused
 )
-"""Every column of a table that is read, refused or counted."""
+"""Every column of a table to read, refuse or count."""
 NAMED: tuple[str, ...] = tuple(name for name in get_args(Column) if name in COLUMNS)
 """The columns of a conversation that `data.columns` may name."""
 _COUNTED = record_fields("counted", "option")
@@ -32,7 +32,7 @@ class Dialogue:
 
     `options` are further values for the template, each with its field of the record. `skipped` are
     indices of turns that are not learned. `read` names the fields of the record that are used,
-    `column` the field of the turns; `unread` counts text of the turns that is not used.
+    `column` the field of the turns; `unread` counts unused text of the turns.
     """
 
     messages: list[dict[str, Any]]
@@ -150,8 +150,7 @@ def _refuse(row: Mapping[str, Any]) -> list[str]:
             value = value.lower() == "true"
         if value is False:
             raise RecordFault(
-                f"{name!r} is false, which marks an answer that is not wanted; leave such"
-                " records out"
+                f"{name!r} is false, which marks an unwanted answer; leave such records out"
             )
         flags += [name] if value is True else []
     return flags

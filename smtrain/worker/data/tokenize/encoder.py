@@ -34,7 +34,7 @@ from smtrain.worker.data.tokenizer import load_tokenizer, settled_json
 # gigatoken keeps every word that it has seen; a new tokenizer after so many bytes of text for each
 # core, at least for four cores, bounds that to about 80 MiB a core
 _FRESH_AFTER, _LEAST_CORES = 1 << 28, 4
-# the text that is compared: the beginning of every file, and a piece of every block
+# the text to compare: the beginning of every file, and a piece of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
 _BATCH_BYTES = 1 << 18
 
@@ -76,7 +76,7 @@ class GigatokenEncoder:
     """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every
     block.
 
-    Raises ImportError without gigatoken, ValueError (or an error of its own) for a tokenizer that
+    Raises ImportError without gigatoken, ValueError (or its own error) for a tokenizer that
     it does not support.
     """
 
@@ -198,9 +198,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
 def with_ends(
     ids: NDArray[Any], lengths: NDArray[np.int64], dtype: np.dtype, eos_id: int | None
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Convert ids to the dataset's type, and add `eos_id` after every document that is not
-    empty.
-    """
+    """Convert ids to the dataset's type, and add `eos_id` after every document with tokens."""
     if eos_id is None:
         return ids.astype(dtype), lengths.astype(np.int32)
     stored = lengths > 0

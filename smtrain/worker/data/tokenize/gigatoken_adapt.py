@@ -5,7 +5,7 @@ no text has one, so a look at the lead bytes avoids most searches.
 
 A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get
 stand-ins here, and documents with such a byte go to `tokenizers`. A tokenizer that splits off every
-digit before words (StarCoder, SmolLM) gets text that is cut at digits; then only pieces with such a
+digit before words (StarCoder, SmolLM) gets text cut at digits; then only pieces with such a
 byte or character, or with a numeral other than an ASCII digit, go to `tokenizers`.
 """
 
@@ -121,8 +121,8 @@ def _byte_level(step: dict[str, Any] | None) -> bool:
 
 @lru_cache(maxsize=1)
 def _spelled() -> list[str]:
-    """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the others
-    from U+0100.
+    """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the rest from
+    U+0100.
     """
     own = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))

@@ -21,7 +21,7 @@ PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
 of an instruction.
 """
 COLUMNS = (*PROMPTS, "system", "tools", "functions", KWARGS, *OPTIONS, *PAIRS[0], *PAIRS[1], *SEEN)
-"""Every column of a table that is read or refused."""
+"""Every column of a table to read or refuse."""
 
 
 @dataclass(frozen=True)

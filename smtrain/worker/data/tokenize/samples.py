@@ -59,7 +59,7 @@ class RecordMaker(ABC):
 
     sequences: ClassVar[int]
     known: ClassVar[tuple[str, ...]]
-    """Every column of a table that is read, refused or counted."""
+    """Every column of a table to read, refuse or count."""
     reasons: tuple[str, ...]
     slips: tuple[str, ...] = (OTHER_TURNS,)
     about: str
@@ -176,7 +176,7 @@ class SampleMaker(RecordMaker):
         if any(name in spoken for name in names):
             return None
         return (
-            f" has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column"
+            f" has the columns {', '.join(names)} without {', '.join(spoken)}; name the column"
             " of the conversations in data.columns as messages, or those of the instructions as"
             " instruction and output."
         )

@@ -69,7 +69,7 @@ def cause_of(name: str, *, text: bool = False) -> UnreadCause:
             " tokenizer.json",
         )
     return UnreadCause(
-        " with text that is not read",
+        " with unread text",
         "name it in data.columns if it is part of the prompt or the answer, or leave it out of the"
         " data",
     )

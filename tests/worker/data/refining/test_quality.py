@@ -1,4 +1,4 @@
-"""Filters decide as datatrove does, on any number of machines, and report what they dropped."""
+"""Filters decide as datatrove does, on any number of machines, and report dropped documents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tasks in this process, in an order of their own: what machines do with them, without their
-time.
-"""
+"""Tasks in this process, in a chosen order: the results of machines, without their time."""
 
 from __future__ import annotations
 

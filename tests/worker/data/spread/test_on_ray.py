@@ -82,7 +82,7 @@ def write(folder: Path, megabytes: int) -> Path:
 
 @contextmanager
 def cluster(place: Path, others: int, cores: int = 1) -> Iterator[RayExecutor]:
-    """The hosts of a job on this machine: the first, and threads that join as the others do."""
+    """The hosts of a job on this machine: the first, and threads that join as the rest do."""
     meeting, stop = SharedPlace(str(place)), threading.Event()
     threads = [
         threading.Thread(target=nodes.join, args=(meeting, "127.0.0.1", stop, 1))
@@ -241,7 +241,7 @@ sys.exit(status)
 
 
 class Killed:
-    """A preparation by a first host in a process of its own; others join from threads of this one.
+    """A preparation by a first host in a separate process; the rest join from threads of this one.
 
     With a `store` the shares are in its prefix `place`, and the first host is a fork of another
     Python.
@@ -381,7 +381,7 @@ def test_kills_and_a_failing_store_end_in_the_same_bytes(
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
-@pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
+@pytest.mark.full  # the gate has a killed worker above, and a driver in test_spread.py
 def test_killed_again_and_again_it_ends_in_the_same_bytes(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -475,7 +475,7 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
 def test_a_driver_says_that_a_cluster_that_exists_is_gone(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
-    """Ray itself ends a driver without a cluster after a minute, in words of its own."""
+    """Ray itself ends a driver without a cluster after a minute, with its own message."""
     text, port = write(tmp_path / "text", 80), free_port()
     os.environ.update(nodes.cluster_environment(nodes.cluster_token()))
     (tmp_path / "elsewhere").mkdir()

@@ -1,6 +1,6 @@
 """The driver of a preparation on several machines: it gives out tasks and adds up their counts.
 
-It keeps nothing that is not in the place of the shares, so it may be killed at any time: the next
+It keeps nothing outside the place of the shares, so it may be killed at any time: the next
 one lists what is there and gives out the rest. The tokens never pass through it.
 """
 
@@ -74,8 +74,8 @@ class TaskExecutor(Protocol):
     `run` calls `function(*shared, *arguments)` for each item (label, arguments).
 
     It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process
-    of a task died each time it was tried. At most a few items for each core are taken ahead. A task
-    that is `large` needs disk or memory: a machine runs at most two. One with `threads` can use
+    of a task died each time it was tried. At most a few items for each core are taken ahead. A
+    `large` task needs disk or memory: a machine runs at most two. One with `threads` can use
     several cores. `waiting` is called about once a second.
     """
 
@@ -139,7 +139,7 @@ class Driver:
         self._lost: dict[int, Share] = {}
 
     def run(self) -> SpreadTally:
-        """Do everything that is left. Raises DataError for text that cannot be used, MismatchError
+        """Do all remaining work. Raises DataError for text that cannot be used, MismatchError
         if the encoder gave other ids, CrashedError for crashed shares, StoppedError if it was asked
         to end.
         """
@@ -494,8 +494,8 @@ def _clear(work: str) -> None:
 
 
 def _work_folder(where: str, key: str) -> str:
-    """The place of the shares of this text and these settings; removes those of others on a shared
-    disk.
+    """The place of the shares of this text and these settings; removes shares of other settings on
+    a shared disk.
     """
     if "://" in where:
         return f"{where.rstrip('/')}/{key[:16]}"

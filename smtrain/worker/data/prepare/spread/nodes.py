@@ -1,8 +1,8 @@
-"""A Ray cluster on the hosts of a job: the first host starts its head and drives, the others join
-it and wait.
+"""A Ray cluster on the hosts of a job: the first host starts its head and drives, every other host
+joins it and waits.
 
 They meet in the place that all of them see: the head writes its address and a secret there. A host
-whose part of the cluster dies starts it again. If that is the first host, its process starts itself
+whose part of the cluster dies starts it again. If it is the first host, its process starts itself
 again too, because Ray blocks a driver whose cluster is gone, and ends it after a minute. The
 cluster ends with the job.
 """
@@ -49,9 +49,7 @@ _STARTS_WITHIN = 180.0
 _STORE_BYTES = 100 << 20  # results of tasks are small; the least that Ray accepts is 75 MB
 _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
-_OF_BEFORE = (
-    60.0  # seconds for which an end that is there at once may be that of an earlier attempt
-)
+_OF_BEFORE = 60.0  # seconds for which an end found at once may belong to an earlier attempt
 _AGAIN = 5
 _STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
 _FOLDER = "smray"
@@ -153,7 +151,7 @@ def cluster_token() -> str:
 
 
 def cluster_environment(token: str) -> dict[str, str]:
-    """The environment of every process of a cluster that is ours."""
+    """The environment of every process of our clusters."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
@@ -310,7 +308,7 @@ def on_cluster(
     run: Callable[[RayExecutor], T],
     fail: Callable[[str], NoReturn],
 ) -> T:
-    """Call `run` with an executor. The others hear of the end.
+    """Call `run` with an executor. The other hosts hear of the end.
 
     If the cluster dies, this process starts its own command again; `run` must resume then. After a
     few times without a finished task `fail` gets a sentence, in any thread, and has to end the

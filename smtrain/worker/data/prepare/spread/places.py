@@ -103,8 +103,8 @@ class SharedPlace:
         """A function that appends to a file, which gets its name at the end; in S3 it is sent
         meanwhile.
 
-        S3 may keep an unfinished file after an error, so that only a record that is written later
-        says what is whole.
+        S3 may keep an unfinished file after an error, so that only a record written later tells
+        which file is whole.
         """
         if self.local:
             with self.scratch() as folder:
@@ -175,8 +175,8 @@ class SharedPlace:
             raise self.damaged(name, record) from None
 
     def damaged(self, name: str, record: str) -> StorageError:
-        """The error for a file that is not what was written; removes its record, so that it is made
-        again.
+        """The error for a file that differs from the written one; removes its record, so that it is
+        made again.
         """
         self.remove(record)
         error = StorageError(f"{name} in {self.uri} is damaged; run the same command again.")

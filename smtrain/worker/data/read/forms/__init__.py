@@ -26,7 +26,7 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
     """The documents of a file in blocks of about BLOCK_BYTES; `stream` is the decompressed `raw`.
 
     A reader yields texts (or UTF-8 bytes), a BadLine with its place for a faulty one, and counts of
-    what it does not read. Raises DataError if the file does not have its named format.
+    unread text. Raises DataError if the file does not have its named format.
     """
     texts: list[str] = []
     places: list[int] = []

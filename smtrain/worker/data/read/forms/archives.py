@@ -96,7 +96,7 @@ def _lines(name: str, inside: Any, column: TextColumn, file: SourceFile) -> Iter
 def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
     """The text of every text record, and counts of other records.
 
-    Raises DataError for a file that is not an archive, or holds only pages.
+    Raises DataError for a broken archive, or one that holds only pages.
     """
     reader = buffered(stream)
     texts = pages = number = 0

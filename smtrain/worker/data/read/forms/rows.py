@@ -112,7 +112,8 @@ def _broken(file: SourceFile, at: int, why: str) -> DataError:
 def csv_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
     """The text of every row of CSV.
 
-    Raises DataError for a file without the column, or one that is not UTF-8 or not CSV.
+    Raises DataError for a file without the column, or one in other text than UTF-8 or other rows
+    than CSV.
     """
     column = TextColumn(text_column)
 
@@ -137,7 +138,7 @@ def csv_rows(
 ) -> Iterator[tuple[int, dict[str, Any] | BadLine]]:
     """Every row with its line.
 
-    Raises DataError for a file that is not UTF-8 or not CSV, or with a `fault` of its columns, to
+    Raises DataError unless the file is CSV in UTF-8, or with a `fault` of its columns, to
     follow its path.
     """
     csv.field_size_limit(LARGEST_DOCUMENT)

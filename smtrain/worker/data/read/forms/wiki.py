@@ -156,7 +156,7 @@ def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Ite
 def _not_extracted(file: SourceFile, number: int) -> DataError:
     return DataError(
         f"{file.path} is not what WikiExtractor writes (<doc ...> to </doc>; document {number});"
-        " set data.format to what it is."
+        " set data.format to its format."
     )
 
 
