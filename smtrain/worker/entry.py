@@ -21,8 +21,8 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     """Run one stage; a failure goes to stderr and, with host and rank, to output/failure, and ends
     with status 1.
 
-    Stages import what they need inside: a library that cannot be loaded is a failure like any
-    other.
+    Stages import their libraries inside functions: a library that cannot be loaded is a failure
+    like any other.
     """
     container = Container.from_files()
     threading.excepthook = _of_thread

@@ -14,7 +14,7 @@ _ALIGNED = 256  # bytes: every dtype, and the transfers of a device
 class HostCopies:
     """Copies a checkpoint to the host, on CUDA to pinned memory that stays between saves.
 
-    Training waits for the copy. New memory that is not pinned costs a fault for each page and a
+    Training waits for the copy. New memory, if not pinned, costs a fault for each page and a
     second copy by the driver. The memory is as large as what this rank saves; other devices get new
     memory, free again after each save.
     """

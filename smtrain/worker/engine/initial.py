@@ -126,6 +126,6 @@ def name_in(
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    """A generator of its own for each parameter, so that the mesh does not matter."""
+    """A separate generator for each parameter, so that the mesh does not matter."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

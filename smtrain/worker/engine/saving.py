@@ -115,7 +115,7 @@ class Saver:
     ) -> None:
         """See `Engine.begin_save`; without `copy`, the tensors may not change before `end`.
 
-        A step that is whole already is saved again in a subfolder; its new manifest then replaces
+        A step already whole is saved again in a subfolder; its new manifest then replaces
         the old files.
         """
         self.end()

@@ -71,7 +71,7 @@ class Measured:
     questions: dict[str, list[str]]
     """A digest of each question by task, for pairing."""
     prompts: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The first question by task, exactly as the model read it, and the answer that is scored."""
+    """The first question by task, exactly as the model read it, and the scored answer."""
     listed: dict[str, str] = field(default_factory=dict)
     """The first metric that each task lists."""
     cut: int = 0

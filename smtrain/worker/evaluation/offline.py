@@ -28,7 +28,7 @@ _FOLDERS = {
 }
 _CODE_FOLDERS = ("humaneval", "humaneval_infilling", "mbpp")
 _YAMLS = {"bbh": "*/PART.yaml", "agieval": "PART.yaml", "ceval": "ceval-valid_PART.yaml"}
-"""The harness's tasks over a part, in its folder; of others all."""
+"""The harness's tasks over a part, in its folder; every other part has all."""
 _TASK = re.compile(r"""^["']?task["']?:[ \t]*["']?([\w.-]+)""", re.MULTILINE)
 _EXAMPLES = {"boolq": ("train", "training_split"), "ceval": ("dev", "fewshot_split")}
 """The split of worked examples, which may be missing, and the task's key that names it."""
@@ -38,7 +38,8 @@ def write_tasks(folder: Path, names: tuple[str, ...], work: Path, unread: Unread
     """Write the questions and tasks of the benchmarks that these names belong to below `work`.
 
     Returns the names of the tasks and groups, [] without any in the folder. `unread` counts fields
-    and files that no task uses. Raises `DataError` for a file that is not as the benchmark's own.
+    and files that no task uses. Raises `DataError` for a file that differs from the benchmark's own
+    in form.
     """
     found = benchmarks_in(folder)
     made: list[str] = []

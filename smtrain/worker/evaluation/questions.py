@@ -29,8 +29,8 @@ class _UnfitError(Exception):
 def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) -> list[Record]:
     """The records of one split of a part, as the harness's tasks name the fields.
 
-    `unread` counts the fields that no task uses. Raises `DataError` for a file that is not as the
-    benchmark's own.
+    `unread` counts the fields that no task uses. Raises `DataError` for a file that differs from
+    the benchmark's own in form.
     """
     refuse_two_copies(name, part, paths)
     records: list[Record] = []

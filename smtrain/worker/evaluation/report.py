@@ -110,7 +110,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def metric_of(row: Row) -> str:
-    """The metric of a row, with what it is restricted to."""
+    """The metric of a row, with its filter."""
     return str(row["metric"]) + ("" if row["filter"] in ("none", "") else f" ({row['filter']})")
 
 
@@ -123,11 +123,11 @@ def _sentence(task: str, row: Row) -> str:
     before, after, between = row["before"]["value"], row["after"]["value"], row["difference"]
     head = f"{task}: {row['metric']} {before:.4f} -> {after:.4f} over {row['n']:,} questions"
     if "p" not in between:
-        return f"{head}; whether that is more than chance was not tested"
+        return f"{head}; it was not tested whether chance explains it"
     how = "McNemar's exact test" if between["test"] == "mcnemar" else "a paired z test"
     odds = f"{between['gained']} won, {between['lost']} lost, p = {between['p']:.3g} by {how}"
     if row["verdict"] == "within the noise":
-        return f"{head}; that is within the noise ({odds})"
+        return f"{head}; this is within the noise ({odds})"
     return f"{head}; the trained model is {row['verdict']} ({odds})"
 
 

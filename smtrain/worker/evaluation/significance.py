@@ -34,8 +34,8 @@ class Difference:
 def compare(before: Sequence[float], after: Sequence[float]) -> Difference:
     """Compare two lists with one score a question, in the same order.
 
-    Scores of 0 and 1 take McNemar's exact test, others a paired z test. Raises ValueError if the
-    lists are empty or of different length.
+    Scores of 0 and 1 take McNemar's exact test, any other scores a paired z test. Raises ValueError
+    if the lists are empty or of different length.
     """
     if len(before) != len(after) or not before:
         raise ValueError(f"{len(before)} scores cannot be paired with {len(after)}")

@@ -65,7 +65,7 @@ def spelled(
     `options` are those of `record_options`.
 
     Leaves out the oldest question with its answer until `room` tokens, or half of the model's
-    positions if that is less, are free for the new answer; the system prompt stays. Raises
+    positions if they are fewer, are free for the new answer; the system prompt stays. Raises
     `CheckpointError` if the last question alone is too long, or if the template refuses it.
     """
     left_out = 0
@@ -79,7 +79,7 @@ def spelled(
         if len(kept) - first < 3:
             raise CheckpointError(
                 f"the question is {ids.shape[1]:,} tokens long, and with {room:,} for the answer"
-                f" that is more than the model's {loaded.positions:,} positions; ask a shorter one,"
+                f" it exceeds the model's {loaded.positions:,} positions; ask a shorter one,"
                 " or lower --max-new-tokens (max_new_tokens=)"
             )
         del kept[first : first + 2]

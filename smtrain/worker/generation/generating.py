@@ -69,7 +69,7 @@ def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> No
     if room is not None and length + sampling.max_new_tokens > room:
         raise CheckpointError(
             f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones"
-            f" that is more than the model's {room:,} positions; shorten it, or lower"
+            f" it exceeds the model's {room:,} positions; shorten it, or lower"
             " --max-new-tokens (max_new_tokens=)"
         )
 

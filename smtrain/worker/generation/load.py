@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer for generation, with an adapter that is not merged."""
+"""Load a model and its tokenizer for generation, with an unmerged adapter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
 
 NO_MODEL = (OSError, ValueError, KeyError)
-"""Errors of transformers for a folder that is not a model."""
+"""Errors of transformers for a folder without a model."""
 MISFITS = (*NO_MODEL, RuntimeError, TypeError)
 """Errors of peft for an adapter that does not fit the model."""
 
@@ -38,7 +38,7 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass
 class Loaded:
-    """A model that is ready to generate."""
+    """A model ready to generate."""
 
     folder: Path
     model: Any
@@ -113,7 +113,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     if (folder / ADAPTER).is_file() and (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add"
-            " and training does not; move the adapter's files to a folder of their own, and name"
+            " and training does not; move the adapter's files to a separate folder, and name"
             " it as the adapter."
         )
     for one in (folder, *([adapter] if adapter else [])):
@@ -178,9 +178,7 @@ def only_ids(settings: Mapping[str, Any]) -> GenerationConfig:
 
 
 def refuse_no_tokenizer(folder: Path) -> None:
-    """Raise `CheckpointError` for a model's folder without a tokenizer, or with a file that is not
-    one.
-    """
+    """Raise `CheckpointError` for a model's folder without a tokenizer, or with a broken one."""
     files = tokenizer_in(path.name for path in folder.iterdir())
     if fault := next(
         filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))),
@@ -243,8 +241,8 @@ def not_loaded(folder: Path, error: BaseException) -> str:
             " model's into it, or name the folder that export or `smtrain convert --to hf` wrote."
         )
     return (
-        f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it"
-        f" names, or write the folder again with `smtrain convert {folder} NEW --to hf`."
+        f"{folder} is not a model that transformers loads ({first_line(error)}); mend the file that"
+        f" it names, or write the folder again with `smtrain convert {folder} NEW --to hf`."
     )
 
 

@@ -1,4 +1,4 @@
-"""Generate with a model that is divided over the processes of this machine, from any weights that
+"""Generate with a model divided over the processes of this machine, from any weights that
 smtrain reads.
 
 This process is rank 0. It runs transformers' generation, whose model asks all ranks for the logits
@@ -108,7 +108,7 @@ def _fits(shape: ModelShape, tp: int, processes: int) -> bool:
 
 
 class _Remote(Memory):
-    """Rank 0's memory, which the others keep in step with."""
+    """Rank 0's memory, which every other rank keeps in step with."""
 
     def __init__(self, pick: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class _Remote(Memory):
 
 
 class Orders:
-    """Rank 0's words to the others."""
+    """Rank 0's words to the other ranks."""
 
     def __init__(
         self, control: dist.ProcessGroup | None, fault: Callable[[], str | None] = lambda: None
@@ -128,7 +128,7 @@ class Orders:
         """`fault` is the reason that a rank has ended, None if all run."""
         self.control, self.fault = control, fault
         self.broken = False
-        """The others may wait in the middle of a pass, and hear nothing."""
+        """The other ranks may wait in the middle of a pass, and hear nothing."""
 
     def say(self, *words: int) -> None:
         dist.broadcast(torch.tensor([*words, *[0] * (5 - len(words))]), 0, group=self.control)
@@ -361,7 +361,7 @@ def _environment(rank: int, ranks: int) -> Mapping[str, str]:
 
 
 class Started(NamedTuple):
-    """A model over ranks that is ready."""
+    """A loaded model over ranks."""
 
     driver: DividedModel
     division: Division

@@ -87,7 +87,7 @@ class BaseWeights:
 
 
 def _share(config: JobConfig, source: WeightSource, here: range) -> tuple[int, int]:
-    """The part that this rank checks of what it reads, as (i, n): a guess at which ranks read the
+    """The part of its reads that this rank checks, as (i, n): a guess at which ranks read the
     same.
     """
     tp, stage, rank = config.parallel.tp, config.parallel.tp * config.shards, dist.get_rank()

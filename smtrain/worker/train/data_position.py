@@ -326,7 +326,7 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
             return (
                 f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
             )
-        return "the base weights are others"
+        return "the base weights differ"
     return None
 
 

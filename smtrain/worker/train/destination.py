@@ -60,7 +60,7 @@ class Destination:
         ) as error:  # boto3, network or permissions: train on, the folder's own name is enough
             self._say(
                 f"the owner of the checkpoints in {self._uri} cannot be asked for from here"
-                f" ({_short(error)}); this job's lie in a folder of its own name"
+                f" ({_short(error)}); this job writes to a folder of its name"
             )
             return
         threading.Thread(target=self._renew, name="owner of the checkpoints", daemon=True).start()
@@ -80,7 +80,7 @@ class Destination:
             )
 
     def arrived(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint that is whole on the hosts' disks is whole in S3 too.
+        """Whether a checkpoint, whole on the hosts' disks, is whole in S3 too.
 
         Without access to S3 we assume that all but the newest are.
         """

@@ -1,4 +1,4 @@
-"""End a run that goes wrong: a loss that is not a number or explodes, or a step that never ends."""
+"""End a run that goes wrong: a loss that is NaN or explodes, or a step that never ends."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class LossWatch:
         self._ignorant = self._ignorant + 1 if guesses else 0
         if self._ignorant == PATIENCE or (guesses and self._resumed_from and self._checked == 1):
             raise SmtrainError(
-                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}): that is"
+                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}), about"
                 " ln(vocabulary), the loss of a model that knows nothing, so the weights look"
                 f" untrained or damaged; {self._remedy()}"
             )
@@ -179,7 +179,7 @@ class RoutingWatch:
         return [
             f"{WARNING}{step} the router of {which} (of the layers with experts) has sent"
             f" {COLLAPSED:.0%} of its choices to {routing.chosen} of {len(routing.loads[0])}"
-            f" experts for {HISTORY} steps: the others learn nothing; {self._remedy}"
+            f" experts for {HISTORY} steps: all other experts learn nothing; {self._remedy}"
         ]
 
 

@@ -126,12 +126,12 @@ class Trainer:
             self._advance(first_step)
             if self._stopping:
                 return self.step
-        first_step.done()  # a run that is already complete has no first step
+        first_step.done()  # a complete run has no first step
         self._complete()
         return self.step
 
     def _advance(self, first_step: FirstStep) -> None:
-        """Do one step, and save after it if that is due."""
+        """Do one step, and save after it if a save is due."""
         began = time.monotonic()
         batch, seen = self._begin_next()
         first_step.done()
@@ -323,7 +323,7 @@ class Trainer:
             self._can_prove = self._has_time()
 
     def _complete(self) -> None:
-        """Let the last checkpoint arrive, and prune what it makes superfluous."""
+        """Let the last checkpoint arrive, and prune those that it makes superfluous."""
         self._end_save(wait=True)
         if self.destination:
             self.destination.wait(ARRIVAL)

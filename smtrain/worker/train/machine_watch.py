@@ -21,7 +21,7 @@ from smtrain.worker.train.device_use import DeviceUse
 EVERY = 10
 """Seconds between readings."""
 SAID = 6
-"""Readings that make a line of the log; the first has a line of its own."""
+"""Readings that make a line of the log; the first has a separate line."""
 _SECTOR = 512  # bytes, whatever the disk's own are
 
 

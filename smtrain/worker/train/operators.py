@@ -72,8 +72,8 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of living tensors of one kind of device, from the operator that made each to
     its end.
 
-    That is the peak of a caching allocator without the scratch memory of kernels, also on devices
-    without statistics.
+    The result is the peak of a caching allocator without the scratch memory of kernels, also on
+    devices without statistics.
     """
 
     def __init__(self, device: str = "cpu") -> None:

@@ -242,5 +242,5 @@ def _figures(value: float) -> float:
 
 if (
     __name__ == "__main__"
-):  # client/planner/probing.py calls it in a process of its own: processes, number format
+):  # client/planner/probing.py calls it in a separate process: processes, number format
     print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])), flush=True)  # type: ignore[arg-type]

@@ -168,7 +168,7 @@ class References:
         if not np.isfinite(numbers).all():
             pair = int(np.flatnonzero(~np.isfinite(numbers).all(-1))[0])
             raise CheckpointError(
-                f"the reference gives pair {pair} a log-probability that is not a finite number:"
+                f"the reference gives pair {pair} a log-probability of NaN or infinity:"
                 " its weights are damaged, or beyond what train.precision holds; compare them with"
                 " their hashes, or set bf16 or fp32",
                 code="checkpoint.damaged",

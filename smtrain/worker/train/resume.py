@@ -33,7 +33,7 @@ _NONE = (
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is whole by the sizes of its files, on the disk of every host."""
+    """A checkpoint, whole by the sizes of its files, on the disk of every host."""
 
     step: int
     name: str
@@ -47,7 +47,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """The checkpoints that a run may resume from; it takes the first that is good."""
+    """The checkpoints that a run may resume from; it takes the first good one."""
 
     saved: list[Saved]
     abandoned: list[Saved]
@@ -93,8 +93,8 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
 def _on_this_host(
     line: Lineage, records: EngineRecords
 ) -> tuple[dict[tuple[int, str], Saved], dict[str, str], list[str]]:
-    """This host's checkpoints: those that are whole, the faults of the others, and which of these
-    are damaged.
+    """This host's checkpoints: those that are whole, the faults of incomplete ones, and which of
+    these are damaged.
 
     One that was never completed, or never arrived, is cut short but not damaged.
     """
@@ -132,8 +132,8 @@ def _first_faults(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, 
 class Resume:
     """Loads the newest checkpoint whose bytes are those written.
 
-    Files that the engine reads whole are hashed while they are loaded. Hashing of the others that
-    it reads begins at once; files that it does not read are hashed during the first steps.
+    Files that the engine reads whole are hashed while they are loaded. Hashing of its other files
+    begins at once; files that it does not read are hashed during the first steps.
     """
 
     def __init__(
@@ -300,9 +300,7 @@ def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
 
 
 def _other_adapter(path: Path, adapter: bool, engine: str) -> str | None:
-    """Explain that only one of checkpoint and config has an adapter; None if that is not the
-    reason.
-    """
+    """Explain that only one of checkpoint and config has an adapter; None for any other reason."""
     if engine == "nxd":
         return another_adapter(None, Lora(1, 1.0)) if adapter else None
     try:

@@ -11,9 +11,7 @@ from types import FrameType
 
 from smtrain.worker.engine.base import Engine
 
-GRACE = (
-    20.0  # seconds after SIGTERM for a first step that is nearly done, to be saved like any other
-)
+GRACE = 20.0  # seconds after SIGTERM for a first step, nearly done, to be saved like any other
 PROOF_SECONDS = (
     60.0  # after SIGTERM; SageMaker's other 60 are for files that are still being written then
 )

@@ -38,7 +38,7 @@ from tests.worker.checkpoint.models import newest_complete
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20
 OPTIMIZER = OptimizerOptions(eps=1e-6)
-"""torch's eps of 1e-8 makes a run that of its own rounding if a gradient all but cancels out. Token
+"""torch's eps of 1e-8 makes rounding decide a run if a gradient all but cancels out. Token
 24 of llama-kv4 is first met at step 6 with 6e-8 in one number of its gradient, which fp32 makes
 0.7e-8 to 3.6e-8; phi3 has one number of 2e-8 in its first step, or -8e-8 from weights that one
 rounding parts. AdamW moves such a number by the learning rate in either direction: norms of torch

@@ -121,7 +121,7 @@ def fused(
 
 
 def over_ranks(rank: int, seeds: range) -> list[float]:
-    """The largest errors of losses and gradients over a vocabulary that is cut over all ranks,
+    """The largest errors of losses and gradients over a vocabulary cut over all ranks,
     relative to whole ones.
 
     The vocabulary is uneven: the last rank has fewer tokens than columns, or none.

@@ -67,7 +67,7 @@ def train(
 
 
 def alone(rank: int, config: dict[str, Any], count: int) -> list[tuple[float, float]]:
-    """transformers and torch, every sample in a forward pass of its own."""
+    """transformers and torch, every sample in a separate forward pass."""
     model = transformers_model(config).train()
 
     def backward(step: int) -> float:

@@ -180,7 +180,7 @@ def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
 def test_a_stage_may_have_no_experts(
     dense: tuple[int, ...], text: str, four: World, solo: World
 ) -> None:
-    """`dense` layers are whole stages: the first, one between others, or the last."""
+    """`dense` layers are whole stages: the first, one in the middle, or the last."""
     config, options = {**FOUR_LAYERS, "mlp_only_layers": [*dense]}, mesh(text)
     samples = min(options.micro_batch_size, BATCH // options.dp)
     wanted = solo.run(mixtures.plain, config, 2, samples, options.aux_by_layer)[0]

@@ -36,7 +36,7 @@ def both(
 
 
 def step_without_backward(rank: int, config: dict[str, Any]) -> tuple[float, float]:
-    """The gradient norms of a step and of one that is ended before any backward pass."""
+    """The gradient norms of a step and of one ended before any backward pass."""
     e = cases.engine(config, cases.mesh("111"))
     ((_, norm),) = cases.steps(e, 0, 1)
     return norm, float(e.optimizer.step(1e-3))

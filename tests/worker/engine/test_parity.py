@@ -51,7 +51,7 @@ STEPS = {
     "llama": 20
 }  # the rest, one family's names and parts each, tells as much in 6; the gate trains 4 of each
 ALL = {"llama"}
-"""Configs that the gate trains on all of their meshes; the others on the first one."""
+"""Configs that the gate trains on all of their meshes; the rest on the first one."""
 VARIANTS = {
     "llama-kv4",
     "qwen2-window",

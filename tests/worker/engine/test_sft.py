@@ -47,7 +47,7 @@ def packed(
 
 
 def alone(rank: int, data: Path, config: dict[str, Any], batches: int) -> list[float]:
-    """The same from the files themselves: every sample in a forward pass of its own.
+    """The same from the files themselves: every sample in a separate forward pass.
 
     Only tokens of an answer are the sample's; the targets elsewhere are random.
     """

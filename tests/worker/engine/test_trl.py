@@ -20,7 +20,7 @@ from tests.worker.engine.cases import mesh
 from tests.worker.engine.preference import EACH, GOLDEN, KINDS, LIMIT
 from tests.worker.engine.world import World
 
-# The golden run has TRL's numbers in the gate; its libraries warn of their own future.
+# The golden run has TRL's numbers in the gate; its libraries warn of coming changes.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 THEIRS: dict[str, dict[str, Any]] = {
     "hinge": {"loss_type": ["hinge"]},

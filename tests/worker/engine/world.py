@@ -65,7 +65,7 @@ class World:
                 self.stop()
                 raise error if isinstance(error, TimeoutError) else Died from None
             if any(not fine for fine, _ in answers.values()):
-                self.stop()  # the others may wait for the one that failed
+                self.stop()  # the rest may wait for the one that failed
                 raise AssertionError(
                     "\n".join(f"rank {r}: {a}" for r, (fine, a) in answers.items() if not fine)
                 )
@@ -138,7 +138,7 @@ def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) ->
         if device == "neuron":
             imitation.start()  # the limits of the last function do not hold
             torch.accelerator.set_device_index(rank)
-        # a rank that fails at once must not close connections that others still open
+        # a rank that fails at once must not close connections that another still opens
         dist.barrier()
         try:
             answer = True, function(rank, *args)

@@ -1,4 +1,4 @@
-"""An evaluation is what lm-evaluation-harness gives by hand on the same files, and what it says of
+"""An evaluation is what lm-evaluation-harness gives by hand on the same files, and its verdict on
 two models.
 """
 
@@ -451,7 +451,7 @@ def test_two_models_are_paired_on_the_same_questions(
     )
     assert same["results"][0]["verdict"] == "within the noise"
     assert report.sentences(same)[0].endswith(
-        "that is within the noise (0 won, 0 lost, p = 1 by McNemar's exact test)"
+        "this is within the noise (0 won, 0 lost, p = 1 by McNemar's exact test)"
     )
     assert same["results"][0]["n"] == 10
 

@@ -1,4 +1,4 @@
-"""Generated code runs confined: what it may do, what it may not, and how it is scored."""
+"""Generated code runs confined: its rights, its limits and its score."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Pa
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two documents that are long enough, and one that is not."""
+    """Two documents that are long enough, and a shorter one."""
     folder = tmp_path_factory.mktemp("text")
     documents = [
         "too short",

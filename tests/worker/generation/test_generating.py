@@ -171,7 +171,7 @@ def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> 
         "an answer may be shorter than the longest one asked for"
     )
     with pytest.raises(
-        CheckpointError, match=r"with 32 for the answer that is more than the model.s 64 positions"
+        CheckpointError, match=r"with 32 for the answer it exceeds the model.s 64 positions"
     ):
         spelled(loaded, [*earlier, {"role": "user", "content": "four" * 10}], 60)
 

@@ -113,7 +113,7 @@ def test_without_access_to_s3_training_continues_and_keeps_one_more_checkpoint(
     destination = Destination(container, line, said.append)
     assert len(said) == 1
     assert "cannot be asked for from here" in said[0]
-    assert "a folder of its own name" in said[0]
+    assert "a folder of its name" in said[0]
     destination.allowed()
     assert [destination.arrived(path) for _, path in line.checkpoints()] == [True, False]
     destination.wait(60)

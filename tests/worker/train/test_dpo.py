@@ -76,7 +76,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture
 def shell(prepared: Shell, tmp_path: Path) -> Shell:
-    """A run of its own over the same data."""
+    """A new run over the same data."""
     return own_run(prepared, tmp_path / "ml")
 
 

@@ -63,9 +63,7 @@ def test_shares_and_rates_are_those_between_two_readings(
     reading = counters.read()
     assert reading["cpu"] == pytest.approx(0.3)
     assert reading["memory"] == pytest.approx(0.75)
-    assert reading["net_in"] == pytest.approx(500_100), (
-        "eth0 and EFA; neither the loopback nor a bridge"
-    )
+    assert reading["net_in"] == pytest.approx(500_100), "eth0 and EFA; not the loopback or a bridge"
     assert reading["net_out"] == 0
     assert reading["disk_read"] == pytest.approx(2000 * 512 / 10), (
         "a disk once, without its partition"

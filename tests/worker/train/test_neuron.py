@@ -1,6 +1,4 @@
-"""Stage train on the imitated device: the CPU's run, and a report of what it asked of the
-device.
-"""
+"""Stage train on the imitated device: the CPU's run, and a report of its calls to the device."""
 
 from __future__ import annotations
 

@@ -77,12 +77,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str,
 
 @pytest.fixture
 def shell(prepared: Shell, tmp_path: Path) -> Shell:
-    """A run of its own over the same data."""
+    """A new run over the same data."""
     return own_run(prepared, tmp_path / "ml")
 
 
 def own_run(prepared: Shell, root: Path, checkpoints: Path | None = None) -> Shell:
-    """A run of its own over the same data, which may resume from another's checkpoints."""
+    """A new run over the same data, which may resume from another's checkpoints."""
     own = Shell(root)
     (own.root / "input/data").mkdir()
     for name in ("data", "model"):

@@ -5,7 +5,7 @@ comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates
 attention  positions, rotary embeddings and masks, or documents, of a batch
-attention_function  the attention of all layers, by what it gets as a mask
+attention_function  the attention of all layers, chosen by its mask
 varlen     attention by documents: in FlashAttention (attention_flash) or plain torch (attention_chunks)
 sinks      attention with sinks under masks
 cut_rows   attention and states over rows that are cut over ranks

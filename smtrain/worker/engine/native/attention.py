@@ -1,11 +1,10 @@
 """Positions, rotary embeddings and masks of a batch for the layers of a stage.
 
 We make masks here, because transformers' functions for them change with each release, and read a
-number of each micro-batch's positions first, which would make the device wait. A row that is one
-sample needs no mask (SDPA is causal then), except in layers with a shorter window. On CUDA packed
-rows, windows and sinks have `DocumentBounds` in place of a mask, so that time and memory are those
-of the documents. Elsewhere packed rows have block-diagonal masks, so that samples do not see each
-other.
+number of each micro-batch's positions first, which would make the device wait. A row of one sample
+needs no mask (SDPA is causal then), except in layers with a shorter window. On CUDA packed rows,
+windows and sinks have `DocumentBounds` in place of a mask, so that time and memory are those of the
+documents. Elsewhere packed rows have block-diagonal masks, so that samples do not see each other.
 
 With context parallelism a rank has a part of every row, whose positions are those in the whole row;
 `CutRows` stands in the place of a mask.
@@ -52,8 +51,8 @@ class AttentionContext:
         compiled: bool,
         sinks: bool = False,
     ) -> None:
-        """`rotary` has the embedding of layers without a window (False), and that of the others if
-        it differs.
+        """`rotary` has the embedding of layers without a window (False), and that of layers with a
+        window if it differs.
 
         `head_dims` are those of each layer.
         """
@@ -179,8 +178,8 @@ class AttentionContext:
         device.
         """
         if self._mesh.cp > 1:
-            # Neuron compiles a graph for each shape, and the keys that a chunk sees are others in
-            # each batch.
+            # Neuron compiles a graph for each shape, and the keys that a chunk sees differ in each
+            # batch.
             seen, index = (
                 None if self._device.type == "neuron" else positions,
                 self._tokens(positions.shape[1]),

@@ -2,7 +2,7 @@
 
 Of a micro-batch of T tokens and L layers, transformers computes E * sum over experts e of f_e *
 P_e: f_e is the share of the L * T tokens that chose e, P_e the mean of e's probability. It is one
-product of sums over all layers, so a stage of a pipeline needs the counts of the others before its
+product of sums over all layers, so a stage of a pipeline needs the counts of all stages before its
 backward pass: they travel with the hidden states, and back with their gradients. f has no gradient.
 The loss of a step is the mean over its micro-batches and data-parallel ranks.
 
@@ -67,7 +67,7 @@ class Routed:
     """The gradient of the step's loss for each token's probabilities, as `counts`, if there is one.
     """
     counting: bool = True
-    """False once its forward pass is over: a layer that is computed again does not count."""
+    """False once its forward pass is over: a layer computed again does not count."""
 
 
 class Balance:

@@ -57,7 +57,8 @@ def init_distributed(device_type: str | None = None) -> torch.device:
         # Before the first use of the device: TorchNeuron gives the process its core here.
         dist.init_process_group(BACKENDS[kind], **options)
         if kind == "cpu":
-            # gloo connects here, before a rank that fails at once can close what others still open
+            # gloo connects here, before a rank that fails at once can close a connection that
+            # another still opens
             dist.barrier()
     if kind == "cpu":
         return torch.device("cpu")

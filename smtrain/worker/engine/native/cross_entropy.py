@@ -1,7 +1,7 @@
 """Softmax, losses and their gradients of one piece of logits, with sums in fp32; `fused_loss`
 compiles them.
 
-A vocabulary that is cut over ranks is never gathered: ranks exchange three numbers of each row
+A vocabulary cut over ranks is never gathered: ranks exchange three numbers of each row
 (Megatron's cross entropy, Shoeybi et al. 2019, in one message).
 """
 
@@ -22,7 +22,7 @@ class Columns(NamedTuple):
     start: int
     """The token of the first column."""
     valid: int
-    """Columns that are tokens; the others are padding."""
+    """Columns that are tokens; the rest are padding."""
     group: dist.ProcessGroup | None
     """The ranks that share the vocabulary; None if this rank has all of it."""
 

@@ -49,7 +49,7 @@ class NativeEngine:
     `init_distributed` joined.
 
     `config` is the model's config.json, `weights` the source of its values, None a random start
-    from `seed` that is the same on every mesh. With `lora` the model is frozen and only adapters
+    from `seed`, the same on every mesh. With `lora` the model is frozen and only adapters
     are trained, initialised from `seed`; checkpoints hold only the adapters. `preference` makes
     steps and evaluations those on pairs. Raises `ConfigError` if the mesh does not fit the job or
     the model, `CheckpointError` on every rank if the weights do not fit.

@@ -2,8 +2,8 @@
 forward pass.
 
 A flat buffer is cut into spans, each within the part of one rank. A span of gradients goes to that
-rank as soon as the last micro-batch has added to all of it. A span of new weights goes to the
-others while the next step begins, and each layer waits for its own. There are no copies and no
+rank as soon as the last micro-batch has added to all of it. A span of new weights goes to the other
+ranks while the next step begins, and each layer waits for its own. There are no copies and no
 further buffers.
 """
 

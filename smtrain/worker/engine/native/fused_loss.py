@@ -82,7 +82,7 @@ class LinearCrossEntropy:
         self._head, self._columns, self._device = head, columns, device
         self._divisor, self._cap = scales.get("logits", 1.0), scales.get("cap")
         self.shared: Sink | None = None
-        """Takes the gradient of an output matrix that is also the embedding."""
+        """Takes the gradient of an output matrix shared with the embedding."""
         self._padding: torch.Tensor | None = None
         if columns.group is not None and columns.valid < len(head.weight):
             padding = torch.arange(len(head.weight), device="cpu") >= columns.valid

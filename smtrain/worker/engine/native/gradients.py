@@ -82,8 +82,8 @@ class Gradients:
             torch._foreach_zero_(self._zeroed)
 
     def shared_sink(self, name: str) -> Sink | None:
-        """A sink that adds to what torch accumulates for a parameter; None if no part of that is
-        trained here.
+        """A sink that adds to what torch accumulates for a parameter; None if no part of the
+        parameter is trained here.
         """
         parameter = self._trained.parameters.get(name)
         return (
@@ -93,7 +93,7 @@ class Gradients:
         )
 
     def wrote(self, name: str) -> bool:
-        """Note that a module writes to a parameter's view; False if that is its first gradient of
+        """Note that a module writes to a parameter's view; False if this is its first gradient of
         the step.
         """
         before = name in self._written

@@ -40,7 +40,7 @@ whose input needs no gradient.
 
 
 class Layers:
-    """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its
+    """Calls a stage's blocks; a module computed again in the backward pass keeps only its
     input.
     """
 
@@ -81,8 +81,8 @@ class Layers:
         """Compile a block for the shapes of training, and for the first one if it is evaluated
         before.
 
-        Others, such as the last batch of a validation and an answer that grows by a token, run
-        uncompiled: a graph for each costs more than it saves.
+        Other shapes, such as the last batch of a validation and an answer that grows by a token,
+        run uncompiled: a graph for each costs more than it saves.
         """
         fast = compiled(forward, name, device)
 

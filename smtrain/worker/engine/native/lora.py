@@ -116,7 +116,7 @@ class Dropout:
 
     def rows(self, name: str, x: torch.Tensor, choices: torch.Tensor, start: int) -> torch.Tensor:
         """Drop numbers of the inputs `x` [R, own columns from `start`] of experts, and enlarge the
-        others.
+        rest.
 
         Random numbers are a hash of choice and column (the finalizer of SplitMix64, Steele et al.
         2014), because rows move between ranks, and no rank has all of a sample's.
@@ -153,7 +153,7 @@ class Dropout:
     def __call__(
         self, place: torch.Tensor, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]
     ) -> torch.Tensor:
-        """Drop numbers of `x` [B, own tokens, in] and enlarge the others; `seen` is their place in
+        """Drop numbers of `x` [B, own tokens, in] and enlarge the rest; `seen` is their place in
         the whole input.
 
         `place` is that of the linear.

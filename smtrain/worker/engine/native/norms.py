@@ -51,7 +51,7 @@ def _square_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(shape: ModelShape) -> list[str]:
-    """The parts of a model whose parameters have a norm of their own in the log."""
+    """The parts of a model whose parameters have a separate norm in the log."""
     return list(dict.fromkeys(part_of(shape, spec.name) for spec in shape.specs))
 
 

@@ -115,7 +115,7 @@ class Pipeline:
             out = stage.hidden(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
-                if not self.mesh.cp_rank:  # the others that share the rows have the same sums
+                if not self.mesh.cp_rank:  # other ranks that share the rows have the same sums
                     losses.add_(out.detach())
                 out = preference.scaled(out, scale)
             elif stage.last:

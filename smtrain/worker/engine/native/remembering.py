@@ -52,7 +52,7 @@ class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types h
 
 
 class Remembering:
-    """A stage and its neighbours as a model that is given only new tokens.
+    """A stage and its neighbours as a model that takes only new tokens.
 
     Every method is collective.
     """
@@ -69,7 +69,7 @@ class Remembering:
 
     @torch.inference_mode()
     def logits(self, ids: torch.Tensor, mask: torch.Tensor, memory: Memory) -> torch.Tensor | None:
-        """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on the others.
+        """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on every other rank.
 
         `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which
         begins a row.

@@ -266,7 +266,7 @@ class Stage(nn.Module):
             there = made[name] if name in made else self.quantized[name].placeholder()
             setattr(self.model.get_submodule(module), leaf, there)
         # Stored numbers that are not trained: parameters without a gradient, so that checkpoints
-        # hold them like others.
+        # hold them too.
         for name in [name for name, _ in self.model.named_buffers() if name in made]:
             module, _, leaf = name.rpartition(".")
             delattr(self.model.get_submodule(module), leaf)
@@ -566,7 +566,7 @@ class Stage(nn.Module):
         return self._last_loss.logits(self._whole(h))
 
     def share_head(self, gradients: Gradients) -> None:
-        """Let the loss add its gradient of a matrix that is also this stage's embedding to the
+        """Let the loss add its gradient of a matrix shared with this stage's embedding to the
         trained ones.
         """
         if self.loss is not None and self._shares_head:

@@ -1,8 +1,8 @@
 """Attention by documents (varlen): rows lie end to end, and the bounds of their documents take the
 place of a mask.
 
-`attention_flash` computes them on a GPU, `attention_chunks` in plain torch for what it does not
-take, and for tests.
+`attention_flash` computes them on a GPU, `attention_chunks` in plain torch for all other cases, and
+for tests.
 
 Sinks (gpt-oss) need no other kernel. A sink adds exp(sink) to the sum of each softmax. With lse' =
 logaddexp(lse, sink) the output is out exp(lse - lse'), and a backward pass that gets this output

@@ -1,7 +1,7 @@
 """The nxd engine: neuronx-distributed does the parallel work, on Trainium1 and wherever its image
 runs.
 
-contract    every name of the library that is used, and the version it was checked against
+contract    every name of the library in use, and the version it was checked against
 library     whether it is installed; the process group
 attention   rotary positions, softmax attention or NKI's kernel
 build       parallel linears, norms and adapters for the modules

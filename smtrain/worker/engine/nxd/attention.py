@@ -44,7 +44,7 @@ class Rotary:
         family = described.shape.family
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         self._rotary = getattr(module, _ROTARY[family])(config)
-        assert described.rope is not None  # `refusals` refuses others
+        assert described.rope is not None  # `refusals` refuses models without
         check_rotary(self._rotary, described.rope)
         self._head = described.shape.head_dim
         self._kept: dict[

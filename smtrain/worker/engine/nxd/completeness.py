@@ -110,8 +110,8 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, marks first, so that a deletion that is cut off leaves nothing that
-    looks whole.
+    """Delete a checkpoint, marks first, so that an interrupted deletion leaves nothing that looks
+    whole.
     """
     for mark in (NAME, "done"):
         (checkpoint / mark).unlink(missing_ok=True)

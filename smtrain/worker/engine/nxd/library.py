@@ -11,8 +11,8 @@ from smtrain.core.errors import ConfigError
 
 
 def require() -> None:
-    """Raise `ConfigError` with the image to take if this container lacks the library or what it
-    needs.
+    """Raise `ConfigError` with the image to take if this container lacks the library or its
+    requirements.
     """
     from smtrain.core.facts import table
 

@@ -263,8 +263,7 @@ class CausalLM(nn.Module):
         self.loss = WeighedLoss(build)
         self.tie()
         if build.adapters is not None:
-            # A layer that is computed again needs an input with a gradient, or its adapters get
-            # none.
+            # A layer computed again needs an input with a gradient, or its adapters get none.
             getattr(decoder, family.embed).register_forward_hook(_with_gradient)
             self.freeze()
 
@@ -306,7 +305,7 @@ class CausalLM(nn.Module):
 
 
 class PackedCausalLM(CausalLM):
-    """A model whose rows hold several samples; a class of its own, as the pipeline is traced by
+    """A model whose rows hold several samples; a separate class, as the pipeline is traced by
     these arguments.
     """
 

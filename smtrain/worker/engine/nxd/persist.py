@@ -2,9 +2,9 @@
 
 The library takes the newest tag by the time of its `done`, which is chance after a copy from S3, so
 we name every tag. It counts the checkpoints to keep on rank 0's disk and waits for ranks that see
-others, so we prune ourselves (worker/checkpoint/native/pruning.py). It loads the optimizer before
-the model, and then ZeRO-1 would write random weights over the loaded ones, so we make two calls,
-the model's first.
+other disks, so we prune ourselves (worker/checkpoint/native/pruning.py). It loads the optimizer
+before the model, and then ZeRO-1 would write random weights over the loaded ones, so we make two
+calls, the model's first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SaveOptions:
 
 
 def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
-    """See `Engine.begin_save`. A step that is whole already is left as it is."""
+    """See `Engine.begin_save`. Leaves a step that is already whole."""
     json.dumps(state)  # if it is not JSON, fail here, on every rank
     finish(engine)
     everyone, path = engine.everyone, manifests.step_folder(folder, step)
@@ -91,7 +91,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
 
 
 def finish(engine: NxdEngine) -> int | None:
-    """Wait for a checkpoint that is still being written, and make it count; returns its step."""
+    """Wait for an unfinished checkpoint, and make it count; returns its step."""
     if engine.saving.pending is None:
         return None
     if engine.saving.asynchronous:
@@ -194,7 +194,7 @@ def _complete(engine: NxdEngine) -> None:
 def _drop_broken(folder: Path) -> None:
     """Delete folders of saves that were cut off: those without the library's own mark.
 
-    Only rank 0's host has marks, so other hosts keep what they wrote.
+    Only rank 0's host has marks, so other hosts keep their files.
     """
     for _, path in manifests.checkpoints(folder):
         if (path / "checkpoint").exists() and not (path / "done").exists():

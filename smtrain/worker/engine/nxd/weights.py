@@ -25,7 +25,7 @@ def fill(
 ) -> dict[str, torch.Tensor]:
     """Read this rank's part of each named parameter; one parameter is in host memory at a time.
 
-    Returns ZeRO-1's fp32 part, on the host, of each parameter that is less precise than its source:
+    Returns ZeRO-1's fp32 part, on the host, of each parameter less precise than its source:
     its rows are padded to a multiple of the data-parallel ranks and dealt evenly; `dp` is this
     rank's number and the number of ranks. LoRA's factors are left as they are. Raises
     `CheckpointError` if the source lacks a parameter or has another shape of it.

@@ -4,8 +4,8 @@ group, its limits.
     imitation.start(Limits(integer_sums=False))
 
 Call `start` before the first backward pass of a process, and after a fork, which autograd's threads
-do not survive. The facts that it imitates are those of Neuron 2.33 (docs/trainium.md); what it
-computes has the CPU's bits, so it says nothing about Neuron's numbers, speed or compiler.
+do not survive. The facts that it imitates are those of Neuron 2.33 (docs/trainium.md); its results
+have the CPU's bits, so it says nothing about Neuron's numbers, speed or compiler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("device.cpp")
 KERNELLESS = frozenset(
     f"aten::{name}"
     for name in (
-        # What AdamW that is not fused asks for, and a running maximum.
+        # Operators of an unfused AdamW, and a running maximum.
         *("_foreach_lerp_", "_foreach_addcmul_", "_foreach_addcdiv_", "_foreach_sqrt"),
         *(
             "lerp",
@@ -66,7 +66,7 @@ class Limits:
     integer_sums: bool = True
     """Ranks can reduce integers (compiler errors NCC_EVRF061 and 063)."""
     strided_writes: bool = True
-    """Operators may write into a slice that is not dense in memory."""
+    """Operators may write into a slice not dense in memory."""
     messages: str = "buffered"
     """`unbuffered`: a message waits for its receiver, in the order of the calls; `none`: no send
     and receive.
@@ -255,7 +255,7 @@ def _module() -> types.ModuleType:
 
 
 class _Done:
-    """Work that is over."""
+    """Finished work."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True

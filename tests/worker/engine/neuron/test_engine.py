@@ -315,7 +315,7 @@ def join(rank: int, port: int, answers: Any) -> None:
     imitation.start(Limits(devices=2, visible=1, early_touch=False))
     device = init_distributed()
     assert comm.gather(dist.get_rank()) == [0, 1]
-    assert imitation.patience == comm.COMPILATION, "a stage may compile while the others wait"
+    assert imitation.patience == comm.COMPILATION, "a stage may compile while all other stages wait"
     answers.send(
         (str(device), torch.accelerator.current_device_index(), init_distributed() == device)
     )

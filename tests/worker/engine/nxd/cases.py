@@ -30,7 +30,7 @@ def engine(
     asynchronous: bool = False,
     lora: Any = None,
 ) -> Any:
-    """An engine of its own process group: the library keeps its groups in globals."""
+    """An engine with its process group: the library keeps its groups in globals."""
     import torch.distributed as dist
 
     shim.install()

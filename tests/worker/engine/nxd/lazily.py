@@ -1,4 +1,4 @@
-"""Runs on a real XLA device in a process of its own: `python -m tests.worker.engine.nxd.lazily WHAT
+"""Runs on a real XLA device in a separate process: `python -m tests.worker.engine.nxd.lazily WHAT
 [FOLDER]`.
 
 Nothing of torch_xla or neuronx-distributed is replaced: only modules that are not there have

@@ -86,7 +86,7 @@ def test_the_library_has_every_name_and_argument(monkeypatch: pytest.MonkeyPatch
     import subprocess
     import sys
 
-    # A process of its own: the stand-ins are not for this one.
+    # A separate process: the stand-ins are not for this one.
     environment = {**os.environ, "NXD_CPU_MODE": "1", "PJRT_DEVICE": "CPU"}
     done = subprocess.run(
         [sys.executable, "-c", "from tests.worker.engine.nxd.test_contract import hold; hold()"],

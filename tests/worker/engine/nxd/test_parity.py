@@ -36,7 +36,7 @@ CASES = [
     ("qwen2-window", "211", True),
     ("mistral-window", "121", True),
     ("gpt_neox-sequential", "121 m2", False),
-    ("llama-tied-509", "121 m2", True),  # a padding token that is number 0
+    ("llama-tied-509", "121 m2", True),  # padding token 0
     # a vocabulary that tp does not divide
     ("llama-tied-509", "221 m2", True),
     ("mistral-window", "212 sp", True),
