@@ -89,7 +89,7 @@ class Prices:
         self._prices += mine
 
     def known(self, type_: str, region: str | None) -> list[Price]:
-        """The price of each kind that is known for a type."""
+        """The price of each known kind for a type."""
         found = (self.find(type_, option, region) for option in KINDS_OF_PRICE)
         return [price for price in found if price]
 

@@ -76,7 +76,7 @@ class Backend(Protocol):
 
     @property
     def grace(self) -> int:
-        """Seconds between SIGTERM and SIGKILL of a job that is stopped."""
+        """Seconds between SIGTERM and SIGKILL of a stopped job."""
         ...
 
     def region_name(self) -> str:

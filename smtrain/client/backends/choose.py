@@ -131,9 +131,7 @@ def sagemaker_backend_of_job(
 
 
 def _refuse_unknown(name: str) -> None:
-    """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked
-    for jobs.
-    """
+    """Raise `JobError` for a name unknown here if this machine and AWS cannot be asked for jobs."""
     try:
         if _has_credentials():
             SageMakerBackend("aws").region_name()

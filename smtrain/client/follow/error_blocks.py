@@ -96,8 +96,8 @@ class _Reader:
         return True
 
     def _own_words(self, line: Line, ours: re.Match[str]) -> None:
-        """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is an error
-        of its own.
+        """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is a separate
+        error.
         """
         rank = int(ours[2]) if ours[2] else None
         for block in reversed(self.blocks):

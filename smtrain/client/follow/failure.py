@@ -35,7 +35,7 @@ class Cause:
     status: str | None = None
     symptom: bool = False
     on: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """`cause` and `do` on backends without an image of their own, by target."""
+    """`cause` and `do` on backends without an own image, by target."""
 
     def at(self, target: TargetName | None) -> Cause:
         """The same cause in the words of a backend; None: SageMaker."""
@@ -128,7 +128,7 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
 
 
 def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
-    """The error that caused the others.
+    """The error that caused all other errors.
 
     The earliest error that is not a consequence of another rank's end; else the process that
     torchrun saw killed; else the earliest error.

@@ -54,7 +54,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
 
 
 def card(job: Job) -> str:
-    """A job of any age: what it is doing or has done, and why it failed."""
+    """A job of any age: its state, progress and results, and why it failed."""
     description, records = job.describe(), job.records
     progress = Progress(job.name, job.target.name, job.target.region_name(), job=description)
     for record in records:

@@ -72,7 +72,7 @@ def cost_of(
     """The cost of a job, from DescribeTrainingJob's answer.
 
     The time from TrainingStartTime to TrainingEndTime is billed (API_DescribeTrainingJob); at the
-    end it is BillableTimeInSeconds. For a spot job that is the discounted time, with savings of 1 -
+    end it is BillableTimeInSeconds. For a spot job it is the discounted time, with savings of 1 -
     Billable / TrainingTime, so the on-demand price applies; while it runs the spot price is an
     estimate.
     """

@@ -1,4 +1,4 @@
-"""The live panel in a notebook: a block of HTML that is updated in place."""
+"""The live panel in a notebook: a block of HTML, updated in place."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from smtrain.core.targets import TARGETS
 _RATE_STEPS = 20
 SILENT_S = 600.0
 _WORTH_SAYING = 0.01
-"""Smallest share of a step's time spent on waiting for data that is shown."""
+"""Smallest share of a step's time spent on waiting for data to show."""
 _KEPT_LINES, _KEPT_STEPS = 50, 5000
 
 

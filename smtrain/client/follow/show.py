@@ -1,4 +1,4 @@
-"""Show a job that is followed: a live panel on a terminal, else plain lines; Ctrl-C leaves the job
+"""Show a followed job: a live panel on a terminal, else plain lines; Ctrl-C leaves the job
 running.
 """
 

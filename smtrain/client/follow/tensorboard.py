@@ -102,8 +102,8 @@ def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
             files.close()
         if not count:
             raise JobError(
-                f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it"
-                " does"
+                f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` shows its"
+                " progress"
             )
     return count
 

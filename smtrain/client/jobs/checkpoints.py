@@ -42,7 +42,7 @@ def compare_with_record(
     """The files of a step's folder that differ from the record in `text`, and the model's
     config.json.
 
-    None for a record that is damaged or belongs to another step.
+    None for a damaged record, or that of another step.
     """
     try:
         about = parse_object(text)

@@ -120,7 +120,7 @@ class StoreCopy:
         return False
 
     def _require_unchanged(self, file: str, part: Path, stored: StoredFile) -> None:
-        """Compare the copy with the ETag if that is its MD5 (no parts, no KMS key), else list the
+        """Compare the copy with the ETag if it is its MD5 (no parts, no KMS key), else list the
         object again.
         """
         if part.stat().st_size != stored.size:

@@ -306,7 +306,7 @@ class Job:
         if self.status != "Completed":
             raise JobError(
                 f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows"
-                " what it wrote",
+                " its log",
                 code="job.stopped" if self.known_status == "Stopped" else "job.failed",
             )
         return self

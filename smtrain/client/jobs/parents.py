@@ -2,7 +2,7 @@
 
 NAME is a run, whose newest export counts, or one of its export jobs. The planner looks at this
 machine first, as the trial of a run here has the same shape; a job's request only takes the model
-of its own target.
+of its target.
 """
 
 from __future__ import annotations

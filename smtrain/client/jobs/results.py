@@ -147,7 +147,7 @@ def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
         return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows its state"
     sentence = f"{job.name} has not left {_HELD[what]}"
     if what == "model" and (export := exported(job, description)):
-        return f"{sentence}; {export} exported what it trained: `smtrain download {export} FOLDER`"
+        return f"{sentence}; {export} exported its model: `smtrain download {export} FOLDER`"
     if others := [kind for kind in _KINDS if kind != what and parts(job, kind, description)]:
         sentence += (
             f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what"
@@ -217,7 +217,7 @@ def download(
     a running job deletes meanwhile, such as old checkpoints, are skipped, together with what this
     call has copied of their folder. Raises `JobError` if there are no objects, if a key would leave
     its folder, if a folder holds other parts of a model and, unless `overwrite`, if other files
-    have the same names; that is checked before anything is written. Raises it also if objects
+    have the same names; it checks this before it writes anything. Raises it also if objects
     change meanwhile.
     """
     fetch = _Fetching(target)

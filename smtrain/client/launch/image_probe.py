@@ -26,7 +26,7 @@ STAGES = sorted(
 PROGRAMS = ("neuronx-cc", "neuron-ls", "nvidia-smi", "fi_info", "pip", "train")
 WRITTEN = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
 IMPORT_SECONDS = 300
-# In a Python of its own: an import that ends the process is a finding too.
+# In a separate Python: an import that ends the process is a finding too.
 _WALK = """
 import importlib, json, pkgutil, sys
 engine, faults = sys.argv[1], {}

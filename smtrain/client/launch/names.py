@@ -20,7 +20,7 @@ _MARK = 8  # characters of a digest, which ends a name
 
 
 def tuning_name(run: str, mark: str) -> str:
-    """A tuning job of a run; `mark` tells its trials from others'."""
+    """A tuning job of a run; `mark` tells its trials from those of another tuning."""
     return f"{_front(run, _TUNING)}-{mark[:_MARK]}"
 
 

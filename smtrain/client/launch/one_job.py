@@ -1,7 +1,7 @@
 """From a stage's plan to a job that has machines: exactly once, and with retries if the config asks
 for them.
 
-A job's name says what it does, so a name that is taken is the same work: of an earlier call, of
+A job's name tells its work, so a taken name is the same work: of an earlier call, of
 another process, or of a call of ours whose answer was lost. It is joined, not done twice. If AWS
 has no machines, or a quota is exhausted, the stage is tried again as `compute.capacity_wait`,
 `compute.fallback_instance_types` and `compute.quota_wait` say.
@@ -119,7 +119,7 @@ def _after(plan: StagePlan, name: str) -> str:
 
 
 class _Attempt:
-    """One job to be created, under the first name that is free."""
+    """One job to be created, under the first free name."""
 
     def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again

@@ -1,4 +1,4 @@
-"""Backends with a queue of their own.
+"""Backends with a queue.
 
 One that chains gets all stages at once, each after the one before.
 
@@ -46,8 +46,8 @@ def submit_chain(
 def submit(
     chain: Chain, plan: StagePlan, say: Say, *, again: bool = False, after: str | None = None
 ) -> tuple[Job, str | None]:
-    """The job that does a plan's work, and its ID in the queue: one that is there already, or a new
-    one, whose inputs are copied first. Raises `JobError` if the queue refuses it.
+    """The job that does a plan's work, and its ID in the queue: an existing one, or a new one,
+    whose inputs are copied first. Raises `JobError` if the queue refuses it.
     """
     place = queue(chain.target)
     if plan.running and not again:

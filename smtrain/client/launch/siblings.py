@@ -35,7 +35,7 @@ def sibling_of(list_page: Callable[..., dict[str, Any]], uri: str) -> tuple[str,
     others = sorted(names - {named})
     if named not in names or not others:
         return None
-    remedy = f"write {uri}/" if named != key else "put it under a prefix of its own"
+    remedy = f"write {uri}/" if named != key else "put it under a prefix without other data"
     return f"s3://{bucket}/{others[0]}", remedy
 
 

@@ -1,3 +1,3 @@
-"""The planner: whether a run fits, how long it takes, what it costs, and what would be better
+"""The planner: whether a run fits, its time and cost, and what would be better
 (`smtrain.plan`).
 """

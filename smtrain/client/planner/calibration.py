@@ -192,8 +192,8 @@ def fit(
     """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are
     positive.
 
-    Runs of mixtures of experts determine only the coefficients of these; the others are those of
-    their chip.
+    Runs of mixtures of experts determine only their own coefficients; the rest are those of their
+    chip.
     """
     base, names = start, DENSE
     if runs[0].work.shape.experts is not None:
@@ -242,7 +242,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Left:
-    """A run, and its throughput as predicted from the others."""
+    """A run, and its throughput as predicted from all other runs."""
 
     run: PublishedRun
     predicted: float
@@ -375,8 +375,8 @@ def half_width(spread: float, near: Near | None) -> float:
 def width_of(
     work: Work, machine: Machine, near: Near | None, corrected: Correction, *, untried: bool
 ) -> float:
-    """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library
-    that is `untried`.
+    """Half-width of a plan's interval: narrow after one of the user's runs, wide for an `untried`
+    library.
     """
     if corrected.is_own(machine):
         return 2.13 * spread_of(machine)
@@ -390,8 +390,8 @@ def width_of(
 
 
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
-    # Size and pipeline depth count half: the model extrapolates well over both, as each has a term
-    # of its own.
+    # Size and pipeline depth count half: the model extrapolates well over both, as each has a
+    # separate term.
     return (
         log2(work.shape.active_parameters() / mesh.tp / mesh.pp) / 2,
         log2(mesh.ep) / 2,

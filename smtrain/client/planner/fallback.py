@@ -35,7 +35,7 @@ def fallback_faults(config: JobConfig) -> Iterator[Fault]:
     """Fallback types that cannot run the job, by processes and memory.
 
     Memory is not checked if the model's shape is unknown. Nothing is reported if the mesh does not
-    even fit the machines of the config, as that is a fault by itself.
+    even fit the machines of the config, as this is a fault by itself.
     """
     if mesh_fits(config):
         keys = {*MESH_KEYS, KEY, "model.path"}

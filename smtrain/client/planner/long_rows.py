@@ -45,7 +45,7 @@ def positions_warning(config: JobConfig) -> tuple[str, str] | None:
             f"train.seq_len: {length} is beyond the {least} positions of {name}",
             f"set train.seq_len: {least}, or extend the model with model.rope",
         )
-    known = f" (the model of its size that is known has {namesake:,})" if namesake else ""
+    known = f" (the known model of its size has {namesake:,})" if namesake else ""
     return (
         (
             f"how many positions {path.removeprefix(_ASKED)} has is unknown{known}, and"

@@ -52,7 +52,7 @@ class Machine:
     accelerated: bool = True
     disk_bytes: float = 0.0
     link: float = 0.0
-    """From a device to the others of its host, in bytes per second and direction; 0: in proportion
+    """From a device to another of its host, in bytes per second and direction; 0: in proportion
     to its peak.
     """
     chip: str = ""
@@ -155,7 +155,7 @@ class Machine:
 
     @property
     def neuron(self) -> bool:
-        """Whether its devices are Neuron cores, whose link has no figure of its own."""
+        """Whether its devices are Neuron cores, whose link has no figure."""
         return self.accelerated and not self.link
 
 

@@ -43,7 +43,7 @@ Peak = tuple[float, float, float]
 # measured on a device.
 RUNTIME = 1.0 * GIB
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side.
-# An assumption that gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known
+# An assumption that gives 340 to 410 GB for 70B with asynchronous saves; NxD Training's known
 # issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
 
@@ -283,7 +283,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if shape.qk_norm:
         attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
-        attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
+        attention += 2 * w * q  # the gate's sigmoid, and the gated output
     return (
         norms * part
         + 2 * w * h
@@ -420,7 +420,7 @@ def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     """The same with frozen weights: only adapted linears save their input, and norms do not save
-    what they scale.
+    their input.
     """
     shape, w = work.shape, work.width
     held = cut(shape, mesh.tp)
@@ -526,7 +526,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         each -= (
             (w if shape.plain else _norm_input(work)) * part if stage == 0 else 0.0
         )  # nothing trained before it
-    # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
+    # A stage keeps the tensors that it sent, and those that it received unless a norm saved them
+    # (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = max(saved.values(), default=0.0) if full else 0.0
@@ -553,7 +554,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         )
         biggest += most * (w + 12 / BLOCK)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
-    # Of a layer that is computed again in compiled code, the input of the last linear is gone by
+    # Of a layer computed again in compiled code, the input of the last linear is gone by
     # then: by the peaks of two runs on an H200 (gpu_kernels.toml: h06, h07).
     vectors = 1 if full and work.compiled else 2
     moments = [
@@ -597,7 +598,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         if work.gathers_again or work.loss == "whole":
             rows = tokens * held.vocab
             # Engine nxd, and native before it had pieces. One rank: log-probabilities, their
-            # gradient and that of the logits, all fp32. A vocabulary that is divided: logits and
+            # gradient and that of the logits, all fp32. A divided vocabulary: logits and
             # one fp32 copy, updated in place.
             logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
             logits += w * rows if shape.capped else 0.0
@@ -687,8 +688,8 @@ def _net_moments(
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:
-    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam
-    that is not fused.
+    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an unfused
+    Adam.
 
     Neuron cores, on which no peak was measured, are assumed to make these. On GPUs AdamW is one
     kernel without them: a Llama-2-7B took 115.6 GiB of an H200, and would have taken 163.

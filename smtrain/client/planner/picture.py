@@ -18,7 +18,7 @@ _WORDS = "memory, step time and cost of the plan"
 def card(plan: Plan, text: str) -> str:
     """Bars as an image, and `text`, its summary, below them."""
     drawn = svg(plan)
-    # A line that is too long continues below its text, as on a terminal.
+    # A line too long for the picture continues below its text, as on a terminal.
     lines = [
         (line, 2 if line.startswith("!") or line[:1].isdigit() else 12) for line in text.split("\n")
     ]

@@ -70,7 +70,7 @@ from smtrain.stages import stages_of
 
 RankBy = Literal["time", "cost"]
 _START_HERE_S = 30.0
-"""Assumed start of a job on a machine that is there: no machine to wait for and no image, only
+"""Assumed start of a job on an existing machine: no machine to wait for and no image, only
 imports and loading.
 """
 _SHOWN = 5
@@ -117,8 +117,8 @@ def plan(
             chip are corrected by it.
         target: Plan a run on `aws`, a `local` one, one on a `slurm` cluster, which cluster.time
             divides into attempts, or one on `pai-dlc`. Default: slurm or pai-dlc if the config says
-            so; local if the config says so, names no compute.instance_type, and none of `machines`,
-            `best` and the limits is given; else aws. A local plan without an instance type is for
+            so; local if the config says so, names no compute.instance_type, and `machines`, `best`
+            and the limits are not given; else aws. A local plan without an instance type is for
             this machine: processes and memory, no dollars.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and
             `sections`.
@@ -543,7 +543,7 @@ def _price_of(
 def _calibration_warnings(
     config: JobConfig, work: Work, machine: Machine, mesh: Mesh, made: _Estimate, prices: Prices
 ) -> list[str]:
-    """Say what the estimate of time rests on, if that is not a run like this one."""
+    """Say what the estimate of time rests on, unless it rests on a run like this one."""
     warnings = []
     if not made.calibrated:
         where = machine.type if made.near is None else f"this shape (nearest: {made.near.run})"
@@ -596,7 +596,7 @@ def _stage_warnings(stages: StageEstimates, prices: Prices, region: str | None) 
 def _price_warnings(
     config: JobConfig, machine: Machine, used: Sequence[Price], *, known: bool
 ) -> list[str]:
-    """Name the prices that are guesses, and the one that is missing."""
+    """Name the prices that are guesses, and the missing one."""
     guesses = [f"price: {price}" for price in used if price.guess]
     target = TARGETS[config.target]
     if known or target.own_machines or (target.here and config.has_own_machine):

@@ -51,8 +51,8 @@ def load_config(
     """Build the config of a job, and report all its faults at once.
 
     Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative
-    to that file, others to the working directory. Engine, mesh, batch and sequence length, if not
-    drafted, are chosen by the target, the machines and the model.
+    to that file, any other path to the working directory. Engine, mesh, batch and sequence length,
+    if not drafted, are chosen by the target, the machines and the model.
 
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
@@ -359,8 +359,8 @@ def _own_of(
     machines: Sequence[tuple[str, int]],
     file: str | Path | None,
 ) -> dict[str, Any] | None:
-    """The sections of a plan for machines of the user's own, which are settled for the first of
-    them; None for others.
+    """The sections of a plan for the user's own machines, settled for the first of them; None for
+    other machines.
 
     A config whose instance type is named and trains the model keeps it.
     """
@@ -401,7 +401,7 @@ def _open_machine(drafted: Draft) -> bool:
 
 
 def _of_named(config: JobConfig, left_out: set[str]) -> list[str]:
-    """Faults of a model that is known by its name alone, without those of the mesh, which a plan
+    """Faults of a model known only by its name, without those of the mesh, which a plan
     reports.
     """
     where, _, rest = config.model.path.partition("@")[0].partition("://")

@@ -27,7 +27,7 @@ LORA_FITS = f"train.adapter: with LoRA of rank {RANK} it fits"
 """End of that fault if adapters fit."""
 _GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
 _EQUAL = 0.98  # the same share if train.max_global_batch_size is set
-_LARGE = 4  # sequences per process in the largest batch that is tried
+_LARGE = 4  # sequences per process in the largest batch to try
 _MESH = (
     *("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp"),
     *("layers_per_stage", "ep"),
@@ -40,7 +40,7 @@ def with_engine(config: JobConfig) -> JobConfig:
     """Choose the engine by the machines (native on this machine), and no weight decay for adapters,
     unless given.
 
-    Chosen values count as not given, so that a config that is loaded again for other machines or
+    Chosen values count as not given, so that a config loaded again for other machines or
     another target chooses again.
     """
     if config.train.adapter and "weight_decay" not in config.train.model_fields_set:
@@ -168,7 +168,7 @@ def accepted(
         train={"engine": engine or config.train.engine},
     )
     # A precision that no mesh of the config's own machines can have is told by itself, not as a
-    # mesh that is lacking.
+    # lacking mesh.
     judged = (
         ("parallel.",)
         if machine.type == config.compute.instance_type
@@ -229,9 +229,7 @@ def _batches(config: JobConfig) -> list[int]:
 
 
 def _batch_of(config: JobConfig) -> int:
-    """The smallest batch, from the default on, that the given mesh divides; or the largest that is
-    allowed.
-    """
+    """The smallest batch, from the default on, that the given mesh divides; or the largest allowed."""
     parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
     each = (
         config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)

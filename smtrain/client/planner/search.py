@@ -60,7 +60,7 @@ def search(
     recompute: tuple[Recompute, ...] = RECOMPUTE,
     dollars_per_hour: dict[str, float] | None = None,
 ) -> list[Candidate]:
-    """The fastest candidate for each (machine, tp, cp, pp) that is legal and fits, fastest first.
+    """The fastest candidate for each legal (machine, tp, cp, pp) that fits, fastest first.
 
     Only the best micro-batch, recomputation and, with experts, ep of each (tp, pp) is kept.
     Sequence parallelism is used whenever tp > 1 divides the sequence: it saves memory and moves the
@@ -229,7 +229,7 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
         yield (
             f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last"
             " stages and "
-            f"{min(each)} on others, which wait; the best is parallel.layers_per_stage: "
+            f"{min(each)} on other stages, which wait; the best is parallel.layers_per_stage: "
             f"{list(StageTimes(work, machine, mesh, Coefficients.fitted(machine)).balanced(mesh.pp)[0])}"
         )
     if best and step.total > SLOWER * best.step_s:

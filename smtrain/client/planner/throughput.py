@@ -201,8 +201,8 @@ class Slot:
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
     """Time of a micro-batch on the slowest stage.
 
-    It is the last one, which has the output matrix, unless `mesh.layers` gives others more layers
-    to make up for it.
+    It is the last one, which has the output matrix, unless `mesh.layers` gives other stages more
+    layers to make up for it.
     """
     slot, others = StageTimes(work, machine, mesh, k).slowest(mesh.pp, mesh.layers)
     return replace(slot, middle=others)
@@ -250,8 +250,8 @@ class StageTimes:
         self._by_kinds: dict[tuple[frozenset[tuple[ModelShape, int]], bool, bool], Slot] = {}
 
     def slowest(self, pp: int, layers: tuple[int, ...]) -> tuple[Slot, float]:
-        """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the
-        others: the bubble is a micro-batch's way through them.
+        """The slowest of so many stages (`layers` as in `Mesh`), and the mean seconds of the rest:
+        the bubble is a micro-batch's way through them.
         """
         if not layers:
             last = self.stage(pp, layers, pp - 1)
@@ -264,7 +264,7 @@ class StageTimes:
 
     def balanced(self, pp: int) -> tuple[tuple[int, ...], float, float]:
         """Layers of each stage for the shortest time, the output matrix counted, with the seconds
-        of the slowest stage and the mean ones of the others; no layers if even stages are possible.
+        of the slowest stage and the mean ones of the rest; no layers if even stages are possible.
 
         Extra layers go to the stages before the last, of which the later ones keep fewer
         micro-batches, and the first one has the embedding.
@@ -409,7 +409,7 @@ def _dealings(layers: int, pp: int) -> list[_Dealing]:
 
 
 def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Seconds of the slowest stage, and the mean ones of the others; `runs`: seconds of a stage,
+    """Seconds of the slowest stage, and the mean ones of the rest; `runs`: seconds of a stage,
     number of stages.
     """
     totals: list[float] = []

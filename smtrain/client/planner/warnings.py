@@ -157,7 +157,7 @@ def neuron_warnings(
             " with --measured JOB"
         )
     stages = (
-        f", and each of the {mesh.pp} stages compiles its own while the others wait"
+        f", and each of the {mesh.pp} stages compiles its own while all other stages wait"
         if mesh.pp > 1
         else ""
     )

@@ -171,7 +171,7 @@ class Context:
         return answer
 
     def unreached(self, service: str, error: Exception) -> Unreached:
-        """Note that a service gave no answer; it is not asked again, nor are others until one has
+        """Note that a service gave no answer; it is not asked again, nor is another until one has
         answered.
         """
         what, _, remedy = str(spell(error)).partition("; ")

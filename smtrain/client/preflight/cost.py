@@ -24,7 +24,7 @@ def _plan(context: Context) -> Plan:
     if isinstance(context.plan, ConfigError):
         raise Unplanned(
             f"there is no plan ({context.plan})",
-            "`smtrain plan CONFIG` says the same, and what it takes",
+            "`smtrain plan CONFIG` says the same, with the remedy",
         )
     return context.plan
 

@@ -33,8 +33,7 @@ REST_GB = 20
 
 
 HELD_BESIDES = 2
-"""Checkpoints on a host in addition to checkpoint.keep: one being written, and one that is not in
-S3 yet.
+"""Checkpoints on a host in addition to checkpoint.keep: one being written, and one not in S3 yet.
 """
 
 

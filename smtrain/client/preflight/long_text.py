@@ -1,4 +1,4 @@
-"""Check that the text has documents long enough for a model that is extended to longer ones."""
+"""Check that the text has documents long enough for a model extended to longer ones."""
 
 from __future__ import annotations
 

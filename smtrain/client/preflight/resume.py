@@ -55,7 +55,7 @@ def resume(context: Context) -> Iterator[Finding]:
         yield Finding(
             "resume",
             "fault",
-            f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
+            f"all {len(steps)} checkpoints in {uri} are incomplete: {newest.name} lacks "
             f"{_names(newest.lacking)}",
             "restore the missing files, or give the run another name to start over",
         )

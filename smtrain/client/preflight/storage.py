@@ -41,7 +41,7 @@ def buckets(context: Context) -> Iterator[Finding]:
                 "buckets",
                 "fault",
                 f"{bucket} is in {actual}, and the job runs in {region}",
-                "SageMaker reads buckets of its own region only: set compute.region, or copy the"
+                "SageMaker reads only buckets of the job's region: set compute.region, or copy the"
                 " data",
             )
         else:

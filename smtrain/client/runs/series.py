@@ -135,7 +135,7 @@ def _inherited(parent: Earlier | None, config: JobConfig | None) -> RopeSection 
     """
     if parent is None or config is None or config.model.rope is not None:
         return None
-    # An adapter that is not merged must not have a model.rope of its own, so its rows may not be
+    # An unmerged adapter must not have its own model.rope, so its rows may not be
     # longer here.
     return None if config.train.adapter and not config.export.merge else parent.rope
 
@@ -199,7 +199,7 @@ def _planned(config: JobConfig) -> Plan | None:
 
 
 def _costs(plans: Sequence[Plan | None]) -> str:
-    """`, 2 h, $3.10` of some plans; a part that is unknown for any of them is left out."""
+    """`, 2 h, $3.10` of some plans; a part unknown for any of them is left out."""
     parts = []
     hours = [sum(made.hours_by_stage.values()) or made.hours if made else None for made in plans]
     if all(hour is not None for hour in hours):

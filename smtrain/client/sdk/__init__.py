@@ -21,7 +21,7 @@ Generation = Literal["v3", "v2"]
 
 
 def installed() -> Generation | None:
-    """The SageMaker SDK that is installed here; nothing is imported to find out."""
+    """The SageMaker SDK installed here; nothing is imported to find out."""
     for generation, distribution in (("v3", "sagemaker-train"), ("v2", "sagemaker")):
         try:
             major = metadata.version(distribution).partition(".")[0]
@@ -38,7 +38,7 @@ def chosen(target: SageMakerBackend, config: JobConfig) -> Generation | None:
     """The SDK that sends this config's requests to this target; None for boto3.
 
     `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and
-    a local job only takes a few. Raises `ConfigError` if the config names an SDK that is not
+    a local job only takes a few. Raises `ConfigError` if the SDK that the config names is not
     installed.
     """
     wanted = config.compute.sdk

@@ -1,4 +1,4 @@
-"""Session arguments that keep both SDKs from making requests of their own."""
+"""Session arguments that keep both SDKs from making unasked requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 class Later:
-    """A client that is made when it is first used: the SDKs make four that starting a job does not
+    """A client made at its first use: the SDKs make four that starting a job does not
     need.
     """
 
@@ -56,7 +56,7 @@ def session_arguments(target: SageMakerBackend, request: dict[str, Any]) -> dict
     """Arguments of the SDK's `Session`.
 
     The boto3 session and the SageMaker client are the target's, never the process's default. The
-    bucket is named, as the SDKs would otherwise ask an STS endpoint of their own for it.
+    bucket is named, as the SDKs would otherwise ask their STS endpoint for it.
     """
 
     def later(service: str) -> Later:
@@ -129,7 +129,7 @@ def watch(target: SageMakerBackend, name: str, *, lines: bool) -> None:
 
     Raises `JobError` with the cause if the job does not complete.
 
-    The SDKs' own waits stop at the first call that is throttled beyond botocore's retries, while
+    The SDKs' own waits stop at the first call throttled beyond botocore's retries, while
     the job runs on; they lose lines that come late or out of order, and v2's never reads a second
     page of log streams (hosts beyond 50).
     """

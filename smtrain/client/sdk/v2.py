@@ -59,7 +59,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
 
         This is the SDK's method without its telemetry, which reports each call and swallows Ctrl-C
         (it returns None while the job runs on). `logs` "None" or False waits without lines. Raises
-        `JobError` with the cause if a job that is waited for does not complete.
+        `JobError` with the cause if a job does not complete while this waits for it.
         """
         refuse_secrets(
             {

@@ -61,9 +61,9 @@ class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not type
         `smtrain.Job.follow` does.
 
         ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None
-        while the job runs on), sends through clients of its own, and describes the job at once: a
+        while the job runs on), sends through its own clients, and describes the job at once: a
         throttled description then looks like a failed creation. Raises `JobError` with the cause if
-        a job that is waited for does not complete.
+        a job does not complete while this waits for it.
         """
         if isinstance(self.sagemaker_session, PipelineSession):
             return super().train(input_data_config, wait, logs, dry_run)

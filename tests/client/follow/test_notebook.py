@@ -90,8 +90,8 @@ def test_nothing_in_it_is_wider_than_its_cell() -> None:
     html = notebook.bundle_of(progress)["text/html"]
     assert "x" * 301 not in html
     (log,) = re.findall(r'<pre style="([^"]*)"', html)
-    assert "white-space:pre;" in log, "a line that is broken leaves single words"
-    assert "overflow-x:auto" in log, "so it scrolls in a box of its own"
+    assert "white-space:pre;" in log, "a broken line leaves single words"
+    assert "overflow-x:auto" in log, "so it scrolls in a separate box"
     progress.lines.clear()
     failed = block(progress, failure="algo-1: a long sentence")
     assert "white-space:pre-wrap" in failed, "sentences are broken"
@@ -163,14 +163,14 @@ def test_an_interrupted_call_ends_in_one_line_in_a_notebook(
 ) -> None:
     shell = InteractiveShell()
 
-    @gently("interrupted: it goes on")
+    @gently("interrupted: it continues")
     def call() -> None:
         raise KeyboardInterrupt
 
     shell.user_ns["call"] = call
     done = shell.run_cell("call()")
     assert isinstance(done.error_in_exec, KeyboardInterrupt), "the cells below do not run"
-    assert capsys.readouterr().out == "interrupted: it goes on\n"
+    assert capsys.readouterr().out == "interrupted: it continues\n"
 
 
 def test_two_prices_are_no_formula() -> None:

@@ -1,4 +1,4 @@
-"""Every line once: late, out of order, equal to others, over pages, failures and a resumed
+"""Every line once: late, out of order, equal to another, over pages, failures and a resumed
 follow.
 """
 

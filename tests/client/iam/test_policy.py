@@ -41,7 +41,7 @@ UNSEEN = {
     "s3:ListMultipartUploadParts": "only for files of more than one part",
     "s3:ListBucketMultipartUploads": "only for files of more than one part",
     "servicequotas:ListAWSDefaultServiceQuotas": "only for quotas without an applied value",
-    "servicequotas:ListServiceQuotas": "only where the control plane keeps quotas",
+    "servicequotas:ListServiceQuotas": "only if the control plane keeps quotas",
 }
 
 

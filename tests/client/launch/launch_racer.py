@@ -1,4 +1,4 @@
-"""One of two processes that launch one run at once, each with settings of its own: `python -m
+"""One of two processes that launch one run at once, each with different settings: `python -m
 tests.client.launch.launch_racer`.
 
 For each path of a config that it reads from stdin it says `launched`, or the sentence that the

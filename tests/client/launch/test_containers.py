@@ -1,4 +1,4 @@
-"""Stages in containers: the same code, the same numbers, two hosts on a network of their own."""
+"""Stages in containers: the same code, the same numbers, two hosts on a separate network."""
 
 from __future__ import annotations
 

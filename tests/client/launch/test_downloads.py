@@ -105,7 +105,7 @@ def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
         SageMakerBackend, "listing", lambda self, uri: asked.append(uri) or listing(self, uri)
     )
     assert download(target, [("s3://pruned/out/", tmp_path)]) == 6
-    assert len(asked) == 3, "at the beginning, for the first file that is gone, and at the end"
+    assert len(asked) == 3, "at the beginning, for the first missing file, and at the end"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_6"]
     assert len(tree(tmp_path)) == 6
 

@@ -60,7 +60,7 @@ def test_the_token_is_read_in_the_container_and_lies_nowhere(
     )
     names = {item["Key"].rpartition("/")[2] for item in listed["Contents"]}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
-    # The other stages read what it fetched, and data of the hub with the same token.
+    # The other stages read the fetched folder, and data of the hub with the same token.
     hub.tokens.clear()
     prepared = smtrain.launch(
         {**raw, "data": {"path": "hf://org/gated"}}, stage="prepare", say=said.append

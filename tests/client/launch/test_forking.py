@@ -1,4 +1,4 @@
-"""A rank that is a fork of torchrun is what a new Python would be."""
+"""A rank forked from torchrun equals a new Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smtrain.core.protocol.entrypoints import entrypoints_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 
-# Stands for torchrun: has handlers, a socket, a thread of its own and an exit function when it
+# Stands for torchrun: has handlers, a socket, a thread and an exit function when it
 # forks.
 PARENT = """
 import atexit, json, os, signal, socket, sys, threading, time

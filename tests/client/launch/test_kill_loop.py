@@ -53,7 +53,7 @@ TARGETS = ("rank", "launcher", "host", "plane", "client")[: 5 if KILLS >= 10 els
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A control plane of its own: it is killed too."""
+    """A separate control plane: it is killed too."""
     folder = tmp_path_factory.mktemp("kill-loop-home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMTRAIN_HOME", str(folder))
@@ -151,7 +151,7 @@ def victims(home: Path, job: str, target: str) -> list[int]:
 
 
 class Client:
-    """`smtrain launch` in a process of its own, whose lines are read as they come."""
+    """`smtrain launch` in a separate process, whose lines are read as they come."""
 
     def __init__(self, path: Path) -> None:
         command = [
@@ -181,7 +181,7 @@ class Client:
         return False
 
     def end(self, seconds: float) -> int:
-        """Its exit status; what it says is read to the end."""
+        """Its exit status; its output is read to the end."""
         out, _ = self.process.communicate(timeout=seconds)
         self.text.append(out or "")
         return self.process.returncode

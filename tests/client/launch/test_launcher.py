@@ -50,8 +50,8 @@ def test_a_stage_asks_for_what_it_needs(launcher: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def container(tmp_path: Path) -> Path:
-    """A container with the launcher, which wants nothing yet, and a stage that shows what it can
-    import.
+    """A container with the launcher, which wants nothing yet, and a stage that shows its importable
+    modules.
     """
     code = tmp_path / "code/entrypoints"
     code.mkdir(parents=True)
@@ -93,9 +93,7 @@ def wheel(folder: Path) -> str:
 
 
 def test_what_travels_with_the_code_is_installed_into_a_folder_of_the_job(container: Path) -> None:
-    """Without an index and without touching this Python; a wheel that is not the pinned one is not
-    installed.
-    """
+    """Without an index and without touching this Python; only the pinned wheel is installed."""
     line = wheel(container / "input/data/code/wheels")
     (container / "code/entrypoints/wheels.txt").write_text(f"{line}  # export\n")
     done = launched(container)

@@ -95,8 +95,8 @@ def wait_for_step(job: smtrain.Job, step: int) -> None:
 def kill_all_of(job: smtrain.Job) -> int:
     """kill -9 every process that runs for the job, as a power cut would; gives how many there were.
 
-    All are found before the first is killed: with a host's process 1 the kernel ends all others of
-    it.
+    All are found before the first is killed: with a host's process 1 the kernel ends every other
+    process of it.
     """
     found = processes_of(job)
     for pid in found:
@@ -254,7 +254,7 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(
         text = "" if isinstance(event, str) else event.text
         if found := re.match(r"asked to stop: saved step (\d+)", text):
             saved.append(int(found[1]))
-        # The first step that is heard of in each of the first two attempts.
+        # The first reported step in each of the first two attempts.
         elif (
             (found := re.match(r"step=(\d+) ", text))
             and asked < 2
@@ -304,7 +304,7 @@ def test_stopped_it_saves_and_the_same_command_goes_on(
     assert [uri.split("/")[-3] for uri in again.checkpoints] == [
         job.name,
         again.name,
-    ], "each in a folder of its own"
+    ], "each in a separate folder"
 
 
 def test_a_failing_stage_is_one_sentence_with_its_cause(

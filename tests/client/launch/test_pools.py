@@ -1,4 +1,4 @@
-"""Warm pools from the client: which there are, what they cost, which one a job will get, and their
+"""Warm pools from the client: their list, their cost, the one that a job will get, and their
 end.
 """
 

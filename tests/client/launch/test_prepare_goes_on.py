@@ -1,4 +1,4 @@
-"""A prepare job that is stopped midway: the next attempt, on another machine, resumes it."""
+"""A prepare job stopped midway: the next attempt, on another machine, resumes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that is looked at, and not sent."""
+"""A request to look at, and not to send."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_options_of_the_template_name_the_jobs_that_use_them() -> None:
     for stage in (prepare.STAGE, generate.STAGE, evaluate.STAGE):
         assert "chat_template_kwargs" not in keys(stage, {})["model"]
         assert keys(stage, on)["model"]["chat_template_kwargs"] == on
-        written = stage is evaluate.STAGE  # text that is prepared or continued has no template
+        written = stage is evaluate.STAGE  # text to prepare or continue has no template
         assert ("chat_template_kwargs" in keys(stage, on, "pretrain")["model"]) is written
     assert keys(train.STAGE, on) == keys(train.STAGE, {})
 

@@ -41,7 +41,7 @@ def store(*keys: str) -> Any:
         (
             "s3://b/a.jsonl",
             ["a.jsonl", "a.jsonl.bak"],
-            "also s3://b/a.jsonl.bak; put it under a prefix of its own",
+            "also s3://b/a.jsonl.bak; put it under a prefix without other data",
         ),
         ("s3://b/data", ["data/a", "data/deep/b", "other/c"], None),
         ("s3://b/data/", ["data/a", "data2/b"], None),

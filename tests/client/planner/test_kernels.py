@@ -132,9 +132,7 @@ def test_h100_has_the_same_products_and_slower_memory() -> None:
 
 
 def test_llama_2_7b_with_all_its_weights_fits_one_h200() -> None:
-    """115.6 GiB were measured; a plan that counted terms of an Adam that is not fused refused
-    it.
-    """
+    """115.6 GiB were measured; a plan that counted terms of an unfused Adam refused it."""
     shape = named_shape("llama-2-7b")
     assert shape is not None
     need = core_memory(Work(shape, 4096, 2, deterministic=True), H200, Mesh(1, 1, 1, 1, "full"), 0)

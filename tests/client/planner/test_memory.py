@@ -60,7 +60,7 @@ def test_the_predicted_peak_is_within_a_tenth_of_the_measured(
 ) -> None:
     """A tenth is what docs promise.
 
-    All are within 2 % today, so a prediction that is a tenth too low fails.
+    All are within 2 % today, so a prediction a tenth too low fails.
     """
     for stage, measured, predicted in compare(family, mesh, worlds):
         assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
@@ -119,7 +119,7 @@ def test_so_it_is_with_documents_in_place_of_masks(
         assert predicted == pytest.approx(measured, rel=0.03), f"stage {stage}"
 
 
-# the next test finds a mask that is not counted, tests/worker/engine/test_experts.py runs the rows
+# the next test finds an uncounted mask, tests/worker/engine/test_experts.py runs the rows
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "mesh", "tokens", "packed"), MIXED)
 def test_so_it_is_with_experts_and_packed_rows(

@@ -80,7 +80,7 @@ def test_the_first_step_compiles_in_the_train_job_and_no_stage_does() -> None:
     assert "stages" not in told
     deep = smtrain.plan({**raw(), "parallel": {"tp": 4, "pp": 4}}, target="aws")
     assert (
-        "each of the 4 stages compiles its own while the others wait"
+        "each of the 4 stages compiles its own while all other stages wait"
         in warned(deep, "the first step")[0]
     )
     assert "compile" not in smtrain.plan(raw(kind="ml.trn1.32xlarge"), target="aws").hours_by_stage

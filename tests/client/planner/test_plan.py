@@ -113,7 +113,7 @@ def test_a_size_that_is_known_by_a_models_name_alone_is_said(path: str, told: bo
         (
             "s3://bucket/Qwen2.5-7B-Instruct",
             65_536,
-            "(the model of its size that is known has 131,072)",
+            "(the known model of its size has 131,072)",
         ),
         (
             "s3://known-models/qwen3-8b",

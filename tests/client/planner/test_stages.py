@@ -1,5 +1,5 @@
-"""The machines of stages without an accelerator: chosen by the model's size, refused where they do
-not hold it.
+"""The machines of stages without an accelerator: chosen by the model's size, refused if they do not
+hold it.
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ def test_they_follow_the_batch_that_is_chosen_and_are_no_part_of_what_a_job_is()
     twice = smtrain.load_config(
         config, set_=[f"train.global_batch_size={2 * config.train.global_batch_size}"], target="aws"
     )
-    assert twice.train.steps == -(-config.train.steps // 2), (
-        "a config that is loaded again counts again"
-    )
+    assert twice.train.steps == -(-config.train.steps // 2), "a config loaded again counts again"
     assert smtrain.plan(config).fits
 
 

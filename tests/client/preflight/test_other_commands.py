@@ -139,7 +139,7 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(
     )
     report, asked = found(raw, "caller", OtherCommands(), **here)
     assert [finding.check for finding in report] == ["config"]
-    assert asked == [], "only where it is asked for"
+    assert asked == [], "only on request"
 
 
 def test_the_role_of_an_endpoint_must_be_the_schedulers_too(

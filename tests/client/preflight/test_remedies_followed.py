@@ -2,7 +2,7 @@
 without a fault.
 
 The remedies of the config's own checks are followed in
-tests/client/config/test_remedies_followed.py. A way is a part of the remedy, and what it changes:
+tests/client/config/test_remedies_followed.py. A way is a part of the remedy, and its change:
 the config, the answers of AWS, or the objects in S3.
 """
 
@@ -347,7 +347,7 @@ CASES = [
         ),
         "SageMaker reads all keys that begin like s3://",
         (
-            "put it under a prefix of its own",
+            "put it under a prefix without other data",
             both(
                 stored("only", {"a.jsonl": b"x"}), keys({"data.path": "s3://BUCKET/only/a.jsonl"})
             ),
@@ -495,7 +495,7 @@ OTHERWISE = {
         "a price of one's own"
     ),
     "you may not {}": "rights of the caller, which another person gives: test_other_commands.py",
-    "{} needs {}, and no image of AWS has it": "an image that is built: test_check.py",
+    "{} needs {}, and no image of AWS has it": "a built image: test_check.py",
     "{} needs {}, which has no wheel for Python {}.{}": "the same",
     "{} has no {}, which {}": "the same: tests/tools/image",
     "{} has no {}, which {} needs": "the same",

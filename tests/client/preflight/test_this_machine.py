@@ -1,4 +1,4 @@
-"""A local run is checked against this machine before it starts; `check` skips what it cannot
+"""A local run is checked against this machine before it starts; `check` skips facts that it cannot
 know.
 """
 

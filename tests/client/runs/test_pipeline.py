@@ -1,6 +1,4 @@
-"""A pipeline's definition: what it is made of, what the plane keeps of it, and that its steps train
-a model.
-"""
+"""A pipeline's definition: its parts, its copy in the plane, and a model trained by its steps."""
 
 from __future__ import annotations
 

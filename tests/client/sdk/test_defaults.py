@@ -61,7 +61,7 @@ def test_what_the_config_leaves_open_comes_from_the_file(open_: dict[str, Any]) 
     )
     assert made["Environment"]["FROM_FILE"] == "1"
     assert {"Key": "cost", "Value": "42"} in made["Tags"]
-    assert "VolumeKmsKeyId" not in made["ResourceConfig"], "trn1 hosts have disks of their own"
+    assert "VolumeKmsKeyId" not in made["ResourceConfig"], "trn1 hosts have their own disks"
     assert (
         smtrain.request(open_, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"]
         == "key-of-volumes"

@@ -71,7 +71,7 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
         "StoppingCondition",
         {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 18000},
     ),
-    "spot's wait where nothing is said": (
+    "spot's default wait": (
         {"compute": {"spot": True, "max_run": "2h"}},
         "StoppingCondition.MaxWaitTimeInSeconds",
         14400,
@@ -276,7 +276,7 @@ def test_what_is_not_set_is_not_said(plain: dict[str, Any]) -> None:
 
 
 def test_the_volumes_key_goes_where_there_is_a_volume(plain: dict[str, Any]) -> None:
-    """Types with disks of their own refuse VolumeKmsKeyId."""
+    """Types with their own disks refuse VolumeKmsKeyId."""
     more = {"output": {"volume_kms_key": KEY}}
     assert "VolumeKmsKeyId" not in body(plain, more)["ResourceConfig"]
     assert body(plain, more, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"] == KEY

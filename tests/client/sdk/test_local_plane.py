@@ -50,7 +50,7 @@ def prepared(local_home: Path, plain: dict[str, Any], raw: dict[str, Any]) -> di
 
 
 def altered(config: dict[str, Any]) -> Any:
-    """The SDK's object with a script of its own, as training itself is not tested here."""
+    """The SDK's object with another script, as training itself is not tested here."""
     job = smtrain.estimator(config, say=lambda _: None)
     job.container_arguments = [SCRIPT]
     job.environment["NOTE"] = "altered"

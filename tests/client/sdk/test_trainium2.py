@@ -107,7 +107,7 @@ def test_one_line_in_the_table_makes_the_image_the_default(
         "note": "seen 2026-12-01",
         "engines": ["native"],
     }
-    assert "leave it out for the newest that is known" in str(
+    assert "leave it out for the newest known one" in str(
         unsuited(f"x:{TAG.replace('2.33', '2.32')}", "native", TRN2)
     )
 

@@ -115,7 +115,7 @@ def test_the_rest_of_the_difference_is_known(
 
 
 def test_nothing_but_the_creation_is_asked_of_anybody(plain: dict[str, Any]) -> None:
-    """No STS (both SDKs would ask a regional endpoint of their own), no IAM, no description of the
+    """No STS (both SDKs would ask their regional endpoint), no IAM, no description of the
     job.
     """
     wire = sent(smtrain.request(plain))

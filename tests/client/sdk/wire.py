@@ -17,7 +17,7 @@ from smtrain.stages import STAGES
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in
 # both).
 SDK = installed()
-# A model that is on no hub, on an engine that compiles as it runs.
+# A model outside every hub, on an engine that compiles as it runs.
 OF_ANY_CONFIG = [stage for stage in STAGES if stage not in ("fetch", "compile", "evaluate")]
 
 

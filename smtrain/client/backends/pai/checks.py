@@ -30,7 +30,7 @@ def run_checks(
 ) -> Iterator[Finding]:
     """Make all checks; after a fault of the API or the credentials only that one.
 
-    What they write is deleted.
+    Deletes everything that they write.
 
     `copied`: URIs that the launch writes first. `probe` has no effect, as no pod can be asked
     without a job.

@@ -22,7 +22,7 @@ from smtrain.core.text import Say
 
 _CONNECT_MS, _READ_MS = 5_000, 60_000
 _ANSWER_S = 20.0
-"""Total time to repeat a call of OSS that is no transfer."""
+"""Total time to repeat a call of OSS other than a transfer."""
 _PARTS_FROM = 100 << 20
 """Bytes from which a file is sent and read in parts, which can be continued after a break."""
 _BUSY = (408, 429, 500, 502, 503, 504)

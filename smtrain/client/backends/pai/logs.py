@@ -122,7 +122,7 @@ class PodLogs:
         """The lines between two times that cannot be divided: a full answer is asked for again with
         a higher limit.
 
-        If PAI-DLC keeps to a limit of its own, a last line says that some may be missing.
+        If PAI-DLC keeps to a lower limit, a last line says that some may be missing.
         """
         most, limited = _MOST, False
         while len(lines) >= most and not limited:

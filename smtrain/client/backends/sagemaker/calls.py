@@ -1,6 +1,6 @@
 """Configure calls to AWS: timeouts, retries, and checks of every answer.
 
-A call that is refused for now (throttled, or a service fault) is tried up to twelve times. A call
+A call refused for now (throttled, or a service fault) is tried up to twelve times. A call
 without any answer is given up after some seconds, so that every command ends with a sentence while
 the user is looking. Code that has to outlast a lost network repeats the call itself
 (`smtrain.client.backends.sagemaker.retry`).
@@ -65,13 +65,13 @@ READ_S = 10.0
 seconds.
 """
 TRANSFER_READ_S = 60.0
-"""For file transfers: megabytes of a part that is sent may still be in this machine's buffers."""
+"""For file transfers: megabytes of a sent part may still be in this machine's buffers."""
 PERSIST_S = 300.0
-"""Total time to retry a file transfer: a network that is away for a minute must not end the upload
+"""Total time to retry a file transfer: a network lost for a minute must not end the upload
 of a large model.
 """
 ATTEMPTS = 12
-"""Attempts of a call that is refused for now, or whose answer is cut off."""
+"""Attempts of a call refused for now, or with an incomplete answer."""
 
 
 def transferring() -> Any:

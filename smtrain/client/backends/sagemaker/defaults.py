@@ -1,6 +1,6 @@
 """SageMaker's defaults file ("intelligent defaults"), read once for every way to send a request.
 
-Each SDK applies a part of it by rules of its own, and boto3 applies none. So smtrain reads it:
+Each SDK applies a part of it by different rules, and boto3 does not apply it. So smtrain reads it:
 values that the config leaves open are filled in before the request is built, a dry run shows them,
 and the SDKs have nothing to add.
 """
@@ -84,7 +84,7 @@ def sagemaker_defaults(target: SageMakerBackend) -> dict[str, Any]:
 def _checked(section: dict[str, Any]) -> dict[str, Any]:
     """The section SageMaker.
 
-    Raises `TypeError` if a key that is read has a value of the wrong type.
+    Raises `TypeError` if such a key has a value of the wrong type.
     """
     for way, kind in _KINDS.items():
         value: Any = section

@@ -97,7 +97,7 @@ def has_content(target: Clients, bucket: str, item: Mapping[str, Any], body: Bod
 
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **arguments: Any) -> Any:
-    """Make a call that outlasts a network that is away for some minutes, unless it is `stopped`
+    """Make a call that outlasts the loss of the network for some minutes, unless it is `stopped`
     meanwhile.
     """
 
@@ -183,8 +183,8 @@ class _Parts:
         return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
 
     def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
-        """The newest unfinished upload of this key with parts of this size, and its parts; others
-        are aborted.
+        """The newest unfinished upload of this key with parts of this size, and its parts; other
+        uploads are aborted.
 
         None if there is no such upload, or if the bucket's uploads may not be listed.
         """

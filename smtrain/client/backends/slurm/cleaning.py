@@ -1,5 +1,5 @@
-"""Clean the shared folder: remove files that smtrain made there for finished runs, and no
-others.
+"""Clean the shared folder: remove files that smtrain made there for finished runs, and no other
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {
     "caches": "copies of S3 objects, compiled graphs, parts of copies that broke off",
 }
 _YOUNG_S = 3600  # younger files may belong to a launch that has not submitted its job yet
-# Links count as files and are never followed: a node's /opt/ml leads to data of others.
+# Links count as files and are never followed: a node's /opt/ml leads to other data.
 _FILES = r"""id -un; [ -d "$1" ] || exit 0; cd "$1" && find . -xdev \( -type f -o -type l \) -printf '%u %s %T@ %P\0'"""
 _REQUESTS = f"""cd "$1" || exit 0
 for f in */jobs/*/{REQUEST}; do
@@ -105,7 +105,7 @@ def plan(
     run: str | None = None,
 ) -> tuple[Going, list[Unit]]:
     """Choose what to remove, as for the home of this machine (plane/server/clean.py). `everything`:
-    also inputs and caches that no other job needs. Raises `JobError` for a run that is unknown or
+    also inputs and caches that no other job needs. Raises `JobError` for an unknown run or one that
     must stay.
     """
     chosen = going(shared.records, jobs=jobs, older_than=older_than, everything=everything, run=run)

@@ -241,7 +241,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
             (
                 f"set compute.instance_type to {kinds[0]}"
                 if len(kinds) == 1 and instance(kinds[0])
-                else "set compute.instance_type to the type that is most like the nodes"
+                else "set compute.instance_type to the type most like the nodes"
             ),
         )
     if row and row.get("efa") and count > 1 and (without := [n.name for n in nodes if not n.efa]):
@@ -264,7 +264,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     if good and nodes:
         versions = ", ".join(sorted({n.python for n in nodes}))
         yield Finding(
-            "nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all that is needed"
+            "nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all required packages"
         )
     elif not nodes:
         yield Finding(

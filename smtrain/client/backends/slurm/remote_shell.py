@@ -193,7 +193,7 @@ class Head:
         seconds: float | None,
     ) -> bytes:
         argv = list(words) if self.host is None else _ssh_command(self.host, list(words))
-        # Errors go to a file: a connection that is kept open may also hold a pipe open.
+        # Errors go to a file: a connection kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
                 done = subprocess.run(

@@ -91,7 +91,7 @@ class QueueRow:
 
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
-    """squeue's rows by job name; of several jobs of a name the newest that is not over, else the
+    """squeue's rows by job name; of several jobs of a name the newest unfinished one, else the
     newest.
     """
     rows: dict[str, QueueRow] = {}

@@ -103,7 +103,7 @@ OWN = PUBLIC.model_copy(
 
 
 def given(value: Any) -> Any:
-    """A value without its empty lists: the models add one for each list that is not given."""
+    """A value without its empty lists: the models add one for each missing list."""
     if isinstance(value, dict):
         return {key: given(item) for key, item in value.items() if item != []}
     return [given(item) for item in value] if isinstance(value, list) else value

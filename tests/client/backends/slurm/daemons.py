@@ -73,7 +73,7 @@ class Slurm:
         self._spawn("slurmctld", ["slurmctld", "-D"])
 
     def start_node(self, node: str, hidden: Path | None = None) -> None:
-        """`hidden`: a folder that the node sees as an empty disk of its own."""
+        """`hidden`: a folder that the node sees as an empty disk."""
         own = [
             "unshare",
             "--mount",
@@ -105,7 +105,7 @@ class Slurm:
             def saved(before: int = before, comment: str = f"{turn}-{time.time_ns()}") -> bool:
                 with suppress(
                     subprocess.SubprocessError
-                ):  # a job that is being requeued accepts none
+                ):  # while Slurm requeues a job, it accepts no comment
                     self.run("scontrol", "update", f"JobId={job}", f"Comment={comment}")
                 with suppress(OSError):  # between two names
                     return state.stat().st_mtime_ns > before

@@ -1,5 +1,5 @@
 """`smtrain cluster clean`: files that only finished runs use are removed from the shared folder;
-all others stay.
+all other files stay.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def test_all_takes_models_and_what_no_job_names_but_never_what_it_did_not_make(s
 
 def test_what_another_user_wrote_stays(site: Site) -> None:
     if os.geteuid():
-        pytest.skip("only root gives files to others")
+        pytest.skip("only root gives files to another user")
     other = pwd.getpwuid(65534)
     os.chown(
         site.shared / "done/jobs/done-train-0a0a0a0a/output/model/result",

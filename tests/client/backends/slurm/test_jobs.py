@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: they start, resume and end, by themselves or by others."""
+"""Jobs on a real Slurm: they start, resume and end, by themselves or by another's action."""
 
 from __future__ import annotations
 
