@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-# command -> (module that holds `app`, what it does)
+# command -> (module that holds `app`, its help)
 COMMANDS = {
     "init": (
         "smtrain.cli.init",
@@ -126,7 +126,7 @@ COMMANDS = {
             " shared folder."
         ),
     ),
-    "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
+    "pool": ("smtrain.cli.pool", "`list` warm pools with their cost, `release` one."),
     "local": (
         "smtrain.cli.local",
         "`status`, `env` or `stop` of the control plane on this machine; `clean` frees its disk.",

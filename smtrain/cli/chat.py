@@ -83,8 +83,8 @@ Where = Annotated[
 @app.command(
     groups={
         "The model": "--endpoint --compare --adapter --processes --config --target",
-        "What it is asked": "--system --template --chat-template-kwargs --turns",
-        "How it answers": "--max-new-tokens --temperature --top-k --top-p --stop --seed",
+        "The conversation": "--system --template --chat-template-kwargs --turns",
+        "The answer": "--max-new-tokens --temperature --top-k --top-p --stop --seed",
     }
 )
 def chat(

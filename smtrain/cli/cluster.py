@@ -62,7 +62,7 @@ def template(
     storage: Annotated[int, typer.Option(help="FSx for Lustre, in GiB.")] = 4800,
     set_: options.Set = None,
 ) -> None:
-    """Print the file; what it costs and the commands to run next go to stderr.
+    """Print the file; its cost and the commands to run next go to stderr.
 
     $ smtrain cluster template run.yaml --head-subnet subnet-1 --compute-subnet subnet-2 --key-name me > c.yaml
         # with your own network
@@ -199,8 +199,8 @@ def clean(
     """Show what smtrain has made in the shared folder of the cluster used last, and remove what is
     asked for.
 
-    What a running job or an unfinished run needs stays, and so does all that is not smtrain's or
-    not yours.
+    Keeps files that a running job or an unfinished run needs, and all files of other programs and
+    users.
 
     $ smtrain cluster clean  # only look
     $ smtrain cluster clean --older-than 7d  # remove what is older

@@ -67,7 +67,7 @@ def set_keys(
     path = Path(config)
     pairs = [assigned(text) for text in keys]
     read_settings(path, "config", "name the YAML file of the config")
-    draft(path)  # a file that is no config is left alone
+    draft(path)  # leave a file without a config unchanged
     names = {".".join(parts) for parts, _ in pairs}
     try:
         load_config(path, set_=keys)

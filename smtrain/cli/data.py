@@ -344,7 +344,7 @@ def import_(
     seq_len: SeqLen = 4096,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Make a prepared dataset of tokens that others wrote.
+    """Make a prepared dataset of tokens that other programs wrote.
 
     $ smtrain data import megatron/corpus tokens --model model  # corpus.bin and corpus.idx
     """

@@ -104,7 +104,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
 
 
 def _refuse_tags(tags: object) -> None:
-    """Raise `ConfigError` for a field or role of a turn that is not read."""
+    """Raise `ConfigError` for an unread field or role of a turn."""
     for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
         if value not in _TAGS.get(name, ()):
             known = (

@@ -67,7 +67,7 @@ _HELP = {
     "seq_len": "Tokens per sequence.",
     "objective": "pretrain, sft for instruction data, or dpo for pairs.",
 }
-"""Help that is shorter than a description; of another key its first sentence is the help, below
+"""Help shorter than a description; of another key its first sentence is the help, below
 `More options`.
 """
 

@@ -61,7 +61,7 @@ def report(
 
     if Path(out).is_dir() or not Path(out).parent.is_dir():
         raise ConfigError(
-            f"--out {out}: its folder is not there; name a file in a folder that is",
+            f"--out {out}: its folder does not exist; name a file in an existing folder",
             code="config.wrong_value",
         )
     with only_writer(Path(out), DataError):

@@ -70,7 +70,7 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
     """Run a command; a wrong command line becomes one sentence, like any other error."""
     try:
         return app(args=argv, prog_name=name, standalone_mode=False)
-    except Exception as error:  # newer typers have a click of their own, so no class is named here
+    except Exception as error:  # newer typers have their own click, so no class is named here
         if type(error).__name__ == "Abort":
             raise KeyboardInterrupt from None
         if not hasattr(error, "format_message"):
@@ -81,7 +81,7 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
 
 
 def guarded(command: Callable[[], object]) -> int:
-    """The exit status of a command, with its errors printed; a reader that is gone is no error."""
+    """The exit status of a command, with its errors printed; a closed pipe is no error."""
     forget()
     plainly(sys.stdout)
     plainly(sys.stderr)

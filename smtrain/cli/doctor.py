@@ -49,7 +49,7 @@ def doctor(
     """Report what this machine has and what keeps it from training, each with the remedy; exit
     status 2 for a fault.
 
-    The report has no names, folders or secrets of yours, so you can send it to others.
+    The report has no names, folders or secrets of yours, so you can send it to anyone.
 
     $ smtrain doctor --json doctor.json  # what this machine has, to send with a question
     $ smtrain doctor --train --page doctor.html  # ten minutes of training on all its devices

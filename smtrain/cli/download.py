@@ -40,13 +40,13 @@ def download(
     target: options.Where = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it
-    measured.
+    """Copy what a job produced into a folder: its model, its whole checkpoints, or its metrics.
 
-    Identical files are kept; only --overwrite replaces others.
+    Identical files are kept; only --overwrite replaces different ones.
 
     $ smtrain download my-run model  # the model, as a Hugging Face folder
-    $ smtrain download my-run curves --what metrics  # what it measured, also for TensorBoard
+    $ smtrain download my-run curves --what metrics  # losses and other metrics, also for
+    TensorBoard
     """
     options.folder_of("FOLDER", folder)
     stages = ("export", "train") if what is WhatOption.model else ("train",)

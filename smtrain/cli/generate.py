@@ -29,8 +29,8 @@ app = options.app()
 @app.command(
     groups={
         "The model": "--adapter --processes --config --target",
-        "What it is asked": "--prompt --chat --system --template --chat-template-kwargs",
-        "How it answers": (
+        "The prompt": "--prompt --chat --system --template --chat-template-kwargs",
+        "The answer": (
             "--max-new-tokens --temperature --top-k --top-p --stop --seed --beams --length-penalty"
         ),
         "Output": "--out --overwrite --batch --stream --json",

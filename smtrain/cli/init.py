@@ -163,7 +163,7 @@ def _say_size(config: JobConfig, known: bool) -> None:
         if (times := config.train.steps / steps) > _EPOCHS:
             say(
                 f"! {config.train.steps} steps read it {times:,.0f} times, and after about"
-                f" {_EPOCHS} a text teaches little that is new; add text, or set train.steps:"
+                f" {_EPOCHS} a text teaches little new; add text, or set train.steps:"
                 f" {_EPOCHS * steps}"
             )
     if known and is_here(config):

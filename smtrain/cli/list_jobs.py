@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = options.app()
 COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
 ASKED = 20
-"""Train jobs that are asked for their loss, each by a call of its own."""
+"""Train jobs to ask for their loss, each with one call."""
 LOSS = "train:loss"
 """The metric's name in a train job's request."""
 _HEADINGS = ("RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB")

@@ -246,7 +246,7 @@ class StartOptions(ConfigOptions):
         return keys_of(self.set_, self.from_step, self.docker)
 
     def show_dry(self, config: JobConfig, stages: Sequence[Stage]) -> None:
-        """Print what would be uploaded, or the requests; upload what they read if asked to."""
+        """Print what would be uploaded, or the requests; upload their inputs if asked to."""
         from smtrain.client.backends.choose import backend_of
         from smtrain.client.launch import one_job
         from smtrain.client.launch.image_pattern import is_pattern
@@ -422,7 +422,7 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, *, groups: Mapping[str, str] | None = None, **settings: Any
     ) -> Callable[[Command], Command]:
-        """As typer's. A parameter that is a dataclass becomes an option for each of its fields.
+        """As typer's. A dataclass parameter becomes an option for each of its fields.
 
         `groups` are the headings of the options in the help, each with its options as words.
         """

@@ -93,7 +93,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it
+    """Show whether a run fits, its speed, time and cost; exit status 1 if it
     does not fit.
 
     $ smtrain plan run.yaml  # the config as it is, and the five fastest meshes

@@ -11,7 +11,7 @@ from smtrain.core.text import say
 
 app = options.app("""Warm pools: machines that AWS keeps, and bills, for the next job.
 
-    $ smtrain pool list --target aws  # what they cost while they wait
+    $ smtrain pool list --target aws  # and their cost while they wait
     """)
 
 
@@ -19,7 +19,7 @@ app = options.app("""Warm pools: machines that AWS keeps, and bills, for the nex
 def list_pools(target: options.At = options.TargetOption.local) -> None:
     """List warm pools that a job could reuse: what each costs, and until when it is kept.
 
-    $ smtrain pool list --target aws  # what they cost while they wait
+    $ smtrain pool list --target aws  # and their cost while they wait
     """
     from smtrain.client.backends.sagemaker.backend import SageMakerBackend
     from smtrain.client.launch.pools import available

@@ -16,9 +16,7 @@ def register(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)
     ],
-    instance: Annotated[
-        str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")
-    ],
+    instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type to serve it.")],
     group: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Model package group; default: the run's name."),

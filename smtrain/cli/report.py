@@ -21,7 +21,7 @@ def report(
         str | None, typer.Option(metavar="FILE", help="The page to write; default: RUN.html.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is no report.")
+        bool, typer.Option("--overwrite", help="Replace a file other than a report.")
     ] = False,
     target: options.Where = None,
 ) -> None:

@@ -39,7 +39,7 @@ def tune(
     early_stop: Annotated[
         bool,
         typer.Option(
-            "--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the others'."
+            "--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the median's."
         ),
     ] = True,
     out: Annotated[

@@ -49,7 +49,7 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
     )
     sentence = hide(_better(error, context, path, text, argv) or text)
     end = "" if sentence.endswith("?") else ";"
-    return f"{path}: {sentence[0].lower()}{sentence[1:]}{end} `{path} --help` shows what it takes"
+    return f"{path}: {sentence[0].lower()}{sentence[1:]}{end} `{path} --help` shows its arguments"
 
 
 def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:

@@ -288,7 +288,7 @@ def _copy(context: Context, bucket: str, key: str, path: Path) -> None:
 def _unread(
     kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any
 ) -> Iterator[Finding]:
-    """Warnings about text that is not learned or not seen, each with the remedy for its cause."""
+    """Warnings about unlearned or unseen text, each with the remedy for its cause."""
     from smtrain.worker.data.tokenize.unread_causes import cause_of
 
     causes = {name: cause_of(name, text="template" not in make.__dict__) for name in unread}
@@ -304,7 +304,7 @@ def _unread(
 
 
 def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
-    """Options with which the template writes what it drops: {name of what is not read: "{option:
+    """Options with which the template writes dropped text: {name of unread text: "{option:
     value}"}.
     """
     from smtrain.worker.data.tokenize.pairs import record_maker

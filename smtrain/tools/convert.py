@@ -47,7 +47,7 @@ def convert(
 
     The source's kind and topology are read from it. From native to native the optimizer's state
     goes along, and training resumes from the result. Run again after an interruption, it resumes;
-    run again after it has ended, it leaves what it made.
+    run again after it has ended, it leaves the result.
 
     Args:
         source: A folder, s3:// or oss:// URI: Hugging Face, NxD shards, a native checkpoint or one
@@ -118,7 +118,7 @@ def _is_far(path: Path | str | None) -> bool:
 
 
 def _made_in(uri: str) -> Path:
-    """The folder that is written before it is sent to a URI; an interrupted conversion resumes in
+    """The folder to write before it is sent to a URI; an interrupted conversion resumes in
     it.
     """
     return home() / "conversions" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]

@@ -45,7 +45,7 @@ def launch(
 ) -> Job:
     """Start one stage of a config and return its job.
 
-    A stage that runs already is joined; one that is done is returned as it is. If AWS has no
+    Joins a running stage; returns a finished one unchanged. If AWS has no
     machines, `compute.capacity_wait` and `compute.fallback_instance_types` decide how long to wait
     and which types to try next. Ctrl-C leaves the job running.
 
@@ -56,7 +56,7 @@ def launch(
         target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
-        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of
+        check: Start nothing without the requested checkpoint, nor, on AWS, with a fault of
             `smtrain.check`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
             `source` and `sections`.
@@ -148,7 +148,7 @@ def run(
             None: `sections` are all of it.
         target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         again: Do what has been done already once more.
-        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of
+        check: Start nothing without the requested checkpoint, nor, on AWS, with a fault of
             `smtrain.check`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over
             `source` and `sections`.

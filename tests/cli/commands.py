@@ -1,5 +1,5 @@
-"""One row for each command: a call that works, what it needs, and calls that are wrong or special
-in other ways.
+"""One row for each command: a call that works, its requirements, and calls that are wrong or
+special in other ways.
 
 Tests that walk all commands go by `COMMANDS`. `test_every_command_has_a_row` fails if one has no
 row.

@@ -83,7 +83,7 @@ class Moments:
         return errors[0], errors[1]
 
     def killed(self, call: Call, number: int) -> None:
-        """Run a call that is killed right before its change `number`; a file that it opens for
+        """Run a call, killed right before its change `number`; a file that it opens for
         writing is empty.
         """
         self._number, self._count = number, 0

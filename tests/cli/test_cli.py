@@ -330,7 +330,7 @@ def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: P
     chosen = typed("launch", str(config), "--dry-run", "--from-step", "20")
     assert chosen.returncode == 0, chosen.stderr
     assert json.loads(chosen.stdout)["TrainingJobName"] != request["TrainingJobName"], (
-        "it is a line of its own"
+        "it is a separate lineage"
     )
     all_stages = json.loads(typed("run", str(config), "--dry-run").stdout)
     stages = [{tag["Key"]: tag["Value"] for tag in r["Tags"]}["smtrain:stage"] for r in all_stages]

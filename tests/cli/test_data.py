@@ -1,4 +1,4 @@
-"""`smtrain data`: from text to tokens and back to what others read, in a shell."""
+"""`smtrain data`: from text to tokens and back to foreign formats, in a shell."""
 
 from __future__ import annotations
 

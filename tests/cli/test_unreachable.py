@@ -147,7 +147,7 @@ def test_every_command_says_so_and_ends(
         assert any(one in output for one in said), (name, output)
         assert len(err.splitlines()) == (
             not name.startswith("check")
-        )  # whose report is what it prints
+        )  # which prints only its report
         assert (
             output.count("127.0.0.1") + output.count("nowhere.invalid") <= 3
         )  # not every check repeats the sentence

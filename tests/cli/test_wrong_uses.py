@@ -234,7 +234,7 @@ API: dict[str, Callable[[], object]] = {
     ),
     "a job without a name": lambda: smtrain.Job(""),
     "a job of another target": lambda: smtrain.Job("job", "moon"),  # type: ignore[arg-type]
-    "a job that is not there": lambda: smtrain.Job("no-such-job").describe(),
+    "a missing job": lambda: smtrain.Job("no-such-job").describe(),
     "its lines": lambda: smtrain.Job("no-such-job").lines(),
     "its checkpoints": lambda: smtrain.Job("no-such-job").checkpoints,
     "its output": lambda: smtrain.Job("no-such-job").output,
@@ -279,17 +279,17 @@ API: dict[str, Callable[[], object]] = {
         "run.yaml",
         machines=["ml.trn1.32xlarge"],  # type: ignore[list-item]
     ),
-    "plan a count that is text": lambda: smtrain.plan(
+    "plan a text as a count": lambda: smtrain.plan(
         "run.yaml",
         machines=[("ml.trn1.32xlarge", "x")],  # type: ignore[list-item]
     ),
-    "plan a budget that is text": lambda: smtrain.plan("run.yaml", budget="much"),  # type: ignore[arg-type]
+    "plan a text budget": lambda: smtrain.plan("run.yaml", budget="much"),  # type: ignore[arg-type]
     "check a number": lambda: smtrain.check(3),  # type: ignore[arg-type]
     "launch a number": lambda: smtrain.launch(3),  # type: ignore[arg-type]
     "launch with a word for no": lambda: smtrain.launch("run.yaml", wait="no"),  # type: ignore[arg-type]
     "run a number": lambda: smtrain.run(3),  # type: ignore[call-overload]
-    "a job that is None": lambda: smtrain.Job(None),  # type: ignore[arg-type]
-    "a job that is a number": lambda: smtrain.Job(3),  # type: ignore[arg-type]
+    "None as a job": lambda: smtrain.Job(None),  # type: ignore[arg-type]
+    "a number as a job": lambda: smtrain.Job(3),  # type: ignore[arg-type]
     "its download to nothing": lambda: smtrain.Job("no-such-job").download(None),  # type: ignore[arg-type]
     "its events since": lambda: list(smtrain.Job("no-such-job").events(since="soon")),  # type: ignore[call-arg]
     "convert None": lambda: smtrain.convert(None, None, to=smtrain.Nxd()),  # type: ignore[arg-type]

@@ -178,7 +178,7 @@ def of_configs(every: bool) -> Iterator[Use]:
     for n, text in enumerate(SETS):
         for name in ("run", "plan") if every else ("run", "plan")[n % 2 :][:1]:
             if name == "plan" and text.startswith("target="):
-                continue  # a plan has a target of its own
+                continue  # a plan has its own target
             yield Use((name, "run.yaml", *(["--dry-run"] if name == "run" else []), "--set", text))
     for text in (
         "data.path=an-empty-folder",

@@ -90,7 +90,7 @@ def test_a_learning_rate_of_pre_training_is_a_warning(found: Callable[..., list[
 
 
 def test_a_model_in_s3_is_copied_with_all_that_its_tokenizer_reads(tmp_path: Path) -> None:
-    """transformers 5 saves a template for calls of tools in a folder of its own."""
+    """transformers 5 saves a template for calls of tools in a separate folder."""
     names = ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     place = SimpleNamespace(
         record=SimpleNamespace(queues=True),

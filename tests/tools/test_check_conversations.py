@@ -1,4 +1,4 @@
-"""`smtrain.check` of conversations and pairs: text that is lost, by its cause, with a remedy that
+"""`smtrain.check` of conversations and pairs: lost text, by its cause, with a remedy that
 ends it.
 """
 

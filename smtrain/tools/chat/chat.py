@@ -190,7 +190,7 @@ def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
     """The model to compare with, which may be the same one, and the model with its adapter.
 
     The memory is counted before anything is loaded. Raises `CheckpointError` if it is too small,
-    and for an adapter on a model that is divided.
+    and for an adapter on a divided model.
     """
     source, other, on_top = models
     if processes is not None and processes < 1:

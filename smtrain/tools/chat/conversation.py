@@ -158,7 +158,9 @@ class Chat:
             speaker.conversation.messages.clear()
 
     def close(self) -> None:
-        """End the processes of a divided model; it answers no more. Others need no end."""
+        """End the processes of a divided model; it answers no more. An undivided model needs no
+        end.
+        """
         for speaker in self._speakers:
             if speaker.loaded is not None:
                 speaker.loaded.close()

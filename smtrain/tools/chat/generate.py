@@ -1,4 +1,4 @@
-"""`smtrain.generate`: texts for prompts from files, with a model that is loaded here."""
+"""`smtrain.generate`: texts for prompts from files, with a model loaded here."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def generate(
         files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages,
             instruction, question or text.
         out: JSON lines to write; the same call resumes an interrupted one.
-        overwrite: Replace a file `out` that is there.
+        overwrite: Replace an existing file `out`.
         batch: Prompts that the model takes at a time.
         chat: Ask in the model's chat template instead of continuing text; records with messages
             always do.
@@ -324,8 +324,8 @@ def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
 def _spelled(
     loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
 ) -> list[Any]:
-    """Ids of all prompts, so that an invalid one is reported before the first is answered; says
-    what they lack.
+    """Ids of all prompts, so that an invalid one is reported before the first is answered; prints
+    missing fields.
     """
     from smtrain.worker.data.read.unread import UnreadText, unread_sentence
     from smtrain.worker.generation.conversation import (

@@ -115,8 +115,8 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     """The model of a folder, a `Run`, a `Job`, the name of one, run://NAME, an s3:// prefix or a
     demo:// URI. Loads nothing.
 
-    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is no
-    folder, and no run or job with an exported model.
+    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name of no folder,
+    and no run or job with an exported model.
     """
     if hasattr(what, "config") and hasattr(what, "results"):
         return _of_job(what.job("export"), what.config.name)

@@ -145,9 +145,7 @@ class Terminal:
             raise SmtrainError("/save needs the name of a file")
         path = Path(name).expanduser()
         if not path.parent.is_dir():
-            raise SmtrainError(
-                f"{path.parent} is not a folder; name a file in a folder that is there"
-            )
+            raise SmtrainError(f"{path.parent} is not a folder; name a file in an existing folder")
         try:
             with only_writer(path, SmtrainError):
                 if path.exists():

@@ -229,6 +229,6 @@ def _internet(name: str) -> dict[str, Any]:
             "Properties": {"RouteTableId": _ref(table), "SubnetId": _ref(f"{which}Subnet")},
         }
     made["PublicInternet"]["DependsOn"] = (
-        "GatewayAttachment"  # AWS refuses a route to a gateway that is not attached
+        "GatewayAttachment"  # AWS refuses a route to an unattached gateway
     )
     return made

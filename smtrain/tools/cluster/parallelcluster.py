@@ -27,11 +27,11 @@ OSES = {
     "ubuntu2204": "3.10", "ubuntu2404": "3.12", "alinux2023": "3.9",
     "rhel8": "3.6", "rhel9": "3.9", "rocky8": "3.6", "rocky9": "3.9",
 }  # fmt: skip
-"""Operating systems that ParallelCluster 3.16 supports, each with the Python of its own; it refuses
+"""Operating systems that ParallelCluster 3.16 supports, each with its Python; it refuses
 older ones.
 """
 UNKNOWN_SUBNET = "subnet-00000000000000000"
-"""Placeholder for a subnet that is not given: well-formed, but not real."""
+"""Placeholder for a missing subnet: well-formed, but not real."""
 _LUSTRE_STEP = 2400  # GiB; SCRATCH_2 is 1200 or a multiple of it
 LUSTRE_DOLLARS = 0.14
 """Dollars a GiB of SCRATCH_2 a month in us-west-2; from memory (2026-11-22), not read at its

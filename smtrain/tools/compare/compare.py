@@ -110,13 +110,13 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence for each log that holds several runs, and for each training that is compared
-        with itself.
+        """A sentence for each log that holds several runs, and for each training compared with
+        itself.
         """
         first, *rest = self.series
         several = [
             f"{one.name} holds {one.beginnings} runs, as its steps begin again; the last numbers of"
-            " each step are compared, so give each run a file of its own."
+            " each step are compared, so give each run a separate file."
             for one in self.series
             if one.beginnings > 1
         ]
@@ -218,7 +218,7 @@ def compare(
     """
     if len(trainings) < 2:
         raise ConfigError(
-            "compare: give two or more trainings; the first is what the others are compared with",
+            "compare: give two or more trainings; the first is the one to compare with",
             code="config.missing_key",
         )
     if by not in get_args(By):

@@ -38,8 +38,8 @@ _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
 def read(what: Any, target: TargetName | None = None) -> Series:
     """Read a `Run`, a `Job`, a DataFrame or list of records, a path, or the name of a job or run.
 
-    A string may carry a name of its own, `gpu=logs/a100.txt`. Raises DataError for files without
-    steps, JobError for a name that is no file, job or run.
+    A string may carry a name, `gpu=logs/a100.txt`. Raises DataError for files without
+    steps, JobError for a name of no file, job or run.
     """
     if isinstance(what, (str, Path)):
         label, source = _label(str(what))

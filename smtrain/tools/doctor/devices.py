@@ -31,7 +31,7 @@ _QUERY = "index,name,driver_version,memory.total,memory.used,compute_mode"
 _BUSY, _TAKEN, _FREE = 0.1, 0.9, 0.8  # shares of a GPU's memory
 _RUNFILE = (
     "install NVIDIA's driver for this kernel, or reboot after an update of either (`dmesg` says"
-    " what it refuses)"
+    " the reason)"
 )
 _CONTAINER = "in a container: start it with --gpus all and the NVIDIA container toolkit"
 _GET_STARTED = (
@@ -67,7 +67,7 @@ def devices(found: Gathered) -> TorchView:
     }
     for name, files in here.items():
         found.fact("devices", f"{name} device files", len(files) or None)
-    # In this order: a driver that is broken explains why torch sees nothing.
+    # In this order: a broken driver explains why torch sees nothing.
     sound = [_nvidia(found, view, here["NVIDIA"]), _neuron(found, view, here["Neuron"])]
     if view.seen and all(sound):
         _seen(found, view, here)
@@ -130,7 +130,7 @@ def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None
                 f"torch {seen['torch']} is built for GPUs, and this machine has none: it trains on"
                 " the CPU"
             )
-            found.add("torch", "warning", text, f"nothing, if that is meant; {_CONTAINER}")
+            found.add("torch", "warning", text, f"nothing, if it is meant; {_CONTAINER}")
         else:
             found.add(
                 "torch",
@@ -144,7 +144,7 @@ def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None
         found.fact("devices", f"{kind}:{row['index']}", ", ".join(filter(None, words)) or "there")
         if here["AMD"] and row.get("free", 1) < _FREE * row.get(
             "total", 1
-        ):  # nvidia-smi says it for the others
+        ):  # nvidia-smi says it for all GPUs
             text = f"{kind}:{row['index']} is busy: {sizes[1]} of {sizes[0]} GiB are free"
             found.add(
                 "device", "warning", text, "end the programs that `rocm-smi --showpids` lists"
@@ -172,7 +172,7 @@ def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None
 
 
 def _unseen(seen: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
-    """The reason that torch does not see a device that is there, and the remedy."""
+    """The reason that torch does not see an existing device, and the remedy."""
     what = (
         f"this machine has {count} {kind} device{'s' * (count != 1)}, and torch {seen['torch']}"
         " sees none"
@@ -203,7 +203,7 @@ def _unseen(seen: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
             )
         return (
             f"{what}{f' ({reason})' if reason else ''}",
-            "run `python -c 'import torch_neuronx'`, and mend what it says",
+            "run `python -c 'import torch_neuronx'`, and mend the fault that it names",
         )
     hiding = [
         name
@@ -374,7 +374,7 @@ def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
                 "run `sudo modprobe neuron`, or install aws-neuronx-dkms; in a container: start it"
                 " with --device"
             )
-            found.add("driver", "fault", text, f"{remedy}=/dev/neuron0 and the others")
+            found.add("driver", "fault", text, f"{remedy}=/dev/neuron0 and so on for each device")
             return False
         if answer.state in ("fails", "hangs"):
             text = f"neuron-ls is there, but {answer.why()}, and no Neuron device was found"

@@ -42,7 +42,7 @@ class DrawnWeights(RandomWeights):
 class PlainLoop:
     """transformers' model, cross entropy, clipping, torch's AdamW.
 
-    In bf16 on a GPU the weights are fp32 and the products bf16 by autocast. That is 16 bytes a
+    In bf16 on a GPU the weights are fp32 and the products bf16 by autocast. These are 16 bytes a
     parameter with AdamW's state; the engine has 18. Other devices may have no autocast, so their
     weights are bf16.
     """

@@ -191,7 +191,7 @@ def _version(name: str) -> str | None:
 def _declared(key: str) -> str | None:
     try:
         return metadata.metadata("smtrain")[key]
-    except (metadata.PackageNotFoundError, KeyError):  # a checkout that is not installed
+    except (metadata.PackageNotFoundError, KeyError):  # a checkout without installation
         return None
 
 

@@ -1,4 +1,4 @@
-"""torch's view of this machine's devices, in a process of its own: an import or a driver may crash
+"""torch's view of this machine's devices, in a separate process: an import or a driver may crash
 or hang.
 """
 
@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 MARK = "smtrain doctor: "
-"""Begins the line with the result: libraries print lines of their own."""
+"""Begins the line with the result: libraries print lines too."""
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def _accelerator(torch: Any) -> dict[str, Any]:
             except Exception as error:
                 seen["error"] = _line(error)
         return seen
-    # Neuron: a process that is not part of a job uses its first core only.
+    # Neuron: a process outside a job uses its first core only.
     count = torch.accelerator.device_count()
     seen = {"accelerator": found.type, "count": count}
     if found.type == "cuda":

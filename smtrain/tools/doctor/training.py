@@ -1,4 +1,4 @@
-"""`smtrain doctor --train`: run the parts in processes of their own, so that a crash or a hang ends
+"""`smtrain doctor --train`: run each part in a separate process, so that a crash or a hang ends
 one part only.
 """
 
@@ -311,7 +311,7 @@ class _Runner:
             return ""
 
     def _kill(self, task: Task, process: subprocess.Popen[bytes]) -> None:
-        """Kill the processes: torchrun's are sessions of their own."""
+        """Kill the processes: torchrun's are separate sessions."""
         if process.poll() is None:
             for file in self._folder.glob(f"{task.group}-pid-*"):
                 with contextlib.suppress(OSError, ValueError):
@@ -327,10 +327,10 @@ def state_when_late(limit: float, own: float) -> State:
 
 
 def _row(record: Path, part: str) -> dict[str, Any] | None:
-    """The last line about a part that is over; None while it runs."""
+    """The last line about a finished part; None while it runs."""
     with contextlib.suppress(OSError):
         for line in record.read_text("utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a line that is being written
+            with contextlib.suppress(ValueError):  # an unfinished line
                 row: dict[str, Any] = parse_json(line)
                 if row["part"] == part and row["state"] != "begun":
                     return row

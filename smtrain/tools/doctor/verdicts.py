@@ -79,8 +79,8 @@ def _instead(one: Outcome) -> str:
     if "--minutes" in one.reason:
         return f"run it again with --minutes {2 * MINUTES:.0f}"
     if one.part == "compile":
-        return "install what it names if you want to use train.compile, such as the package g++"
-    return "mend what ended that part"
+        return "install the missing program, such as the package g++, if you want train.compile"
+    return "mend the fault that ended that part"
 
 
 def _place(one: Outcome) -> str:

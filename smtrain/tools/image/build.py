@@ -70,10 +70,10 @@ class Recipe:
         )
         if self.unread:
             # pip leaves a package that satisfies a requirement alone; the constraints keep it from
-            # replacing others.
+            # replacing the rest.
             return (
                 f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets"
-                f" what it lacks.\nFROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY"
+                f" missing ones.\nFROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY"
                 f" wheels {PLACE}/wheels\nRUN python3 -m pip list --disable-pip-version-check"
                 f" --format=freeze >{PLACE}/had.txt \\\n    && PIP_BREAK_SYSTEM_PACKAGES=1 python3"
                 " -m pip install --no-cache-dir \\\n      --disable-pip-version-check --no-index"
@@ -197,7 +197,7 @@ def _unread(
 
 
 def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
-    """The pins of packages without requirements of their own: those would depend on the base's
+    """The pins of packages without their requirements: those would depend on the base's
     packages, which are not known and must not change.
     """
     lines = [

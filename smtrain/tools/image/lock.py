@@ -121,14 +121,14 @@ def _add(
     if name in has and not lacking:
         if not need.specifier.contains(has[name], prereleases=True):
             raise LocalError(
-                f"{by} needs {need}, and the image has {name} {has[name]}, which belongs to what it"
-                " was made for; choose another base image"
+                f"{by} needs {need}, and the image is built around {name}"
+                f" {has[name]}; choose another base image"
             )
         return
     if name in has:
         raise LocalError(
             f"the image has {name} {has[name]}, and the stages need {need}; choose a newer base"
-            " image, as what it has is never replaced"
+            " image, as its packages are never replaced"
         )
     old = wanted.get(name)
     if old is not None:

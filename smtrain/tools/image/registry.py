@@ -206,7 +206,7 @@ def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
         {key: challenged[key] for key in ("service", "scope") if key in challenged}
     )
     if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
-        raise OSError("a token that is sent unencrypted")
+        raise OSError("a token sent unencrypted")
     answer = _json(f"{challenged['realm']}?{query}", {})
     token = answer.get("token") or answer["access_token"]
     return _json(url, {"Accept": _KINDS, "Authorization": f"Bearer {token}"})

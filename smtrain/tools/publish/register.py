@@ -43,8 +43,7 @@ def register(
     serve it.
 
     The version records its origin (the train job, the config's numbers, the base model), the last
-    loss and validation loss, and the evaluation's file. A run that is a version already is not
-    registered again.
+    loss and validation loss, and the evaluation's file. A run already registered is skipped.
 
     Args:
         run: The run.

@@ -235,7 +235,7 @@ def _config(run: RunAccount) -> dict[str, Any]:
 
 
 def _section(place: Backend) -> dict[str, Any]:
-    """The section that describes a backend with one of its own, which the configs of its jobs leave
+    """The section that describes a backend, which the configs of its jobs leave
     out.
     """
     if not place.record.queues:

@@ -63,7 +63,7 @@ def _of_checkout(folder: Path) -> list[str]:
     commit = committed(folder)
     if commit is None:
         return [
-            f"# smtrain {__version__}, from a folder that is no git repository",
+            f"# smtrain {__version__}, from a folder without a git repository",
             "pip install FOLDER",
         ]
     head = [f"# smtrain {__version__}, from a checkout at git commit {commit}"]

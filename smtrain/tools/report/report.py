@@ -53,14 +53,14 @@ def report(
         out: The file to write. Default: `<run>.html` in the working directory.
         target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the target that the run was started
             with here, else AWS.
-        overwrite: Replace a file that is no report.
+        overwrite: Replace a file other than a report.
 
     Returns:
         The file.
 
     Raises:
         ConfigError: `out` is an empty name or a folder.
-        JobError: There is no such run, or `out` is a file that is no report.
+        JobError: There is no such run, or `out` is a file other than a report.
 
     Examples:
         >>> smtrain.report("llama").name

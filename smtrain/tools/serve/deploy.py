@@ -43,7 +43,7 @@ class Deployed:
     status: str
     dollars_per_hour: float | None
     until: datetime.datetime | None
-    """Time of its own deletion; None: never."""
+    """Time at which it deletes itself; None: never."""
 
 
 @public
@@ -286,7 +286,7 @@ def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role
         except ClientError as error:
             if error.response["Error"].get("Code") != "ConflictException":
                 raise
-            client.delete_schedule(Name=request["Name"])  # of an endpoint that is gone
+            client.delete_schedule(Name=request["Name"])  # of a deleted endpoint
             client.create_schedule(**request)
     except (ClientError, BotoCoreError) as error:
         rights = (
@@ -361,11 +361,7 @@ def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
 def _announced(
     spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None
 ) -> str:
-    money = (
-        f"${hourly:,.2f} an hour ({price})"
-        if hourly is not None
-        else "at a price that is not known here"
-    )
+    money = f"${hourly:,.2f} an hour ({price})" if hourly is not None else "at an unknown price"
     end = f"until {until:%Y-%m-%d %H:%M} UTC" if until else "until it is deleted"
     return f"endpoint {spec.name}: {spec.instance_count} x {spec.instance_type}, {money}, {end}"
 

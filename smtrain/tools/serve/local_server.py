@@ -1,7 +1,7 @@
 """`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on
 127.0.0.1.
 
-The server itself listens on a Unix socket in a folder of this user; `proxy` is what others reach.
+The server itself listens on a Unix socket in a folder of this user; other users reach only `proxy`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the trials from this process: on the local control plane, or on a Slurm cluster.
 
-A trial is a run of its own, named by its values, so that a finished job is found again by its name.
+A trial is a separate run, named by its values, so that a finished job is found again by its name.
 It reads the outputs of the earlier stages, which all trials share.
 """
 
@@ -172,7 +172,7 @@ class TrialLoop:
             if trial.value is None or not isfinite(trial.value):
                 trial.status, trial.reason = (
                     "failed",
-                    f"it ended without {with_article(self.objective)} that is a number",
+                    f"it ended without {with_article(self.objective)} of finite value",
                 )
         elif job.known_status == "Stopped":
             trial.status = "stopped early" if trial.number in self._stopping else "stopped"

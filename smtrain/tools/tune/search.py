@@ -26,9 +26,7 @@ _TRIES = 20
 
 
 def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
-    """A grid if every key has values, else Optuna; raises `ConfigError` if that is not
-    installed.
-    """
+    """A grid if every key has values, else Optuna; raises `ConfigError` if it is not installed."""
     if not any(axis.ranged for axis in axes):
         return _Combinations(grid(axes))
     if not present("optuna"):

@@ -106,14 +106,14 @@ def _axis(text: str) -> Axis:
         if near and near.partition(".")[0] in _SECTIONS and "." in near:
             raise ValueError(f"a config has no key {key}; did you mean {near}?")
         raise ValueError(
-            "only keys of train and parallel can be tuned; give others a value in the config"
+            "only keys of train and parallel can be tuned; give other keys a value in the config"
         )
     if key.startswith("train.validation"):
         raise ValueError("trials are judged by the validation, which must be the same for all")
     if key.startswith("train.dpo"):
         raise ValueError(
             "trials are judged by their loss, and losses of different train.dpo cannot be compared;"
-            " give each value a config of its own (`smtrain run A.yaml B.yaml`), and compare their"
+            " give each value a separate config (`smtrain run A.yaml B.yaml`), and compare their"
             " val_accuracy"
         )
     types = _types(key)

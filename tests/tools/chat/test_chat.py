@@ -54,7 +54,7 @@ def other(folder: Path) -> Path:
 
 
 class Terminal:
-    """A command on a terminal, and what it wrote so far."""
+    """A command on a terminal, and its output so far."""
 
     def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
         self._parent, child = pty.openpty()

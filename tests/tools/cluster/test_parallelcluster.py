@@ -230,7 +230,7 @@ def test_it_says_what_an_hour_costs_idle_and_busy(raw: dict[str, Any]) -> None:
     assert dollars_per_hour(config(raw), replace(SITE, storage_gib=2400))[0] < idle  # type: ignore[operator]
 
 
-@pytest.mark.full  # the package pins old versions of others: scripts/test has it in .venv/pcluster
+@pytest.mark.full  # the package pins old versions: scripts/test has it in .venv/pcluster
 @pytest.mark.parametrize("os", OSES)
 @pytest.mark.parametrize(
     "site",

@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Code that runs in every Python that is started."""
+    """Code that runs in every started Python."""
 
     def put(code: str) -> None:
         (tmp_path / "sitecustomize.py").write_text(code)

@@ -139,7 +139,7 @@ def test_a_base_of_unknown_contents_gets_only_what_it_lacks(index: Path) -> None
     file = made.dockerfile
     assert f"\nFROM {base}\n" in file
     assert file.index("pip list") < file.index("pip install"), (
-        "what it has is read first, and is the constraint"
+        "its packages are listed first, as the constraint"
     )
     assert "-c /opt/smtrain/had.txt -r /opt/smtrain/requirements.txt" in file
     assert "gigatoken" in made.unread, "any release of it will do"

@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub() -> Iterator[Hub]:
-    """A hub on a port of its own."""
+    """A hub on a free port."""
     held = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": held}))
     held.url = f"http://127.0.0.1:{server.server_address[1]}"

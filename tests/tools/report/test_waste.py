@@ -27,8 +27,8 @@ def job(
     stage: str = "train",
     **more: Any,
 ) -> JobAccount:
-    """A job with machines from `start` to `end` (s); the first of `steps` ends at `at`, the others
-    `each` later.
+    """A job with machines from `start` to `end` (s); the first of `steps` ends at `at`, every next
+    one `each` later.
     """
     description: dict[str, Any] = {
         "TrainingJobName": name,
