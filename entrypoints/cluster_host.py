@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 LINE_BYTES = 256 << 10
 FAILURE_BYTES = 4096
-"""The most that is read of output/failure; SageMaker shows 1,024 characters of it."""
+"""Bytes to read of output/failure at most; SageMaker shows 1,024 characters of it."""
 
 
 def host_name(rank: int) -> str:
@@ -63,7 +63,7 @@ def link_inputs(ml: Path, channels: Iterable[tuple[str, Path]], remedy: str) -> 
 
 
 def link_folders(ml: Path, folders: Mapping[str, Path]) -> None:
-    """Link folders below /opt/ml to others, which are made if needed."""
+    """Link folders below /opt/ml to target folders, made if needed."""
     for name, target in folders.items():
         target.mkdir(parents=True, exist_ok=True)
         (ml / name).symlink_to(target.resolve())

@@ -46,7 +46,7 @@ NAME_SECONDS = 600
 RESULTS = {"model": "output/model", "output/data": "output/data"}
 """Folders below /opt/ml, each with its place below the job's folder."""
 TOLD = 3
-"""Exit status of a pod that was told to end: what it saved is not the end of its work."""
+"""Exit status of a pod that was told to end: its saved work is unfinished."""
 
 
 def await_name(name: str, seconds: float = NAME_SECONDS) -> None:
@@ -124,7 +124,7 @@ def variables(ml: Path, stage: str, environment: Mapping[str, str], *, own: bool
 
 
 def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
-    """Run the stage, or the user's command, and store what it leaves; returns the pod's exit
+    """Run the stage, or the user's command, and store its output; returns the pod's exit
     status.
     """
     told: list[bool] = []
@@ -140,7 +140,7 @@ def attend(job: Path, ml: Path, stage: str, command: list[str]) -> int:
         say_why(job, rank, read_failure(ml) or f"it ended with status {status}")
     elif told:
         say_why(
-            job, rank, "it was told to end, and has saved what it could; launch it again to resume"
+            job, rank, "it was told to end, and saved its work if it could; launch again to resume"
         )
     return TOLD if told and not status else status
 

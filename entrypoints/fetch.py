@@ -82,7 +82,7 @@ def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
     if needed and weights_in(files) is None and not missing_shards(files)[0]:
         raise SmtrainError(
             folder_misfit(files, config.model.path)
-            or f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a"
+            or f"{config.model.path} lacks model.safetensors and pytorch_model.bin; choose a"
             " revision or a model that has one"
         )
     return wanted(files, config.model.weights is None)

@@ -33,7 +33,8 @@ GRAPH_FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
 OF_THIS_HOST = {"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "neff", "TORCH_NEURONX_DEBUG_DIR": "debug"}
-"""Folders that are not copied: their files are also in the others, or of use to this job only."""
+"""Folders that are not copied: their files are also in the copied ones, or of use to this job only.
+"""
 COPY_SECONDS = 900
 HALF_SECONDS = 2.0
 STOP_SECONDS = 110  # of the 120 that SageMaker gives after SIGTERM

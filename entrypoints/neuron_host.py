@@ -25,7 +25,7 @@ containers, 2026-05-21).
 XLA_OF_230 = (2, 9, 0, 2, 14)
 """torch-neuronx of Neuron 2.30."""
 TORCHNEURON = (2, 13)
-"""The first torch-neuronx that is a native device of torch; earlier ones are PyTorch/XLA (release
+"""The first torch-neuronx with a native device of torch; earlier ones are PyTorch/XLA (release
 notes 2.33.0).
 """
 LNC = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")

@@ -106,7 +106,7 @@ def on_machines(
 
 
 def own_address(host: str) -> str:
-    """The address of this host for others of its job."""
+    """The address of this host for other hosts of its job."""
     try:
         return socket.gethostbyname(host)
     except OSError:

@@ -31,7 +31,7 @@ GRAPHS, GRAPHS_COMPLETE = (
 def make_host(
     job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None
 ) -> Path:
-    """Make the folder that is this node's /opt/ml; deletes what an earlier attempt left in it."""
+    """Make the folder for this node's /opt/ml; deletes remains of an earlier attempt in it."""
     ml = job / "nodes" / f"algo-{rank + 1}"
     make_folders(ml, rank, hosts, interface)
     copied = job / "inputs.json"  # written by s3_inputs.py

@@ -67,7 +67,7 @@ def fault_of(file: File) -> str | None:
 
 def damage(ml: Path, hosts: Sequence[str] = ("",), host: str = "") -> str | None:
     """A sentence about the first file of this host's share that has changed since its upload; None
-    if there is none.
+    if no file has.
     """
     try:
         files = files_of(ml)

@@ -4,7 +4,7 @@ of itself.
     python warm.py DESCRIPTOR ROOM
 
 Most of a small run's time goes to imports. The local control plane keeps a socket for launchers in
-a sandbox, which is a PID namespace of its own; at the first call it starts this script on the
+a sandbox, which is a separate PID namespace; at the first call it starts this script on the
 socket. A caller sends a command, its environment and its standard streams. A fork of this process
 enters the caller's namespaces, and a fork of that fork becomes the script, as if it were the
 caller's own child. The process ends with standard input, or after ten minutes without a call.

@@ -24,8 +24,8 @@ hypothesis.settings.register_profile("untimed", deadline=None, max_examples=tier
 hypothesis.settings.load_profile("untimed")
 
 # Workers and the jobs that they start share the machine's cores. With two threads in each, which
-# wait for each other while others have the cores, all took several times as long. Local jobs and
-# commands take this over.
+# wait for each other while another process has the cores, all took several times as long. Local
+# jobs and commands take this over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER = (
@@ -94,7 +94,7 @@ def text_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
-    """A config that is fine: 2 hosts x 2 processes, tp 2, pp 2."""
+    """A valid config: 2 hosts x 2 processes, tp 2, pp 2."""
     return {
         "name": "tiny",
         "model": {"path": str(model_folder)},
@@ -112,7 +112,7 @@ def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def environment_as_it_was() -> Iterator[None]:
     """Libraries set variables while they are imported, which would change the environment of all
-    later tests' processes (and none of these could be a copy of the warm Python, `tests/warm.py`).
+    later tests' processes (which could then not be a copy of the warm Python, `tests/warm.py`).
     """
     before = dict(os.environ)
     yield
@@ -139,7 +139,7 @@ def forked_planes() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def machine_at_rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Facts of this machine that other tests change while one runs: 16 GiB of memory and 100 GiB of
-    disk are free, and nothing else runs. Commands in processes of their own see it as it is.
+    disk are free, and nothing else runs. Commands in separate processes see it as it is.
     """
     from smtrain.client.planner import this_machine
     from smtrain.core import machine

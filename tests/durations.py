@@ -47,7 +47,7 @@ def known() -> dict[str, Spent]:
 
 
 def keep(measured: dict[str, Spent]) -> None:
-    """Replace the record of each measured file; others keep theirs."""
+    """Replace the record of each measured file; every other file keeps its own."""
     files = {file: asdict(spent) for file, spent in sorted((known() | measured).items())}
     part = KEPT.with_name(f"{KEPT.name}.{os.getpid()}")
     part.write_text(json.dumps(files, indent=1), "utf-8")
@@ -103,7 +103,7 @@ def table(measured: dict[str, Spent]) -> Iterator[str]:
 
 
 def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) -> None:
-    """Sort files by what they took last time, so that no long one comes last while the other
+    """Sort files by their last duration, so that no long one comes last while the other
     workers wait.
 
     A file without a record goes in front if it has a test marked slow, else behind. `scripts/test

@@ -2,7 +2,7 @@
 
 python -m tests.parts files N           test files of part N, one a line
 python -m tests.parts environments N    other environments whose tests belong to part N, one a line
-python -m tests.parts green N           record that part N passed on the commit that is checked out
+python -m tests.parts green N           record that part N passed on the checked-out commit
 python -m tests.parts stale             a line for each part whose last green run is too old, or unknown
 """
 
@@ -99,7 +99,7 @@ def stale() -> Iterator[str]:
         count = _git("rev-list", "--count", f"{run['commit']}..HEAD")
         if count is None:
             yield (
-                f"part {part} of --full was green on {run['date']} at a commit that is not here;"
+                f"part {part} of --full was green on {run['date']} at a commit missing here;"
                 f" {command}"
             )
         elif int(count) > STALE:

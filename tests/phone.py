@@ -33,7 +33,7 @@ class Boxes(HTMLParser):
 
 
 def assert_fits_a_phone(page: str) -> None:
-    """The page takes the screen's width; tables scroll in a box of their own, whose shadow shows
+    """The page takes the screen's width; tables scroll in a separate box, whose shadow shows
     it.
     """
     boxes = Boxes(page)

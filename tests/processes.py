@@ -1,6 +1,6 @@
 """The processes of this machine, and waiting for them.
 
-One may end, and what it made may go, between two looks.
+One may end, and its files may go, between two looks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ranks(pids: list[int]) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """The process that started another; 0 if that is not known."""
+    """The process that started another; 0 if it is unknown."""
     # The command in parentheses may hold anything; state and parent come after it.
     fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else 0

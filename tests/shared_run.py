@@ -1,7 +1,7 @@
 """A whole run, made once for all workers of a test session, and read by tests of several parts.
 
 The first worker that needs it makes it in a home below the session's common folder. Every worker
-reads a copy of that home, with a control plane of its own, so no test sees what another worker's
+reads a copy of that home, with a separate control plane, so no test sees what another worker's
 test does to it.
 """
 
@@ -114,7 +114,7 @@ def _exclusively(path: Path) -> Iterator[None]:
 
 
 def _make(home: Path) -> None:
-    """Run docs/llama.yaml in a home of its own, whose control plane is ended again."""
+    """Run docs/llama.yaml in a new home, whose control plane is ended again."""
     from smtrain.core.demo.inputs import MODEL, materialise
 
     home.mkdir()

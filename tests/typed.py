@@ -1,6 +1,4 @@
-"""Commands called in the test's own process: no Python to start, and nothing to import that is
-there already.
-"""
+"""Commands called in the test's own process: no Python to start, and no repeated import."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from smtrain import cli
 
 def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call `smtrain WORDS`, 200 columns wide and with nothing to read; the result is that of a
-    process of its own.
+    separate process.
     """
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (

@@ -1,8 +1,8 @@
 """Scripts and commands in copies of a Python that has imported torch and transformers
 (entrypoints/warm.py).
 
-They are the real ones, in processes of their own; only their imports were made before. What finds
-no copy, for whatever reason, starts a Python of its own.
+They are the real ones, in separate processes; only their imports were made before. A caller without
+a copy starts a new Python.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def smtrain() -> Path:
 
 def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without pytest's variables, which change from test to test, so that server
-    and callers compare equal. The others are those that the launcher sets.
+    and callers compare equal. The rest are those that the launcher sets.
     """
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return {**kept, "TOKENIZERS_PARALLELISM": "false"}

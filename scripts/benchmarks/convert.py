@@ -12,7 +12,7 @@ medians of whole processes, with Python's start and our imports (`start_s`); mem
 RssAnon of the converting process (without pages of files). Our conversions read each byte of the
 source once and check its crc32. Dirty pages are flushed before every measurement, so that no run
 pays for those of another. The first of --billions is compared with the conversion in memory too;
-the keys of the others end in their size.
+the keys of every other size end in it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--billions", nargs="+", choices=SHAPES, default=["1.2", "0.3", "2.4"])
-    parser.add_argument("--folder", type=Path, help="where to write the model and its conversions")
+    parser.add_argument("--folder", type=Path, help="folder for the model and its conversions")
     options = parser.parse_args()
     result: dict[str, Any] = {}
     for size in options.billions:

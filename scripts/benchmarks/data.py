@@ -2,7 +2,7 @@
 notebooks.
 
 The text is what this machine has (Python's own sources, those of installed packages, /usr/share),
-as one JSON line per file, and the same as Parquet; if that is less than --megabytes, it is
+as one JSON line per file, and the same as Parquet; if it is less than --megabytes, it is
 repeated, and `repeated` says so. The tokenizer is a byte-level BPE of 32,000 trained on a twentieth
 of it. Every measurement is a separate process, timed inside after its libraries are imported,
 --rounds times in turn; figures are medians. MB are bytes of text.
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=300, help="of text")
     parser.add_argument("--slow-megabytes", type=int, default=25, help="of text for the slow ways")
     parser.add_argument("--no-loader", action="store_true", help="leave out the loaders")
-    parser.add_argument("--folder", type=Path, help="where to write text and tokens")
+    parser.add_argument("--folder", type=Path, help="folder for text and tokens")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -424,7 +424,7 @@ def loaders(folder: Path, rounds: int) -> dict[str, Any]:
 def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
     """The files of `source` in local S3, mounted like FastFile channels.
 
-    Raises OSError if that is impossible.
+    Raises OSError if it cannot.
     """
     if not (Path("/dev/fuse").exists() and shutil.which("fusermount3")):
         raise OSError("/dev/fuse or fusermount3 is missing")

@@ -39,7 +39,7 @@ def main() -> None:
         "--late",
         type=float,
         default=3.0,
-        help="seconds; the tenth that is out of order arrives even later",
+        help="seconds; the tenth out of order arrives even later",
     )
     parser.add_argument("--wrong", type=float, default=0.3, help="fraction of the calls that fail")
     options = parser.parse_args()

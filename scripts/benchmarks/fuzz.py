@@ -3,7 +3,7 @@ break a rule.
 
     scripts/bench fuzz [--configs 3000] [--inputs 3000] [--seed 0] [--json]
     scripts/bench fuzz --configs 1 --inputs 0 --seed 17          # one case again, by the number that its fault names
-    scripts/bench fuzz --show --configs 1 --inputs 0 --seed 17   # what it tries
+    scripts/bench fuzz --show --configs 1 --inputs 0 --seed 17   # its case
 
 A case breaks a rule if it shows Python, ends with an undocumented status, says nothing, takes over
 2 s of CPU time, prints requests, scripts or JSON that do not parse, or gives another result than

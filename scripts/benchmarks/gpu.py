@@ -2,7 +2,7 @@
 Liger, peft.
 
 Every part runs in its own process with its own time limit, the most important ones first. Each
-result is appended to results.jsonl in --out as it comes, so a run that is killed keeps what it has.
+result is appended to results.jsonl in --out as it comes, so a killed run keeps earlier results.
 Without CUDA, or with --toy, everything runs at toy size on the CPU, without compiling: that shows
 that it works, and says nothing about speed.
 

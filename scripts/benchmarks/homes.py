@@ -7,7 +7,7 @@
 
 The home has eleven kinds of jobs. A file is cut in half, emptied, filled with random bytes,
 replaced by a folder, well-formed with wrong types, removed, or gets foreign neighbours. Then the
-plane must start, and start again; name in server.log what it skipped; have all other jobs with
+plane must start, and start again; name in server.log every skipped file; have all other jobs with
 their logs, metrics and objects; and run a new job. Prints each fault with its mutation,
 `FILE:WAY[:VARIANT]`. The status is 1 if there was a fault.
 """

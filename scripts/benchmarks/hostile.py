@@ -3,7 +3,7 @@ plane survives.
 
     scripts/bench hostile [--jobs 500] [--seed 0] [--json]
     scripts/bench hostile --seed 17 --jobs 1           # one job again
-    scripts/bench hostile --show --seed 17 --jobs 1    # what it does
+    scripts/bench hostile --show --seed 17 --jobs 1    # its steps
     scripts/bench hostile --without backtracking,bomb  # leave out families of steps
 
 Each seed is a job of `tests/plane/hostile_job.py`: odd file names, links, fifos, sparse files, deep
@@ -14,9 +14,10 @@ neighbour. Then:
   files       its good checkpoint, model and output are in S3 byte for byte, and no file from outside /opt/ml
   log         its log has every mark in order; its last good metric is known
   neighbour   it Completed with its whole log, metrics, model and checkpoint
-  plane       DescribeTrainingJob answered within a second (times the load of a machine that is busy with other work)
-  restart     after each 25 jobs the plane is killed and has all jobs when it is back; every second time while jobs run
-  clean       `smtrain local clean --all` leaves no job, object, folder or process
+  plane       DescribeTrainingJob answered within a second (times the load of a machine busy with
+  other work) restart     after each 25 jobs the plane is killed and has all jobs when it is back;
+  every second time while jobs run clean       `smtrain local clean --all` leaves no job, object,
+  folder or process
 
 Prints each fault with its seed; a plane that hangs or does not start is replaced by a new one, and
 the jobs that ran then are run again one by one. The status is 1 if there was a fault.

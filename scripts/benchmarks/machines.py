@@ -11,8 +11,9 @@ the text and all of it, on one host and on several.
   over_single_per_core   the same per second of processors, which other load on the machine changes less
   peak_mib_*     the largest anonymous memory of one host; `double` is that of all the text over that of half of it
   peak_disk_shards   the most that a host had under /opt/ml, without its inputs, over the largest pair of the result
-  cpu_over_coordinator   with --coordinator, a checkout of 5923b272, which had a coordinator of its own in place of Ray:
-                 the processor seconds of several hosts over those there, on all of the text
+  cpu_over_coordinator   with --coordinator, a checkout of 5923b272, which had its own coordinator
+                 in place of Ray: the processor seconds of several hosts over those there, on all of
+                 the text
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument(
         "--coordinator", type=Path, help="a checkout of commit 5923b272, to compare with"
     )
-    parser.add_argument("--folder", type=Path, help="where to write text and tokens")
+    parser.add_argument("--folder", type=Path, help="folder for text and tokens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
         os.environ["SMTRAIN_HOME"] = str(Path(folder) / "home")  # a separate control plane

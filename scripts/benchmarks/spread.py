@@ -1,5 +1,4 @@
-"""Time and memory of the driver of a preparation on several machines, on a corpus that is not
-there.
+"""Time and memory of the driver of a preparation on several machines, on an imaginary corpus.
 
 The shares of `--terabytes` of text in `--files` files are `--shares` tasks, whose results are made
 up, as are those of the passes for exact and near duplicates and of the output files: only the
@@ -162,7 +161,7 @@ def share_record(share: Share) -> dict[str, Any]:
 
 
 def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor: Any) -> Driver:
-    """A driver of so much text that is not there."""
+    """A driver of so much imaginary text."""
     blocks.BLOCK_BYTES = share = round(options.terabytes * 1e12 / options.shares)
     size = round(options.terabytes * 1e12 / options.files)
     folder.mkdir(exist_ok=True)
@@ -234,7 +233,7 @@ def nothing(*_: Any) -> None:
 
 
 def on_ray(count: int) -> dict[str, Any]:
-    """Tasks that do nothing, on one host of its own cluster."""
+    """Tasks that do nothing, on a cluster of one host."""
     from smtrain.worker.data.prepare.spread import nodes
     from smtrain.worker.data.prepare.spread.places import SharedPlace
 

@@ -11,7 +11,7 @@ other work. `experts_over_loop`: one process against the same loop, of a Qwen3-M
 million parameters. `ep_over_dp`: two processes that divide its experts against two with all of
 them. `experts16_...` and `ep16_...` are the same with 16 experts, of which a token chooses 4.
 `ep_places` and `ep16_places`: seconds of a step with divided experts by place, the mean of both
-processes, measured in turn with the others; barriers before the messages show how long a process
+processes, measured in turn with the rest; barriers before the messages show how long a process
 waits for the other. `cpu_...` is the same in CPU seconds, which a busy machine changes less.
 Progress is printed on stderr.
 """
@@ -73,7 +73,7 @@ MANY: dict[str, Any] = {
 }
 LR = 1e-4
 Step = Callable[[], object]
-# consecutive steps of one side: a step may overlap work that is not needed yet with the next one
+# consecutive steps of one side: a step may overlap work not needed yet with the next one
 TURN = 2
 MICRO_BATCHES = 4  # of the pipeline
 

@@ -1,4 +1,4 @@
-"""Predict each published run from the others: errors by model, and the share inside the stated
+"""Predict each published run from all other runs: errors by model, and the share inside the stated
 interval.
 
 `--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack,

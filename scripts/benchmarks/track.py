@@ -2,7 +2,7 @@
 use.
 
 Blocks of steps with and without it alternate in one process; `over` is the median of their ratios
-minus 1, `in_log` the share of a step that is spent in the call itself.
+minus 1, `in_log` the share of a step spent in the call itself.
 """
 
 from __future__ import annotations

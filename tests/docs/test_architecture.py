@@ -41,7 +41,7 @@ def test_the_package_has_seven_rooms() -> None:
 
 
 FLOORS = ("client", "worker", "worker.data", "worker.checkpoint")
-"""Packages with a contract of their own."""
+"""Packages with their own contract."""
 
 
 def test_the_contracts_have_no_exceptions() -> None:
@@ -144,7 +144,7 @@ WRONG = (
     ("worker/checkpoint/open.py", "smtrain.worker.checkpoint.export"),
     ("tools/report/page.py", "smtrain.cli"),
 )
-"""A module, and what it must not import."""
+"""A module, and its forbidden imports."""
 
 
 def test_a_wrong_import_is_refused_in_each_direction(tmp_path: Path) -> None:

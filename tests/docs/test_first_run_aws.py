@@ -67,7 +67,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     config["compute"]["role"] = "smtrain-training"
 
     report = smtrain.check(config, target="aws")
-    # AWS's image registry does not exist here: that is the only fault, and the role has all
+    # AWS's image registry does not exist here: it is the only fault, and the role has all
     # permissions.
     assert [f.text.partition(" in ")[0] for f in report.faults] == [
         "there is no repository pytorch-training-neuronx"

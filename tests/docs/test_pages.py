@@ -50,7 +50,7 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
 
 
 # Pages that the gate does not walk: it tests their options below, the requests of the AWS page in
-# test_first_run_aws.py, and the work of the others in the tests of chat, evaluate, convert,
+# test_first_run_aws.py, and the work of every other page in the tests of chat, evaluate, convert,
 # publish, doctor and pairs.
 WALKS = {ON_AWS, "after-training", "chat", "doctor", "dpo", "first-run-here"}
 RUNNABLE = [page for page in pages() if any(block.tag in RUN for block in blocks(page))]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 _FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\b[A-Z]\b")
-# Commands that only look use the README's own config for AWS; the others run on this machine with
+# Commands that only look use the README's own config for AWS; the rest run on this machine with
 # the tiny model.
 _LOOKS = ("plan CONFIG", "check CONFIG", "iam policy CONFIG", "config show CONFIG", "--dry-run")
 _ON_AWS = ("check CONFIG", "--dry-run")

@@ -87,7 +87,7 @@ def test_every_python_has_its_wheels_and_its_classifier(project: dict[str, Any])
     for name in (
         "awkward-cpp",
         "zlib-ng",
-    ):  # one wheel for each Python and architecture; the others fit all
+    ):  # one wheel for each Python and architecture; every other wheel fits all
         entry = text.partition(f"\n{name}==")[2].partition("#")[0]
         assert entry.count("--hash=sha256:") == 2 * len(pythons), name
 

@@ -219,7 +219,7 @@ def test_the_whole_run_with_one_call(here: Execute) -> None:
         assert re.search(rf"^{stage} +[\d.]+ s\n  s3://", printed(done), re.MULTILINE)
     assert "[4/5] export: done before" in printed(done)
     assert "[5/5] generate: done " in printed(done), (
-        "in so many seconds; before, where another notebook asked it"
+        "in so many seconds; earlier, if another notebook asked it"
     )
 
 

@@ -1,4 +1,4 @@
-"""`scripts/test MODE OPTIONS`: options go to the tests of that mode and to no others."""
+"""`scripts/test MODE OPTIONS`: options go only to the tests of that mode."""
 
 from __future__ import annotations
 

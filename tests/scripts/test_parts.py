@@ -62,7 +62,7 @@ def test_a_commit_that_is_not_here_is_said_and_a_clone_without_history_says_noth
     parts.RECORD.write_text(
         '{"1": {"date": "2026-11-27", "commit": "0123456789012345678901234567890123456789"}}'
     )
-    assert "at a commit that is not here" in next(parts.stale())
+    assert "at a commit missing here" in next(parts.stale())
     (checkout / ".git/shallow").write_text("0123456789012345678901234567890123456789\n")
     assert list(parts.stale()) == []
 

@@ -1,4 +1,4 @@
-"""The parts in order of importance: a run that is cut off has the first ones.
+"""The parts in order of importance: an interrupted run has the first ones.
 
 Imports nothing of torch.
 """

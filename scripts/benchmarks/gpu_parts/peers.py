@@ -68,7 +68,7 @@ def plain_experts(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     def loss(i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(input_ids=i, use_cache=False, output_router_logits=True)
         balance: torch.Tensor = factor * out.aux_loss
-        # The auxiliary loss trains, but is not part of the loss that is compared.
+        # The auxiliary loss trains, but is not part of the compared loss.
         return mean_loss(out.logits, y) + balance - balance.detach()
 
     return PeerLoop(bench, loss, [*model.parameters()], autocast=False)
