@@ -226,6 +226,7 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     shard = max(optimizer_share(work, mesh, stage)[1] for stage in (0, mesh.pp - 1))
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
+    # Weights, two fp32 moments, and fp32 masters of half-precision weights, of each process.
     state = machine.cores * (trained + 8.0 + 4.0 * (trained == 2)) * shard
     largest = (
         4.0 * max(cut(kind, mesh.tp, mesh.ep).largest for kind in work.shape.kinds) * machine.cores
@@ -239,6 +240,7 @@ def checkpoint_bytes(work: Work) -> float:
         return (
             AdapterShape.of(work.shape, work.lora).parameters() * 12.0
         )  # fp32 weight and two moments
+    # The same per parameter: weight, two fp32 moments, fp32 master in half precision.
     return work.parameters * (work.width + 8.0 + 4.0 * (work.width == 2))
 
 
@@ -278,7 +280,10 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
     if shape.plain:
+        # GPT-NeoX and GPT-2 in docs/planner-formulas.md, "Memory of a core"; so are the terms
+        # below.
         return w * (part + 2 * h + 6 * q + inner * i) + attention
+    # q and the output, k and v; repeated for each query head, k and v are as wide as q.
     attention += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
     if shape.qk_norm:
         attention += _norm_bytes(work) * (q + kv)  # q_norm and k_norm
@@ -306,6 +311,8 @@ def _saved_by_mlp(work: Work, mesh: Mesh) -> float:
         return float(_inner_vectors(work)) * w * shape.intermediate / mesh.tp
     rows = work.rows(mesh)
     vectors = 7 if work.bounds_experts else _inner_vectors(replace(work, compiled=False))
+    # Rows that arrive: the copied hidden state and the expert's vectors. `chosen` counts rows that
+    # left: the output of each before it is weighted.
     inner = w * rows * (shape.hidden + vectors * sizes.width / mesh.tp) + (
         16.0 * rows if mesh.ep > 1 else 0.0
     )
@@ -413,6 +420,8 @@ def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     tokens = (
         chunks * net.CHUNK * mesh.micro_batch / mesh.cp
     )  # with cut rows: all tokens of a part of the heads
+    # The fit has one row for a single chunk and one for many; a row of n chunks is their mean with
+    # weights 1/n and 1 - 1/n.
     again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
     # Frozen taps of the convolution do not need their inputs.
     return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)
@@ -515,9 +524,11 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
+    # Stage r of p holds min(p - r, M) micro-batches under 1F1B, each with what a layer saves.
     in_flight = micro_batches_in_flight(work, mesh, stage)
     saved = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
     full = mesh.recompute == "full"
+    # Recomputed in full, a layer keeps its input only, cut along the sequence.
     each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
     if work.lora and not full:
         each += (
@@ -530,8 +541,10 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
     # (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
+    # One layer at a time is computed again: the largest counts, once, not per micro-batch.
     again = max(saved.values(), default=0.0) if full else 0.0
     if mesh.recompute == "selective":
+        # Selective: one layer's attention terms come back, so the difference to saving all counts.
         rest = replace(mesh, recompute="none")
         again = max(
             (tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0
@@ -541,9 +554,12 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         if any(one.shape.experts is None for one in kinds)
         else 0.0
     )
+    # The gradient of the largest matrix, as wide as activations. The embedding's has its own
+    # moment, below.
     largest = max((cut(one.shape, mesh.tp, mesh.ep).largest for one in kinds), default=0)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
+        # Frozen matrices have no gradient: an adapter's factor is the largest, in fp32.
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden)
         if work.lora.of_experts and shape.experts is not None:
             widest = max(shape.hidden, 2 * shape.experts.width / mesh.tp)
@@ -566,6 +582,7 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
             (kept + again - gone, 0.0, passing)
             for gone, passing in _expert_moments(work, mesh, tokens)
         ]
+    # The peak is the largest moment, not their sum: what one moment needs another has freed.
     moments += _net_moments(work, mesh, stage, saved, kept)
     if mesh.cp > 1:
         moments += _cut_moments(work, machine, mesh, stage, kept + again)
@@ -594,6 +611,8 @@ def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int) -> list[Peak]
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
         normed = part * (w if shape.plain else _norm_bytes(work))
+        # The final norm's input and its output, which the head reads; frozen, only the input in
+        # fp32.
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         if work.gathers_again or work.loss == "whole":
             rows = tokens * held.vocab
@@ -623,9 +642,11 @@ def _loss_moments(
     cuda = machine.accelerated and not machine.neuron
     device = "cuda" if cuda else "neuron" if machine.neuron else "cpu"
     rows = min(tokens, loss_rows(tokens, shape.hidden, held.vocab, device))
+    # 8 bytes per logit, 10 on CPUs in half precision without tp: docs/planner-formulas.md.
     each = 10.0 if w == 2 and mesh.tp == 1 and not cuda else 8.0
     if shape.capped:
         each = max(each, 8.0 + w)
+    # The gradient of hidden states so far, and of all of them.
     before, whole = w * (tokens - rows) * shape.hidden, w * tokens * shape.hidden
     rounded = 0.0 if work.lora or w == 4 or cuda else w * held.head
     again = whole if work.lora else 0.0  # no weight keeps the hidden states
@@ -700,6 +721,7 @@ def _step_buffers(machine: Machine, width: int, shard: int) -> float:
 def standing_bytes(work: Work, mesh: Mesh) -> float:
     """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
     shape, t = work.shape, work.seq_len / mesh.cp
+    # Ids and labels, int64 each, of all micro-batches of the step.
     ids = 16.0 * work.global_batch / mesh.dp * t
     mask = (
         float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 and not work.varlen else 0.0

@@ -230,6 +230,9 @@ class StageTimes:
             tokens,
         )
         self._rate = k.efficiency * machine.core_flops
+        # Two all-gathers and two reduce-scatters of hidden states a layer, half as many again if it
+        # is recomputed (docs/planner-formulas.md); in a ring of t ranks (t - 1) / t of the bytes
+        # move.
         self._moved = (
             _COLLECTIVES[mesh.recompute]
             * tokens
@@ -257,6 +260,7 @@ class StageTimes:
             last = self.stage(pp, layers, pp - 1)
             return last, last.middle
         alike = alike_stages(self._shape, pp, layers)[:-1]
+        # Equal stages are timed once: time depends on a stage's layers, not on its number.
         runs = [(self.stage(pp, layers, first), times) for first, times in equal_runs(alike)]
         runs.append((self.stage(pp, layers, pp - 1), 1))
         most, others = _most_and_others([(slot.total, times) for slot, times in runs])
@@ -331,6 +335,7 @@ class StageTimes:
         if (
             self._k.kernels
         ):  # the device waits for the host's launches, if these take longer than its work
+            # Only the part of the launches that the device's work does not hide.
             overhead = max(0.0, launches - dense - head - attention)
         return Slot(
             dense=dense + head,
@@ -359,6 +364,8 @@ class StageTimes:
             if self._k.kernels:
                 self._head = self._k.kernels.head(work, mesh, self._tokens)
             else:
+                # Forward, gradient of the input, gradient of the weight: 2 operations for each
+                # weight and token.
                 passes = 2 if work.lora else 3  # one product less without the weight's gradient
                 self._head = (
                     passes * 2.0 * cut(work.shape, mesh.tp).head * self._tokens / self._rate
@@ -416,6 +423,7 @@ def _most_and_others(runs: Sequence[tuple[float, int]]) -> tuple[float, float]:
     for seconds, stages in runs:
         totals += [seconds] * stages
     most = max(totals)
+    # The bubble passes the other stages once: their mean, not the slowest, sets its length.
     return most, (sum(totals) - most) / max(1, len(totals) - 1)
 
 
@@ -448,8 +456,11 @@ def _swap_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, tokens
     if work.shape.experts is None or mesh.ep == 1:
         return 0.0
     passes = 6 if mesh.recompute == "full" else 4
+    # Ranks of the same host among those that share experts; tensor-parallel neighbours take places
+    # of the host too.
     near = min(mesh.ep, machine.cores if work.whole_experts else max(1, machine.cores // mesh.tp))
     link, network = (_link(machine, ranks, k) for ranks in (1, machine.cores + 1))
+    # Seconds a byte: ep - 1 of ep parts leave the rank, `near - 1` of them by the host's links.
     each = (near - 1) / link + (mesh.ep - near) / network
     return passes * _routed(work, mesh, tokens) / mesh.ep * each / k.swap_share
 

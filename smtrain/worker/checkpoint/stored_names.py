@@ -39,6 +39,7 @@ def without_wrappers(name: str) -> str:
     it.
     """
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    # Wrappers nest: each adds another `module.` in front.
     while len(parts) > 1 and parts[0] == "module":
         parts = parts[1:]
     return ".".join(parts)
@@ -77,6 +78,8 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
         rest = name.removeprefix(before)
         if bare and name.startswith(before) and own + rest in known and rest != head:
             rest = own + rest
+        # Wrapped and unwrapped copies may differ in values: choosing one silently could be the
+        # wrong one.
         if (twin := first.setdefault(rest, stored)) != stored:
             raise CheckpointError(
                 f"{location} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save"
@@ -96,6 +99,7 @@ def tensors_in(content: Any) -> dict[str, Slab] | None:
         return {str(name): slab for name, slab in content.items()}
     nests = [key for key, value in content.items() if _is_state(value)]
     usual = [key for key in NESTS if key in nests]
+    # A single state dict is the model under any key; among several only a usual key tells which.
     chosen = nests if len(nests) == 1 else usual
     return (
         {str(name): slab for name, slab in content[chosen[0]].items()} if len(chosen) == 1 else None

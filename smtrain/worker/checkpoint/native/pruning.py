@@ -64,6 +64,7 @@ def surplus(
         if not whole(path) or not (arrived is None or arrived(path)):
             continue
         settled += 1
+        # Counted from the newest: only now `keep` good ones are safe, so everything older may go.
         if settled == keep:
             left = lines_in(line.root).left(line.parts)
             return [line.root / name for other, name in left if other < step and name not in spared]
@@ -88,6 +89,7 @@ def prune(
         if ranks.local_rank == 0
         else {}
     )
+    # A checkpoint can be whole over all disks and incomplete on each one.
     together: dict[str, dict[str, int]] = {}
     for checkpoints in ranks.gather(mine):
         for name, files in checkpoints.items():

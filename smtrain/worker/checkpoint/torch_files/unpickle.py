@@ -133,6 +133,7 @@ class _Machine:
 
     def take(self, size: int) -> bytes:
         self.at += size
+        # A slice would silently be shorter: a cut file must not pass for a small number.
         if size < 0 or self.at > len(self.data):
             raise CutShortError
         return self.data[self.at - size : self.at]
@@ -144,6 +145,7 @@ class _Machine:
         return self.take(self.data.index(b"\n", self.at) - self.at + 1)[:-1].decode()
 
     def since_mark(self) -> list[Any]:
+        # Marks are kept aside, not on the stack, so no opcode can take one for a value.
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -257,6 +259,7 @@ def _build(machine: _Machine) -> None:
     Nothing of ours takes any but a `Reference`, and that only its number.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
+    # State of an unknown object is only held, never applied: nothing of the file runs.
     if isinstance(target, Opaque):
         target.state = state
     elif isinstance(target, Reference):

@@ -95,16 +95,21 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
         ends = [entry.header_offset for entry in entries[1:]] + [archive.start_dir]
         for entry, end in zip(entries, ends, strict=True):
+            # torch.save stores records uncompressed, so that ranges can be read in place.
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename!r} is compressed")
             stored = entry.orig_filename.encode()
             head = bytes(
                 location.read(file, entry.header_offset, entry.header_offset + 30 + len(stored))
             )
+            # The local header repeats the directory's entry; its extra field may differ in length,
+            # so only it tells the beginning of the data.
             signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
             start = entry.header_offset + 30 + names + extra
+            # Records must not overlap: a hostile directory could read one place as many tensors.
             if signature != b"PK\3\4" or start + entry.file_size > end:
                 raise ValueError(f"{entry.filename!r} does not fit its place")
+            # Two names for one record would let two readers see different files.
             if names != len(stored) or head[30:] != stored:
                 raise ValueError(f"{entry.filename!r} has another name in its own header")
             stem, name = (
@@ -112,6 +117,7 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
             )
             if _number_of(stem) not in (None, _number_of(file)):
                 raise ValueError(f"it was saved as {stem}.pt")
+            # zip allows a name twice, and readers differ in which one they take.
             if name in out:
                 raise ValueError(f"{name!r} is there twice")
             out[name] = _Record(start, entry.file_size, entry.CRC)

@@ -79,6 +79,7 @@ class CutRows(NamedTuple):
         """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide
         about shapes.
         """
+        # A window as long as the row hides nothing: the causal mask is enough.
         window = None if window is None or window >= len(tokens) else window
         return cls(
             mesh,
@@ -115,6 +116,7 @@ class CutRows(NamedTuple):
     def mask(self, chunk: Chunk) -> torch.Tensor:
         """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]."""
         start, stop, low = chunk.at, chunk.end, chunk.low
+        # Token numbers, not places: they alone decide what is before what in the row.
         query, key = self.tokens[start:stop, None], self.tokens[low:stop]
         seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
         if self.number is None:

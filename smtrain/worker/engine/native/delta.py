@@ -79,6 +79,8 @@ def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -
     if documents is None:
         plain: torch.Tensor = whole(hidden_states=x)
         return plain
+    # Documents are numbered within a row; the packages see one long row, in which a number must not
+    # occur in two rows.
     number = (
         torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1]
         + documents.number
@@ -102,6 +104,8 @@ def _forward(
         heads = b.shape[2] // mesh.cp
         mixed = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
         qkv, b, a = torch.split(mixed, [mixed.shape[2] - 2 * heads, heads, heads], 2)
+        # q, k and v are cut by heads one after the other, so the taps of their channels are cut
+        # likewise.
         taps = torch.cat([one.chunk(mesh.cp)[mesh.cp_rank] for one in torch.split(taps, sizes)])
         own = _Heads(*(x.chunk(mesh.cp)[mesh.cp_rank] for x in own))
     # Only these are kept for the backward pass.
@@ -227,6 +231,7 @@ def _rule_inputs(
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
+    # 1e-6 inside the root, as transformers' `l2norm` of these models has it.
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
@@ -283,6 +288,8 @@ def _ruled(
     number = _chunks(
         _padded(number[:, None, :, None], 2, -1, last=more)
     )  # [B, 1, chunks, CHUNK, 1]
+    # -1 numbers padding, and -2 stands before the first chunk: they equal no document and not each
+    # other, so no token reads a state that is not its own.
     last = number[..., -1:, :]
     before = _padded(last[:, :, :-1], 2, -2, first=1)  # the last document of the chunk before
     index = torch.arange(CHUNK, dtype=torch.int32, device=v.device)
@@ -291,11 +298,18 @@ def _ruled(
         seen.float() @ decay
     )  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
     end = torch.split(total, [CHUNK - 1, 1], -2)[1]
+    # Exponents of unseen pairs may be large and positive: masked before exp they are 0, masked
+    # after it infinity times 0 would be NaN.
     between = (total - total.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
+    # Decay of the state of earlier chunks at each token of the document that runs on from them.
     entering = torch.where(number == before, total, -torch.inf).exp()
+    # Decay of each token up to the chunk's end, if its document reaches the end.
     leaving = torch.where(number == last, end - total, -torch.inf).exp()
+    # Decay of a state over the whole chunk; 0 if another document has begun.
     through = torch.where(last == before, end, -torch.inf).exp()
 
+    # A token's new value lacks what earlier tokens of its chunk have written for its key. That is a
+    # triangular system in all values of the chunk (the WY form of Yang et al. 2024).
     system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
     learned, known = system @ (v * beta), system @ (k * beta * entering)
     within, q, k = (
@@ -306,6 +320,7 @@ def _ruled(
     state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
     chunks = (x.unbind(2) for x in (q, k, within, learned, known, through))
     for q_, k_, within_, learned_, known_, through_ in zip(*chunks, strict=True):
+        # The delta: values to write, less those that the state holds for the same keys.
         new = learned_ - known_ @ state
         out.append(q_ @ state + within_ @ new)
         state = state * through_ + k_ @ new

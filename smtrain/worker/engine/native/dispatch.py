@@ -36,6 +36,7 @@ class _Reorder(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, k: int
     ) -> torch.Tensor:
+        # Not `order`: its inverse turns the scatter of the backward pass into a gather.
         ctx.save_for_backward(inverse)
         ctx.k = k
         with part("sorting rows"):

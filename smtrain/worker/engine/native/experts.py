@@ -155,6 +155,8 @@ class Mixture(nn.Module):
         self._dropout = dropout if lora.of_experts else None
         for leaf in (target.rpartition(".")[2] for target in lora.of_experts):
             at = f"{self._prefix}{self._names.path}.{leaf}"
+            # Only a down projection's input is cut over tensor-parallel ranks: dropout needs its
+            # place.
             a, down = held[at + A], leaf in ("down_proj", self._names.parts[2])
             start = self._mesh.tp_rank * a.shape[2] if down else 0
             self._factors[leaf] = ExpertFactors(at, a, held[at + B], lora.scale, start, dropout)
@@ -179,6 +181,8 @@ class Mixture(nn.Module):
             out = self._inside(reorder(x, order, inverse, self._sizes.chosen), blocks, numbers)
             back = reorder(out, inverse, order, 1).view(*chosen.shape, -1)
         else:
+            # With a capacity every rank sends equally many rows, so shapes do not depend on the
+            # router.
             back = self._bounded(x, order, blocks, self._capacity, choices).view(*chosen.shape, -1)
         y = (back * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
         y = self._exit(y)
@@ -219,6 +223,7 @@ class Mixture(nn.Module):
             return self._computed(rows, blocks, choices)
         counts = blocks.counts.long()
         per = len(counts) // mesh.ep
+        # Receivers cannot know how many rows each expert gets: the counts travel before the rows.
         theirs = torch.empty_like(counts)
         with part("expert parallel"):
             dist.all_to_all_single(theirs, counts, group=mesh.ep_group)
@@ -255,13 +260,17 @@ class Mixture(nn.Module):
         additional row of zeros.
         """
         mesh, (experts, k) = self._mesh, (self._sizes.count, self._sizes.chosen)
+        # The mean number of choices per expert, times the capacity factor, rounded up.
         room = math.ceil(k * len(x) / experts * factor)
         counts, expert = blocks.counts, blocks.expert
+        # The rank of a choice among those of its expert. The sort is stable, so the first tokens
+        # keep their places and the last are dropped.
         place = torch.arange(len(order), device=x.device) - (blocks.ends - counts)[expert]
         row = torch.where(place < room, expert * room + place, experts * room)
         choice = torch.full((experts * room + 1,), len(x) * k, device=x.device).scatter_(
             0, row, order
         )
+        # The last entry collected all choices without a place; which one it holds is undefined.
         choice = choice[:-1]
         rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[choice // k]
         numbers = (
@@ -304,6 +313,7 @@ class Mixture(nn.Module):
                 multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
             )
             both = adapted("gate_up_proj", rows, both)
+            # gpt-oss interleaves gate and up in one matrix; only the gate has no lower bound.
             gate, up = both[..., ::2].clamp(max=_LIMIT), both[..., 1::2].clamp(-_LIMIT, _LIMIT)
             inner = (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
             out = adapted("down_proj", inner, multiply(inner, self.down, blocks, False, out_of))

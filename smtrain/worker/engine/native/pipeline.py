@@ -151,6 +151,8 @@ class Pipeline:
             return stage.hidden_shape(batches[i].ids) if i < n else None
 
         loads = self._loads
+        # 1F1B: stage r runs ahead of its first backward pass by the stages behind it, so it never
+        # holds more than p - r micro-batches, however many a step has.
         for i in range(warm_up):
             h, _ = self._exchange(shape_before=shape(i), loads=loads)
             self._exchange(to_after=forward(i, h), loads=loads)
@@ -161,6 +163,7 @@ class Pipeline:
             h, _ = self._exchange(
                 to_before=backward(gradient), shape_before=shape(i + 1), loads=loads
             )
+        # The rest of the backward passes, one for each forward pass of the warm-up.
         for i in range(n - warm_up, n):
             _, gradient = self._exchange(shape_after=shape(i), loads=loads)
             self._exchange(to_before=backward(gradient), loads=loads)
@@ -330,6 +333,8 @@ class Pipeline:
         send(to_after, self._after)
         from_after = receive(shape_after, self._after)
         with part("pipeline"):
+            # Even stages send first and odd ones receive first, so no two neighbours both wait to
+            # send.
             self._move([*sends, *receives] if self.mesh.pp_rank % 2 == 0 else [*receives, *sends])
         return from_before, from_after
 

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 
 import torch
 
+# `init_scale` and `growth_interval` of torch.amp.GradScaler.
 FIRST = 2.0**16
 GOOD_STEPS = 2000
 """Steps without an overflow in a row, after which the scale is doubled."""
+# A scale below 1 would push more gradients below fp16's smallest number.
 FLOOR = 1.0
 
 
@@ -37,6 +39,7 @@ class LossScale:
         """Update after a step. Makes new tensors, because those of the step may still be read."""
         good = torch.where(overflowed, 0, self.good + 1)
         doubled = torch.where(good >= GOOD_STEPS, self.scale * 2, self.scale)
+        # Doubled often enough, the scale itself would overflow, and every step after it.
         kept = torch.where(doubled.isfinite(), doubled, self.scale)
         self.scale = torch.where(overflowed, (self.scale / 2).clamp(min=FLOOR), kept)
         self.good = torch.where(good >= GOOD_STEPS, 0, good)

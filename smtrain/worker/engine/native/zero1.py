@@ -36,6 +36,7 @@ class OptimizerShard:
         self.mesh, self.options = mesh, options
         self.table, self.flat = trained.table, trained.flat
         self.shard = len(self.flat) // trained.alike.size
+        # The flat buffer is padded to equal shards: rank r owns [r * shard, (r + 1) * shard).
         self.start = trained.alike.rank * self.shard
         self.gradients = Gradients(trained, stage.writing, mesh.device)
         stage.share_head(self.gradients)
@@ -51,12 +52,16 @@ class OptimizerShard:
             grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
             weight = 1.0 / cut.copies  # each number of the model counts once in the norm
             if cut.dim is None and (cut.partial or stage.sequence_parallel):
+                # A replicated parameter has partial gradients if it is `partial`, or if each rank
+                # saw only its tokens.
                 self._summed_over_tp.append(grad)
                 late.add(name)
             elif cut.dim is not None and cut.copies > 1:
                 self._summed_over_copies[layout.kind(name).kv_heads].append(grad)
                 late.add(name)
             if len(layout.stages(name)) > 1:
+                # Tied embeddings live on the first and the last stage: each has part of the
+                # gradient, and the first counts it in the norm.
                 self._tied = grad
                 late.add(name)
                 weight = weight if stage.first else 0.0
@@ -71,6 +76,7 @@ class OptimizerShard:
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
         own = self.part(self.flat)
+        # In fp32 the weights are their own masters; a copy would double their memory.
         self.master = own if own.dtype == torch.float32 else own.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
         self.sums = GradientSums(trained.alike, trained.table, self.gradients, late)
@@ -90,6 +96,7 @@ class OptimizerShard:
             (slice(0, cut), self.options.weight_decay),
             (slice(cut, self.shard), 0.0),
         ):
+            # A shard may lie completely in the decayed or the undecayed part.
             if span.start < span.stop:
                 parameter = nn.Parameter(self.master[span], requires_grad=False)
                 parameter.grad = self._grad_part[span]
