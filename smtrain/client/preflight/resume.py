@@ -55,7 +55,7 @@ def resume(context: Context) -> Iterator[Finding]:
         yield Finding(
             "resume",
             "fault",
-            f"all {len(steps)} checkpoints in {uri} are incomplete: {newest.name} lacks "
+            f"no checkpoint in {uri} is whole ({len(steps)} found): {newest.name} lacks "
             f"{_names(newest.lacking)}",
             "restore the missing files, or give the run another name to start over",
         )

@@ -672,7 +672,7 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
         put(f"{run}{job}/step_{step:08d}", {"manifest.json": manifest, "a.safetensors": content})
 
     save(10, b"ab")
-    assert "all 1 checkpoints" in only_fault(report(aws, "resume"), "resume")
+    assert "is whole (1 found)" in only_fault(report(aws, "resume"), "resume")
     save(5)
     found = report(aws, "resume")
     assert found.ok

@@ -471,7 +471,7 @@ CASES = [
     case(
         "resume",
         stored(STEP, {**CHECKPOINT, **HALF}),
-        "is whole: step_00000010 lacks",
+        "found): step_00000010 lacks",
         ("or give the run another name", keys({"name": "other"})),
         ("restore the missing files", stored(STEP, WHOLE)),
     ),

@@ -553,7 +553,7 @@ def test_a_state_dict_of_transformers_is_read_expert_by_expert(
 
 def test_other_experts_in_files_than_in_config_json_are_told(tmp_path: Path) -> None:
     hf = hf_folder(tmp_path / "hf", QWEN)
-    for count, remedy in ((6, r"to 4 if these are all layers, else copy"), (3, r"to 4\.")):
+    for count, remedy in ((6, r"to 4 if these are all, else copy"), (3, r"to 4\.")):
         (hf / "config.json").write_text(json.dumps({**QWEN, "num_experts": count}))
         save_file(weights_with_router(count), hf / "model.safetensors", {"format": "pt"})
         with pytest.raises(
