@@ -582,6 +582,7 @@ def exchange_time(
     )
     numbers = numbers or exchanged_numbers(work, mesh)
     most = max(float(shared * copies[0] + own * copies[1]) for shared, own in numbers)
+    # Once as an fp32 gradient, once as a weight; adapters' weights are fp32 too.
     each = most * (4 + (4 if work.lora else work.width))
     if alone:
         return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0
@@ -617,6 +618,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None =
     slot = slot_time(work, machine, mesh, k)
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
     return StepTime(
+        # T = M (slot) + (p - 1) (slot without output matrix) + exchange: docs/planner-formulas.md.
         compute=slots * slot.dense,
         attention=slots * slot.attention,
         tensor_parallel=slots * slot.tensor_parallel,

@@ -36,6 +36,7 @@ def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
     with ThreadPoolExecutor(8) as pool:  # channels that stream from S3 have a high latency
         names = sorted(source.names()) if every_layer else _sampled(source.names())
         for part in pool.map(sample, names):
+            # With lengths, so that bytes moved from one part to the next change the digest.
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 

@@ -44,6 +44,8 @@ class _Lane(Thread, Generic[Item]):
     def run(self) -> None:
         while (item := self._items.get()) is not None:
             try:
+                # After an error items are still taken, or `put` would wait forever for a full
+                # queue.
                 if self._fault is None:
                     self._work(item)
             except Exception as error:
@@ -123,6 +125,7 @@ class StreamedFile:
             self._disk.put(self.size)
         self.wait()
         self._disk.wait()
+        # fdatasync of the segments may leave out metadata of the file.
         os.fsync(self._file.fileno())
         if self._reader is not None and self._crc_of_disk != self._crc:
             raise LostBytesError

@@ -107,6 +107,8 @@ class Balance:
         now = self._now
 
         def again(*args: Any, **kwargs: Any) -> Any:
+            # A recomputed block runs during the backward pass of another micro-batch than the one
+            # that counts now.
             before, self._now = self._now, now
             try:
                 return block(*args, **kwargs)

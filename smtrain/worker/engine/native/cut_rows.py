@@ -141,8 +141,11 @@ def _chunks(
     chunks, start = list[Chunk](), 0
     for first, end in mesh.own_pieces(length):
         for at in range(first, end, size):
+            # The beginning of the longest document at the chunk's first query, over all rows: no
+            # earlier key is seen.
             low = 0 if positions is None else at - int(positions[:, at].max())
             if window is not None:
+                # The chunk's first query sees `window` keys, itself included.
                 low = max(low, at - window + 1)
             stop = start + min(size, end - at)
             chunks.append(Chunk(start, stop, at, low))
@@ -216,6 +219,7 @@ class _Attention(torch.autograd.Function):
         inner: Inner,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
+        # Only own tokens: whole rows are gathered again, so no rank keeps them from layer to layer.
         ctx.save_for_backward(q, k, v, *parameters)
         ctx.rows, ctx.scaling, ctx.inner = rows, scaling, inner
         keys, values = (_gathered(x, rows.mesh) for x in (k, v))
@@ -255,6 +259,7 @@ class _Attention(torch.autograd.Function):
                 ]
                 out = ctx.inner(*given[:3], rows.sight(i), ctx.scaling, *given[3:])
             own = grad[:, :, chunk.start : chunk.stop]
+            # Chunk by chunk: its scores are freed before the next chunk makes its own.
             made = torch.autograd.grad(out, given, own)
             of_q.append(made[0])
             for total, piece in zip(sums, made[1:3], strict=True):
@@ -277,6 +282,7 @@ def _gathered(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
 
 def _own_sum(whole: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """This rank's tokens, shaped as `like`, of the sum of everyone's fp32 [S, B, heads, D]."""
+    # Sums of chunks were fp32; the message has the format of activations, and half its bytes.
     sent = mesh.by_rank(whole.to(like.dtype), 0)
     out = sent.new_empty((sent.shape[0] // mesh.cp, *sent.shape[1:]))
     with part("context parallel"):
@@ -301,6 +307,7 @@ def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.
 
     A rank's heads are its part of every tensor's C.
     """
+    # One message for all tensors: part i of each goes to rank i.
     cut = [x.chunk(mesh.cp, 2) for x in parts]
     assert mesh.cp_group is not None
     whole = _swap(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
@@ -322,5 +329,6 @@ def _with_sinks(
     scaling: float,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
+    # The block with sinks takes one key and value head for each query head.
     k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
     return attend_block(q, k, v, sinks, mask, scaling)

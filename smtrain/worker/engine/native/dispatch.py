@@ -20,6 +20,7 @@ def all_to_all(x: torch.Tensor, send: list[int], receive: list[int], group: Any)
     """Send `send` rows of `x` to each rank of a group, and receive `receive` from each; without a
     gradient.
     """
+    # Without rows it is still called: an all-to-all waits for every rank of its group.
     out = x.new_empty(sum(receive), *x.shape[1:])
     with part("expert parallel"):
         dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)

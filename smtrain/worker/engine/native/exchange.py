@@ -112,6 +112,8 @@ class GradientSums:
             if self._missing is not None:
                 for i in touched:
                     self._missing[i] -= 1
+                # In one order on every rank, or collectives of different spans would meet: a ready
+                # span waits for those before it.
                 while len(self._works) < len(self._spans) and not self._missing[len(self._works)]:
                     self._send()
 
@@ -120,6 +122,7 @@ class GradientSums:
     def last_backward(self) -> None:
         """Announce the last backward pass of the step, which completes the gradients."""
         if self._spans:
+            # Earlier micro-batches of the step only add up; their hooks must not send.
             self._missing = list(self._of_span)
 
     def _send(self) -> None:
