@@ -42,7 +42,7 @@ def stage(config: JobConfig, container: Container) -> None:
     folder = container.root / "graphs"
     folder.mkdir(exist_ok=True)
     shared.fetch(folder)
-    cached, began = len(Cache.read(folder).whole), time.monotonic()
+    cached, began = len(Cache.read(folder).complete_entries), time.monotonic()
     print(f"{cached} graphs are in the cache {shared.uri}", flush=True)
     status, totals = _run([program, *_trial(config)], folder)
     cache = Cache.read(folder)
@@ -56,23 +56,23 @@ def stage(config: JobConfig, container: Container) -> None:
     result = {
         "total": totals.total,
         "successful": totals.successful,
-        "failed": totals.failed,
+        "failed": totals.failed_entries,
         "cached": cached,
-        "graphs": len(cache.whole),
-        "failures": {path.name: reason(path) for path in cache.failed},
-        "compilers": sorted({path.parent.name for path in cache.whole}),
+        "graphs": len(cache.complete_entries),
+        "failures": {path.name: reason(path) for path in cache.failed_entries},
+        "compilers": sorted({path.parent.name for path in cache.complete_entries}),
         "seconds": round(seconds, 1),
         "cache": shared.uri,
         "job": os.environ.get("TRAINING_JOB_NAME", ""),
     }
     print(
-        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed} cached={cached}"
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed_entries} cached={cached}"
         f" seconds={seconds:.0f}",
         flush=True,
     )
-    if totals.failed or cache.failed or status:
+    if totals.failed_entries or cache.failed_entries or status:
         raise SmtrainError(_failure(totals, cache, status))
-    if not cache.whole:
+    if not cache.complete_entries:
         raise SmtrainError(
             f"{PROGRAM} saw no graph at all; is this an image for {config.compute.instance_type}?"
         )
@@ -119,10 +119,10 @@ def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
 
 
 def _failure(totals: Totals, cache: Cache, status: int) -> str:
-    names = [f"{path.name}: {reason(path)}" for path in cache.failed]
+    names = [f"{path.name}: {reason(path)}" for path in cache.failed_entries]
     failures = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
     return (
-        f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status"
+        f"{max(totals.failed_entries, len(names))} of {totals.total} graphs did not compile (status"
         f" {status}), and were not cached; read the compiler's errors above, try smaller pieces"
         " (parallel.pp, parallel.tp, train.seq_len) or another image, and launch stage compile"
         f" again: {failures or 'they left nothing in the cache'}"

@@ -324,9 +324,9 @@ def placed(turn: Step, layers: int) -> dict[str, float]:
     """
     import torch.distributed as dist
 
-    from smtrain.worker.engine.parts import PartsClock, marked
+    from smtrain.worker.engine.parts import StepTimer, mark_parts
 
-    clock, send = PartsClock(), dist.all_to_all_single
+    clock, send = StepTimer(), dist.all_to_all_single
     seconds: Any = clock.seconds
     seconds |= dict.fromkeys(("counts", "to experts", "from experts", "waiting"), 0.0)
     calls = 0
@@ -351,7 +351,7 @@ def placed(turn: Step, layers: int) -> dict[str, float]:
 
     vars(dist).update(all_to_all_single=all_to_all)
     try:
-        with marked(clock):
+        with mark_parts(clock):
             turn()
     finally:
         vars(dist).update(all_to_all_single=send)

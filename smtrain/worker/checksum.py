@@ -11,12 +11,12 @@ try:
 except ImportError:
     from zlib import crc32
 
-__all__ = ["combined", "crc32"]
+__all__ = ["combine_crcs", "crc32"]
 
 _POLYNOMIAL = 0xEDB88320  # of ISO 3309, its lowest power in the highest bit
 
 
-def combined(first: int, second: int, size: int) -> int:
+def combine_crcs(first: int, second: int, size: int) -> int:
     """The crc32 of two byte strings joined, from the crc32 of each and the second's `size` in
     bytes.
 

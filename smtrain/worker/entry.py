@@ -44,11 +44,11 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
         fail(container, f"{type(error).__name__}: {error}")
 
 
-def _of_thread(what: threading.ExceptHookArgs) -> None:
+def _of_thread(args: threading.ExceptHookArgs) -> None:
     """Report in one line that a full disk ended a library's thread, such as TensorBoard's
     writer.
     """
-    if what.exc_value and (sentence := disk_sentence(what.exc_value)):
+    if args.exc_value and (sentence := disk_sentence(args.exc_value)):
         say(f"{sentence}\n")
     else:
-        threading.__excepthook__(what)
+        threading.__excepthook__(args)

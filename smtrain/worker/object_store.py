@@ -24,7 +24,7 @@ WAITS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 prefix.
 """
 AWAY = "S3 could not be reached; check the network, the proxy and the region"
-_REFUSED = (
+_CREDENTIALS_REMEDY = (
     "S3 refuses it to these credentials, which may have expired; log in (`aws configure` or `aws"
     " sso login`), and see that they allow s3:ListBucket and s3:GetObject there"
 )
@@ -32,14 +32,14 @@ _ABSENT = "there is no such bucket or prefix; check its name and the region"
 _CLOCK = "S3 refuses it because the clock of this machine is wrong; set it"
 _NOT_THERE = {"NO_SUCH_BUCKET": _ABSENT, "RESOURCE_NOT_FOUND": _ABSENT, "NO_SUCH_KEY": _ABSENT}
 _FINAL = _NOT_THERE | {
-    "ACCESS_DENIED": _REFUSED,
-    "INVALID_ACCESS_KEY_ID": _REFUSED,
-    "INVALID_CLIENT_TOKEN_ID": _REFUSED,
-    "SIGNATURE_DOES_NOT_MATCH": _REFUSED,
-    "MISSING_AUTHENTICATION_TOKEN": _REFUSED,
-    "ExpiredToken": _REFUSED,
-    "InvalidToken": _REFUSED,
-    "HTTP 400": _REFUSED,
+    "ACCESS_DENIED": _CREDENTIALS_REMEDY,
+    "INVALID_ACCESS_KEY_ID": _CREDENTIALS_REMEDY,
+    "INVALID_CLIENT_TOKEN_ID": _CREDENTIALS_REMEDY,
+    "SIGNATURE_DOES_NOT_MATCH": _CREDENTIALS_REMEDY,
+    "MISSING_AUTHENTICATION_TOKEN": _CREDENTIALS_REMEDY,
+    "ExpiredToken": _CREDENTIALS_REMEDY,
+    "InvalidToken": _CREDENTIALS_REMEDY,
+    "HTTP 400": _CREDENTIALS_REMEDY,
     "REQUEST_TIME_TOO_SKEWED": _CLOCK,
 }
 """Answers that are the same at each try."""
@@ -51,8 +51,8 @@ _LATER = {
 _ANSWER = re.compile(
     r"AWS Error (\w+)(?: \(HTTP status (\d+)\))? during (\w+) operation(.*)", re.DOTALL
 )
-_NAMED = re.compile(r"Unable to parse ExceptionName: (\w+)")
-_MOUNTED = ("fuse", "nfs", "lustre", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p")
+_EXCEPTION_NAME = re.compile(r"Unable to parse ExceptionName: (\w+)")
+_NETWORK_FILE_SYSTEMS = ("fuse", "nfs", "lustre", "cifs", "smb", "ceph", "gpfs", "beegfs", "9p")
 _OF_MACHINE = {
     errno.EIO,
     errno.ESTALE,
@@ -78,8 +78,8 @@ def _answer(error: BaseException) -> str:
     match = _ANSWER.search(str(error))
     if match is None or match[1] != "UNKNOWN":
         return match[1] if match else ""
-    if named := _NAMED.search(match[4]):
-        return named[1]
+    if name_match := _EXCEPTION_NAME.search(match[4]):
+        return name_match[1]
     # S3 answers HEAD without a name, and a small read has no room for it; a read's 400 is of
     # expired credentials
     return "HTTP 400" if match[2] == "400" and match[3] in ("GetObject", "HeadObject") else match[1]
@@ -129,8 +129,8 @@ def explain(error: BaseException) -> str:
     if match is None:
         return f"{first_line(error)}; check the URI and your permissions"
     name = _answer(error)
-    if known := (_FINAL | _LATER).get(name):
-        return known
+    if remedy := (_FINAL | _LATER).get(name):
+        return remedy
     if name in ("UNKNOWN", "INTERNAL_FAILURE"):
         status = f"HTTP {match[2]}" if match[2] else "an internal error"
         return f"S3 answered {match[3]} with {status}; try again in a minute"
@@ -140,7 +140,7 @@ def explain(error: BaseException) -> str:
 def retry(
     call: Callable[[], T],
     waits: Sequence[float] = WAITS,
-    least: Callable[[Exception], float | None] = may_pass,
+    min_wait: Callable[[Exception], float | None] = may_pass,
 ) -> T:
     """Call until it succeeds, again after each of `waits`, or after `least(error)` seconds if that
     is longer.
@@ -151,7 +151,7 @@ def retry(
         try:
             return call()
         except Exception as error:
-            if wait is None or (seconds := least(error)) is None:
+            if wait is None or (seconds := min_wait(error)) is None:
                 raise
             time.sleep(max(seconds, wait * random.uniform(0.5, 1.0)))
     raise AssertionError("the last try has returned or raised")
@@ -168,17 +168,17 @@ class SteadyFile:
 
     def __init__(self, open_input: Callable[[], Any], name: str) -> None:
         self._open, self._name, self._at = open_input, name, 0
-        self._file: Any = self._tried(open_input)
+        self._file: Any = self._retry(open_input)
         self._size = int(self._file.size())
 
     def read(self, count: int = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        wanted = left if count is None or count < 0 else min(count, left)
-        data = self._tried(lambda: self._read(wanted)) if wanted else b""
+        bytes_left = max(0, self._size - self._at)
+        size = bytes_left if count is None or count < 0 else min(count, bytes_left)
+        data = self._retry(lambda: self._read(size)) if size else b""
         self._at += len(data)
         return data
 
-    def _tried(self, call: Callable[[], T]) -> T:
+    def _retry(self, call: Callable[[], T]) -> T:
         try:
             return retry(call)
         except OSError as error:
@@ -243,26 +243,26 @@ def kind_of_mount(path: Path) -> str:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return ""
-    whole = str(path.resolve())
-    over = [
+    full_path = str(path.resolve())
+    mounts_above = [
         (len(point), kind)
         for point, kind in mounts
-        if whole == point or whole.startswith(point.rstrip("/") + "/")
+        if full_path == point or full_path.startswith(point.rstrip("/") + "/")
     ]
-    return max(over, default=(0, ""))[1]
+    return max(mounts_above, default=(0, ""))[1]
 
 
 def is_remote(path: Path) -> bool:
     """Whether reads of a path go through a network, as those of a FastFile channel do."""
-    return kind_of_mount(path).startswith(_MOUNTED)
+    return kind_of_mount(path).startswith(_NETWORK_FILE_SYSTEMS)
 
 
-def unread(path: Path | str, error: Exception, remedy: str) -> SmtrainError:
+def unreadable_error(path: Path | str, error: Exception, remedy: str) -> SmtrainError:
     """The error for a file that cannot be read: DataError with a remedy, StorageError if the store
     or machine fails.
     """
     if is_of_store(error) or is_of_machine(error):
-        made = DataError if is_absent(error) else StorageError
-        return made(f"{path} cannot be read: {explain(error)}.")
-    why = getattr(error, "strerror", None) or first_line(error)
-    return DataError(f"{path} cannot be read ({why}); {read_remedy(error, remedy)}.")
+        error_class = DataError if is_absent(error) else StorageError
+        return error_class(f"{path} cannot be read: {explain(error)}.")
+    reason = getattr(error, "strerror", None) or first_line(error)
+    return DataError(f"{path} cannot be read ({reason}); {read_remedy(error, remedy)}.")

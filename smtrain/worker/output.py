@@ -43,9 +43,9 @@ def say(text: str, seconds: float = PATIENCE) -> None:
     """Write to standard error for at most `seconds`; the rest is lost."""
 
     def write() -> None:
-        left = text.encode(errors="replace")
-        while left:
-            left = left[os.write(2, left) :]
+        pending_bytes = text.encode(errors="replace")
+        while pending_bytes:
+            pending_bytes = pending_bytes[os.write(2, pending_bytes) :]
 
     run_with_timeout(write, seconds)
 

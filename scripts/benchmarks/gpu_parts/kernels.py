@@ -167,7 +167,7 @@ def attention_ways(
 
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     bounds = ours.DocumentBounds.of(
-        ours.find_bounds(positions), torch.device(bench.kind), compiled=False
+        ours.find_bounds(positions), torch.device(bench.kind), is_compiled=False
     )
 
     def smtrain() -> None:

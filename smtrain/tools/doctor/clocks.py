@@ -26,7 +26,7 @@ def step_rate(
     """
     began, waiting = time.perf_counter(), list[Callable[[], StepResult]]()
     ends = [began]
-    while len(ends) < LEAST_STEPS or not engine.any(
+    while len(ends) < LEAST_STEPS or not engine.is_any_set(
         ends[-1] - began > seconds
     ):  # all processes take as many steps
         waiting.append(begin(len(ends) - 1))

@@ -31,7 +31,7 @@ class DrawnWeights(RandomWeights):
         super().__init__(model.config, model.shape, SEED)
         self._device = device
 
-    def _made(self, name: str) -> torch.Tensor:
+    def _make_tensor(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
         if self._device.type != "cuda" or len(shape) == 1:
             return super()._made(name)

@@ -134,9 +134,11 @@ class TrialProcess:
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
         number: probe.Number = "fp32" if task.precision == "fp32" else "bf16"
-        multiplied = probe.multiplied(self.device, number, clocks.wait, min(1.0, task.seconds))
+        multiplied = probe.matmul_rate(self.device, number, clocks.wait, min(1.0, task.seconds))
         moved = (
-            probe.moved(self.device, task.processes, clocks.wait) if task.processes > 1 else None
+            probe.all_reduce_rate(self.device, task.processes, clocks.wait)
+            if task.processes > 1
+            else None
         )
         count = model.batch // task.processes
         held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
@@ -301,7 +303,7 @@ class TrialProcess:
         for _ in range(first, last):
             done = engine.step(*self._part(engine, model, updates), LR)
             rows.append({**_numbers(done), "updates": updates})
-            updates += not done.skipped
+            updates += not done.is_skipped
         return rows
 
     def _part(
@@ -332,7 +334,7 @@ def _numbers(done: StepResult) -> dict[str, Any]:
     return {
         "loss": done.loss,
         "grad_norm": done.grad_norm,
-        **({"skipped": True} if done.skipped else {}),
+        **({"skipped": True} if done.is_skipped else {}),
     }
 
 

@@ -39,7 +39,7 @@ def patient(call: Callable[[], T]) -> T:
 
     Raises the client's last error.
     """
-    return retry(call, least=_least_wait)
+    return retry(call, min_wait=_least_wait)
 
 
 def _least_wait(error: Exception) -> float | None:

@@ -17,7 +17,7 @@ from smtrain.core.model.layout import Shard, Sharding
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.tensor_ranges import Tally
-from smtrain.worker.checksum import combined, crc32
+from smtrain.worker.checksum import combine_crcs, crc32
 
 BLOCK = 1 << 20
 """Bytes that each worker reads, converts and writes at a time: as much as a processor's cache
@@ -92,7 +92,7 @@ class Running:
             put(self.container.file, self.at + self.size, part.data)
             self.size += len(part)
         if known is not None:
-            self.crc = combined(self.crc, known, len(data))
+            self.crc = combine_crcs(self.crc, known, len(data))
 
 
 def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.storage import Bounds, Place
-from smtrain.worker.checksum import combined, crc32
+from smtrain.worker.checksum import combine_crcs, crc32
 
 _BLOCK = 1 << 18  # bytes hashed at a time, which fit a processor's cache
 
@@ -32,7 +32,10 @@ class Tally:
         if start == at:
             own = crc32(data)
             self._last = data, own
-            self._seen[slab.file, slab.offset] = (at + data.nbytes, combined(crc, own, data.nbytes))
+            self._seen[slab.file, slab.offset] = (
+                at + data.nbytes,
+                combine_crcs(crc, own, data.nbytes),
+            )
 
     def crc32(self, data: Bits) -> int | None:
         """The crc32 of an array if it is the one read last, else None."""

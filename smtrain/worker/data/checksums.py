@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.checksum import crc32
-from smtrain.worker.object_store import retry, unread
+from smtrain.worker.object_store import retry, unreadable_error
 
 SUFFIX = ".sums"
 BLOCK = 1 << 16
@@ -113,7 +113,7 @@ def read_sums(path: Path) -> PairSums:
     try:
         raw = retry(path.read_bytes)
     except OSError as error:
-        raise unread(path, error, REMEDY) from error
+        raise unreadable_error(path, error, REMEDY) from error
     try:
         magic, block, token_bytes, index_bytes = _HEADER.unpack(raw[: _HEADER.size])
         counts = [-(-size // block) for size in (token_bytes, index_bytes)]

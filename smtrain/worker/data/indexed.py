@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.near import near_path
 from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_of_pair
-from smtrain.worker.object_store import retry, unread
+from smtrain.worker.object_store import retry, unreadable_error
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -129,7 +129,7 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
         raw = retry(lambda: np.fromfile(idx_path, np.uint8))
         magic, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     except (OSError, struct.error) as error:
-        raise unread(idx_path, error, "prepare the data again") from error
+        raise unreadable_error(idx_path, error, "prepare the data again") from error
     index_checked(idx_path, raw, sums)
     plain = _HEADER.size + 12 * count + 8 * documents
     if (

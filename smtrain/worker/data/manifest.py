@@ -16,7 +16,7 @@ from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.prepared import manifest_damage
 from smtrain.worker.data.checksums import SUFFIX
-from smtrain.worker.object_store import retry, unread
+from smtrain.worker.object_store import retry, unreadable_error
 
 NAME = "manifest.json"
 PREFIX = "tokens"
@@ -186,7 +186,7 @@ class DatasetManifest:
                 code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:
-            raise unread(path, error, "prepare the data again") from error
+            raise unreadable_error(path, error, "prepare the data again") from error
         version = fields.get("format_version")
         if version != PREPARED_FORMAT:
             raise DataError(

@@ -21,7 +21,7 @@ from smtrain.core.model.hf_tokenizer import Say
 from smtrain.core.model.remedies import file_kind, file_misfit
 from smtrain.core.near import near_path
 from smtrain.worker.data.indexed import token_dtype
-from smtrain.worker.object_store import is_of_machine, retry, unread
+from smtrain.worker.object_store import is_of_machine, retry, unreadable_error
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,6 @@ def _json(path: Path) -> dict[str, Any]:
         content = retry(lambda: read_value(path))
     except (OSError, ValueError) as error:
         if is_of_machine(error):
-            raise unread(path, error, "") from error
+            raise unreadable_error(path, error, "") from error
         raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
     return content if isinstance(content, dict) else {}

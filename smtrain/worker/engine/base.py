@@ -155,20 +155,20 @@ class RoutingMetrics(NamedTuple):
     """
     loads: tuple[tuple[float, ...], ...]
     """The load of each expert, by the layers that have experts."""
-    chosen: int
+    experts_per_token: int
     """Experts of a token."""
-    dropped: float = 0.0
+    dropped_choices: float = 0.0
     """The share of choices beyond an expert's capacity."""
 
     def numbers(self) -> dict[str, float]:
         """The numbers for a log."""
-        each = [load for layer in self.loads for load in layer]
+        loads = [load for layer in self.loads for load in layer]
         return {
             "experts/aux_loss": self.aux_loss,
             "experts/entropy": self.entropy,
-            "experts/load_max": max(each),
-            "experts/load_min": min(each),
-            "experts/dropped": self.dropped,
+            "experts/load_max": max(loads),
+            "experts/load_min": min(loads),
+            "experts/dropped": self.dropped_choices,
         }
 
 
@@ -179,7 +179,7 @@ class Scaling(NamedTuple):
     """The factor of the loss."""
     following: float
     """The scale of the next step."""
-    skipped: bool
+    is_skipped: bool
     """The gradient was not finite: weights, optimizer state and its count of steps are unchanged.
     """
 
@@ -188,7 +188,7 @@ class Scaling(NamedTuple):
 class ParameterNorms:
     """Norms of the trained parameters after a step, each number counted once over all ranks."""
 
-    whole: float
+    total: float
     parts: dict[str, float]
     """By `layer_00`..., `embedding`, `positions`, `norm` and `head`; empty unless they were asked
     for.
@@ -215,9 +215,9 @@ class StepResult:
     """`time.perf_counter()` when the device had these numbers; None if the engine cannot say."""
 
     @property
-    def skipped(self) -> bool:
+    def is_skipped(self) -> bool:
         """Whether the step changed nothing because its gradient overflowed fp16."""
-        return self.scaling is not None and self.scaling.skipped
+        return self.scaling is not None and self.scaling.is_skipped
 
 
 @dataclass(frozen=True)
@@ -249,13 +249,13 @@ class Engine(Protocol):
     world_size: int
     dp_rank: int
     dp_size: int
-    allowed: Callable[[], None]
+    require_owner: Callable[[], None]
     """Called on rank 0 before each manifest; raises `SmtrainError` if the job may not write
     checkpoints any more.
     """
     parameters: int
     """The number of parameters of the whole model."""
-    trained: int
+    trained_count: int
     """The number of parameters that the optimizer updates: the model's, or its adapters'."""
     steps_ahead: int
     """Steps to begin before an earlier step's numbers are read, so that the device never waits for
@@ -311,7 +311,7 @@ class Engine(Protocol):
         """
         ...
 
-    def any(self, flag: bool) -> bool:
+    def is_any_set(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
         ...
 
@@ -356,11 +356,11 @@ class Engine(Protocol):
 
     def prune(
         self,
-        line: Lineage,
+        lineage: Lineage,
         keep: int,
-        arrived: Arrived | None = None,
-        distrusted: Collection[str] = (),
-        spared: Collection[str] = (),
+        has_arrived: Arrived | None = None,
+        distrusted_names: Collection[str] = (),
+        retained_names: Collection[str] = (),
     ) -> None:
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have
         arrived.

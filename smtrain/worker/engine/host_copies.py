@@ -8,7 +8,7 @@ import torch
 
 Files = dict[str, dict[str, torch.Tensor]]
 """The tensors of each file of a checkpoint."""
-_ALIGNED = 256  # bytes: every dtype, and the transfers of a device
+_ALIGNMENT = 256  # bytes: every dtype, and the transfers of a device
 
 
 class HostCopies:
@@ -27,14 +27,21 @@ class HostCopies:
         """Copies of all tensors, complete on return; the copies of the save before are gone."""
         if not self._stays:
             return {
-                file: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
-                for file, named in files.items()
+                file: {
+                    name: tensor.detach().to("cpu", copy=True)
+                    for name, tensor in file_tensors.items()
+                }
+                for file, file_tensors in files.items()
             }
-        self._reserve(sum(_room(tensor) for named in files.values() for tensor in named.values()))
+        self._reserve(
+            sum(
+                _room(tensor) for file_tensors in files.values() for tensor in file_tensors.values()
+            )
+        )
         copies, at = Files(), 0
-        for file, named in files.items():
+        for file, file_tensors in files.items():
             copies[file] = {}
-            for name, tensor in named.items():
+            for name, tensor in file_tensors.items():
                 copy = self._memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copies[file][name] = copy.copy_(tensor.detach(), non_blocking=True)
                 at += _room(tensor)
@@ -50,7 +57,7 @@ class HostCopies:
 
 
 def _room(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _pin(memory: torch.Tensor) -> None:

@@ -36,17 +36,19 @@ class RandomWeights:
         self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
     ) -> torch.Tensor:
         """The whole tensor, or its rows/columns `start:stop` along `dim`."""
-        whole = self._whole(name)
+        weight = self._cached_tensor(name)
         return (
-            whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+            weight
+            if dim is None
+            else weight.narrow(dim, start, (stop or weight.shape[dim]) - start)
         )
 
-    def _whole(self, name: str) -> torch.Tensor:
+    def _cached_tensor(self, name: str) -> torch.Tensor:
         if self._last is None or self._last[0] != name:
-            self._last = name, self._made(name)
+            self._last = name, self._make_tensor(name)
         return self._last[1]
 
-    def _made(self, name: str) -> torch.Tensor:
+    def _make_tensor(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
         generator = _generator(self._seed, name)
         if name.endswith(".A_log"):  # decays of a gated delta net
@@ -60,15 +62,15 @@ class RandomWeights:
             deviation /= (
                 2 * self._shape.layers
             ) ** 0.5  # GPT-2 scales residual projections by the depth
-        whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
+        weight = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
         if (
             name == self._shape.embed_name
             and padding is not None
             and self._shape.rules.form == "llama"
         ):
-            whole[padding] = 0.0
-        return whole
+            weight[padding] = 0.0
+        return weight
 
 
 class Zeros(RandomWeights):
@@ -76,7 +78,7 @@ class Zeros(RandomWeights):
     longer.
     """
 
-    def _made(self, name: str) -> torch.Tensor:
+    def _make_tensor(self, name: str) -> torch.Tensor:
         return torch.zeros(()).expand(self.shape(name))
 
 
@@ -93,11 +95,11 @@ class RandomFactors:
     ) -> torch.Tensor:
         """The whole factor, or its rows/columns `start:stop` along `dim`."""
         shape = self._specs[name].shape
-        whole = torch.zeros(shape)
+        factor = torch.zeros(shape)
         if not name.endswith(B):
             bound = shape[-1] ** -0.5
-            whole.uniform_(-bound, bound, generator=_generator(self._seed, name))
-        return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
+            factor.uniform_(-bound, bound, generator=_generator(self._seed, name))
+        return factor if dim is None else factor.narrow(dim, start, (stop or shape[dim]) - start)
 
 
 def name_in(
@@ -108,21 +110,21 @@ def name_in(
     Raises `CheckpointError` if it is missing or has another shape.
     """
     shape = layout.shape
-    stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
-    if stored is None:
+    stored_name = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
+    if stored_name is None:
         raise CheckpointError(
             f"the weights lack {name}, which the {shape.family} model of config.json has: take"
             " weights and config.json from the same model",
             code="checkpoint.other_model",
         )
-    if source.shape(stored) != layout.spec(name).shape:
+    if source.shape(stored_name) != layout.spec(name).shape:
         raise CheckpointError(
-            f"{stored} is {list(source.shape(stored))} in the weights and"
+            f"{stored_name} is {list(source.shape(stored_name))} in the weights and"
             f" {list(layout.spec(name).shape)} by config.json: take weights and config.json from"
             " the same model",
             code="checkpoint.other_model",
         )
-    return stored
+    return stored_name
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -22,17 +22,17 @@ Part = Literal[
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
 Mark = Callable[[Part], AbstractContextManager[object]]
-_NOTHING = nullcontext()
+_NO_MARK = nullcontext()
 _mark: Mark | None = None
 
 
 def part(name: Part) -> AbstractContextManager[object]:
     """Wrap code that belongs to a part; if parts are nested, the time counts for the inner one."""
-    return _NOTHING if _mark is None else _mark(name)
+    return _NO_MARK if _mark is None else _mark(name)
 
 
 @contextmanager
-def marked(mark: Mark) -> Iterator[None]:
+def mark_parts(mark: Mark) -> Iterator[None]:
     """Pass every part within the block through `mark`."""
     global _mark
     _mark = mark
@@ -42,7 +42,7 @@ def marked(mark: Mark) -> Iterator[None]:
         _mark = None
 
 
-class PartsClock:
+class StepTimer:
     """Seconds of each part; a collective includes waiting for ranks that come later."""
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
@@ -52,19 +52,19 @@ class PartsClock:
 
     @contextmanager
     def __call__(self, name: Part) -> Iterator[None]:
-        self._turn()
+        self._count_elapsed()
         self._within.append(name)
         try:
             yield
         finally:
-            self._turn()
+            self._count_elapsed()
             self._within.pop()
 
-    def _turn(self) -> None:
+    def _count_elapsed(self) -> None:
         """Add the time since the last turn to the innermost part."""
         if self._within:
             self._settle()
-        now = time.perf_counter()
+        current_time = time.perf_counter()
         if self._within:
-            self.seconds[self._within[-1]] += now - self._since
-        self._since = now
+            self.seconds[self._within[-1]] += current_time - self._since
+        self._since = current_time

@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
     def gather(self, value: Any) -> list[Any]: ...
 
-    def agree(self, fault: str | None, what: str) -> None: ...
+    def agree(self, fault: str | None, failure: str) -> None: ...
 
 
 class SavedContents(Protocol):
@@ -97,11 +97,11 @@ class Saver:
         self,
         ranks: Ranks,
         contents: SavedContents,
-        allowed: Callable[[], None],
+        require_owner: Callable[[], None],
         device: str = "cpu",
     ) -> None:
         """`device` is the kind of device that has the tensors."""
-        self._ranks, self._contents, self._allowed = ranks, contents, allowed
+        self._ranks, self._contents, self._allowed = ranks, contents, require_owner
         self._copies = HostCopies(device)
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
@@ -131,8 +131,8 @@ class Saver:
             self._copies.of(files)
             if copy
             else {
-                file: {name: tensor.detach().cpu() for name, tensor in named.items()}
-                for file, named in files.items()
+                file: {name: tensor.detach().cpu() for name, tensor in file_tensors.items()}
+                for file, file_tensors in files.items()
             }
         )
         writing = _Writing(path, root, tensors, read_back)
@@ -154,7 +154,7 @@ class Saver:
             if ranks.rank == 0:
                 self._allowed()
                 manifest.files.update(
-                    {name: about for part in everyone for name, about in sorted(part.items())}
+                    {name: entry for part in everyone for name, entry in sorted(part.items())}
                 )
                 manifests.write_manifest(path, manifest)
         except OSError as error:
@@ -183,8 +183,8 @@ class Saver:
         """
         root = ""
         if self._ranks.rank == 0 and (path / manifests.NAME).exists():
-            taken = {p.name for p in path.iterdir()}
-            root = next(f"again{n}/" for n in range(1, 1 << 20) if f"again{n}" not in taken)
+            names = {p.name for p in path.iterdir()}
+            root = next(f"again{n}/" for n in range(1, 1 << 20) if f"again{n}" not in names)
         return str(self._ranks.gather(root)[0])
 
 
@@ -225,13 +225,13 @@ def fill_from(
     return reader.manifest
 
 
-def raise_any(faults: Sequence[str | None], what: str) -> None:
+def raise_any(faults: Sequence[str | None], failure: str) -> None:
     """Raise `CheckpointError` if any rank has a fault: every rank calls it, so that no rank waits
     for one that left.
     """
     for rank, fault in enumerate(faults):
         if fault is not None:
-            raise CheckpointError(f"{what} on rank {rank}: {fault}")
+            raise CheckpointError(f"{failure} on rank {rank}: {fault}")
 
 
 def local_rank() -> int:

@@ -42,7 +42,7 @@ from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.remembering import Memory, Remembering
+from smtrain.worker.engine.native.remembering import CachedStage, KVCache
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.generation.load import (
     NO_MODEL,
@@ -107,7 +107,7 @@ def _fits(shape: ModelShape, tp: int, processes: int) -> bool:
     return processes % tp == 0 and not shape.mesh_faults(tp, processes // tp)
 
 
-class _Remote(Memory):
+class _Remote(KVCache):
     """Rank 0's memory, which every other rank keeps in step with."""
 
     def __init__(self, pick: Callable[[torch.Tensor], None]) -> None:
@@ -146,7 +146,7 @@ class Orders:
 class DividedModel:
     """Rank 0's view of the divided model: transformers' `generate` over all ranks."""
 
-    def __init__(self, remembering: Remembering, orders: Orders) -> None:
+    def __init__(self, remembering: CachedStage, orders: Orders) -> None:
         self._remembering, self._orders = remembering, orders
         self._model: Any = remembering.stage.model
         self._model.forward = self._forward
@@ -183,8 +183,8 @@ class DividedModel:
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        cache: Memory | None = None,
-        past_key_values: Memory | None = None,
+        cache: KVCache | None = None,
+        past_key_values: KVCache | None = None,
         position_ids: torch.Tensor | None = None,
         use_cache: bool = True,
         logits_to_keep: int = 1,
@@ -217,9 +217,9 @@ class DividedModel:
         dist.broadcast(rows.cpu().long(), 0, group=self._orders.control)
 
 
-def serve(remembering: Remembering, control: dist.ProcessGroup | None) -> None:
+def serve(remembering: CachedStage, control: dist.ProcessGroup | None) -> None:
     """Follow rank 0's orders until it ends."""
-    memory, device = Memory(), remembering.mesh.device
+    memory, device = KVCache(), remembering.mesh.device
     while True:
         words = torch.zeros(5, dtype=torch.long)
         dist.broadcast(words, 0, group=control)
@@ -234,12 +234,12 @@ def serve(remembering: Remembering, control: dist.ProcessGroup | None) -> None:
         both = torch.zeros(texts, new + total, dtype=torch.long)
         dist.broadcast(both, 0, group=control)
         if begins:
-            memory = Memory()
+            memory = KVCache()
         both = both.to(device)
         remembering.logits(both[:, :new], both[:, new:], memory)
 
 
-def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> Remembering:
+def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> CachedStage:
     """This rank's part of a model, with its weights.
 
     Raises `CheckpointError` on every rank if they do not fit.
@@ -260,7 +260,7 @@ def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> Remem
     except CheckpointError as error:
         fault = str(error)
     mesh.agree(fault, "the weights cannot be loaded")
-    return Remembering(stage)
+    return CachedStage(stage)
 
 
 def _join(rank: int, division: Division) -> tuple[torch.device, dist.ProcessGroup | None]:

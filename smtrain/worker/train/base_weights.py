@@ -23,7 +23,7 @@ from smtrain.worker.checkpoint.verifying import Watch, deal, host_of
 from smtrain.worker.checksum import crc32
 from smtrain.worker.train.engines import Gather
 
-KEPT = "model-checksums"
+CHECKSUM_FOLDER = "model-checksums"
 """The folder below a run's checkpoints."""
 
 
@@ -34,13 +34,13 @@ class BaseWeights:
         self, source: WeightSource | None, config: JobConfig, gather: Gather, checkpoints: Path
     ) -> None:
         """`source` is None if the run resumes from a checkpoint or starts from random weights."""
-        self._gather, self._watch, self._path = gather, None, checkpoints / KEPT
+        self._gather, self._watch, self._path = gather, None, checkpoints / CHECKSUM_FOLDER
         self._here = host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
-        known: dict[str, int] = {}
+        known_crcs: dict[str, int] = {}
         if source is not None and config.checkpoint.verify == "full" and dist.get_rank() == 0:
             self._path /= f"{_shapes(source)}.json"
-            known = _read(self._path)
-        self._known: dict[str, int] = gather(known)[0]
+            known_crcs = _read(self._path)
+        self._known: dict[str, int] = gather(known_crcs)[0]
         if source is not None and config.checkpoint.verify == "full":
             threads = max(1, cores_here() // len(self._here))
             self._watch = Watch(threads, _share(config, source, self._here), self._known)
@@ -62,11 +62,11 @@ class BaseWeights:
                     code="checkpoint.damaged",
                 )
             for name, crc in checksums.items():
-                before, one = first.setdefault(name, (crc, rank))
-                if before != crc:
+                first_crc, first_rank = first.setdefault(name, (crc, rank))
+                if first_crc != crc:
                     raise CheckpointError(
                         "the weights that the run begins from are not the same everywhere: ranks"
-                        f" {one} and {rank} read different bytes of {name}; start the job again to"
+                        f" {first_rank} and {rank} read different bytes of {name}; start the job again to"
                         " read them again"
                     )
         crcs = {name: crc for name, (crc, _) in first.items()}
@@ -77,28 +77,30 @@ class BaseWeights:
         """Check what another rank of this host was to check but did not read. Collective."""
         watch = self._watch
         progress = self._gather((watch.left, watch.begun) if watch else (set(), set()))
-        here = [progress[rank] for rank in self._here]
-        begun = set().union(*(names for _, names in here))
-        left = [names - begun for names, _ in here]
+        host_progress = [progress[rank] for rank in self._here]
+        begun_names = set().union(*(names for _, names in host_progress))
+        unread_names = [names - begun_names for names, _ in host_progress]
         if watch:
             watch.add(
-                deal(left, dict.fromkeys(set().union(*left), 1))[dist.get_rank() - self._here.start]
+                deal(unread_names, dict.fromkeys(set().union(*unread_names), 1))[
+                    dist.get_rank() - self._here.start
+                ]
             )
 
 
-def _share(config: JobConfig, source: WeightSource, here: range) -> tuple[int, int]:
+def _share(config: JobConfig, source: WeightSource, host_ranks: range) -> tuple[int, int]:
     """The part of its reads that this rank checks, as (i, n): a guess at which ranks read the
     same.
     """
     tp, stage, rank = config.parallel.tp, config.parallel.tp * config.shards, dist.get_rank()
     if config.train.engine != "native":  # the nxd engine lays its ranks out by itself
-        return (here.index(rank), len(here)) if source.read_alike else (0, 1)
-    alike = [
+        return (host_ranks.index(rank), len(host_ranks)) if source.read_alike else (0, 1)
+    same_readers = [
         r
-        for r in here
+        for r in host_ranks
         if r // stage == rank // stage and (source.read_alike or r % tp == rank % tp)
     ]
-    return alike.index(rank), len(alike)
+    return same_readers.index(rank), len(same_readers)
 
 
 def _shapes(source: WeightSource) -> str:
@@ -122,15 +124,15 @@ def _read(path: Path) -> dict[str, int]:
 
 
 def _write(path: Path, crcs: dict[str, int]) -> None:
-    kept = {name: f"{crc:08x}" for name, crc in sorted(crcs.items())}
+    crc_texts = {name: f"{crc:08x}" for name, crc in sorted(crcs.items())}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"sum": _sum(kept), "crc32": kept}, indent=1))
+        write_atomically(path, json.dumps({"sum": _sum(crc_texts), "crc32": crc_texts}, indent=1))
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror}); check the disk."
         ) from error
 
 
-def _sum(kept: dict[str, str]) -> str:
-    return f"{crc32(json.dumps(kept, sort_keys=True).encode()):08x}"
+def _sum(crc_texts: dict[str, str]) -> str:
+    return f"{crc32(json.dumps(crc_texts, sort_keys=True).encode()):08x}"

@@ -39,7 +39,7 @@ DECAY = "steps before"
 
 Without it the last step had min_lr.
 """
-_FIXED = {
+_FIXED_KEYS = {
     "seq_len": "train.seq_len",
     "seed": "train.seed",
     "data": "the prepared data",
@@ -84,8 +84,8 @@ class Position:
     data: DatasetManifest
     model: Mapping[str, Any]
     step: int = 0
-    before: Mapping[str, Any] = field(default_factory=dict)
-    abandoned: Sequence[str] = ()
+    resumed_state: Mapping[str, Any] = field(default_factory=dict)
+    abandoned_digests: Sequence[str] = ()
     reference: str | None = None
     """Objective dpo: a digest of the reference's weights."""
 
@@ -97,7 +97,7 @@ class Position:
         """
         return {
             "samples": samples,
-            **self.fixed(),
+            **self.fixed_values(),
             **({"reference": self.reference} if self.reference else {}),
             "model": dict(self.model),
             "spans": self._spans(step),
@@ -111,10 +111,12 @@ class Position:
             "losses": list(losses),
             "proven": proven,
             "chosen": self.config.checkpoint.step,
-            "abandoned": sorted({*self.before.get("abandoned", ()), *self.abandoned}),
+            "abandoned": sorted(
+                {*self.resumed_state.get("abandoned", ()), *self.abandoned_digests}
+            ),
         }
 
-    def fixed(self) -> dict[str, Any]:
+    def fixed_values(self) -> dict[str, Any]:
         """The values that the position in the data and the meaning of a loss depend on."""
         config, preference = self.config, self.config.train.preference
         return {
@@ -131,29 +133,31 @@ class Position:
         """Raise `CheckpointError` if the checkpoint `name` is of other data, order, objective or
         model.
         """
-        for key, expected in self.fixed().items():
+        for key, expected in self.fixed_values().items():
             if json.dumps(state.get(key)) != json.dumps(expected):
-                shown = (
+                detail = (
                     ""
                     if key == "data"
                     else f" ({json.dumps(state.get(key))} there, {json.dumps(expected)} here)"
                 )
                 raise CheckpointError(
-                    f"{name}: was written with another value of {_FIXED[key]}{shown}, so its"
+                    f"{name}: was written with another value of {_FIXED_KEYS[key]}{detail}, so its"
                     " position in the data does not hold here; restore that value, or give the run"
                     " another name"
                 )
-        was, now = ((side or {}).get("rope") for side in (state.get("model"), self.model))
-        if was != now:
+        saved_rope, own_rope = (
+            (side or {}).get("rope") for side in (state.get("model"), self.model)
+        )
+        if saved_rope != own_rope:
             raise CheckpointError(
-                f"model.rope: {name} of this run was trained with {_rope_words(was)}, and the"
-                f" config asks for {_rope_words(now)}, for which its weights are not made; restore"
+                f"model.rope: {name} of this run was trained with {_rope_words(saved_rope)}, and the"
+                f" config asks for {_rope_words(own_rope)}, for which its weights are not made; restore"
                 " the former value, or give the run another name to start over",
                 code="checkpoint.other_model",
             )
-        if other := difference(state.get("model") or {}, self.model):
+        if reason := difference(state.get("model") or {}, self.model):
             raise CheckpointError(
-                f"model.path: {name} of this run was trained from another model ({other}); name"
+                f"model.path: {name} of this run was trained from another model ({reason}); name"
                 " that model, or give the run another name to train this one",
                 code="checkpoint.other_model",
             )
@@ -166,14 +170,14 @@ class Position:
             )
 
     def _spans(self, step: int) -> Spans:
-        out: Spans = [list(span) for span in self.before.get("spans", [])]
-        for done, each in self.config.train.batches(
-            step - self.step, self.before.get("samples", 0)
+        out: Spans = [list(span) for span in self.resumed_state.get("spans", [])]
+        for step_count, batch_size in self.config.train.batches(
+            step - self.step, self.resumed_state.get("samples", 0)
         ):
-            if out and out[-1][1] == each:
-                out[-1][0] += done
+            if out and out[-1][1] == batch_size:
+                out[-1][0] += step_count
             else:
-                out.append([done, each])
+                out.append([step_count, batch_size])
         return out
 
 
@@ -184,7 +188,7 @@ def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
     spans = state.get("spans")
     if spans is None:
         return None
-    steps, samples = sum(n for n, _ in spans), round(sum(n * each for n, each in spans))
+    steps, samples = sum(n for n, _ in spans), round(sum(n * batch_size for n, batch_size in spans))
     if (steps, samples) == (step, state.get("samples")):
         return None
     return (
@@ -208,16 +212,16 @@ def settings(config: JobConfig) -> dict[str, Any]:
 
 def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]:
     """Describe each setting that has changed since the checkpoint of `step` was written."""
-    was, now = state.get("settings") or {}, settings(config)
-    changed = [
-        f"{key} {_short(was[key])} -> {_short(now[key])}"
-        for key in now
-        if key in was and was[key] != now[key]
+    old_settings, new_settings = state.get("settings") or {}, settings(config)
+    changed_settings = [
+        f"{key} {_short(old_settings[key])} -> {_short(new_settings[key])}"
+        for key in new_settings
+        if key in old_settings and old_settings[key] != new_settings[key]
     ]
-    ramps = [one.get("batch_ramp") for one in (was, now)]
-    if was and None in ramps and ramps[0] != ramps[1]:
-        changed.append(f"batch_ramp {' -> '.join(map(_short, ramps))}")
-    lines = [f"continuing with changed {', '.join(changed)}"] if changed else []
+    ramps = [side.get("batch_ramp") for side in (old_settings, new_settings)]
+    if old_settings and None in ramps and ramps[0] != ramps[1]:
+        changed_settings.append(f"batch_ramp {' -> '.join(map(_short, ramps))}")
+    lines = [f"continuing with changed {', '.join(changed_settings)}"] if changed_settings else []
     earlier = _has_another_decay(state, config)
     if earlier and step < config.train.steps:
         lines.append(
@@ -226,9 +230,9 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
             " of the step before it"
         )
     former = Train.model_validate(
-        {**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}}
+        {**config.train.model_dump(), **{k: old_settings[k] for k in SETTINGS if k in old_settings}}
     )
-    if was and former.schedule != "constant" and former.steps <= step < config.train.steps:
+    if old_settings and former.schedule != "constant" and former.steps <= step < config.train.steps:
         following = learning_rate(config.train, step + 1)
         last = learning_rate(former, step + 1 if earlier else step)
         lines.append(
@@ -250,14 +254,17 @@ def promise(state: Mapping[str, Any], config: JobConfig) -> str:
             "the learning rate decays otherwise than before: losses differ slightly from those of"
             " an unbroken run"
         )
-    now, before = config.train.deterministic is not False, state.get("deterministic")
-    if before not in (None, now):
-        now_word, before_word = (str(value).lower() for value in (now, before))
+    is_deterministic, was_deterministic = (
+        config.train.deterministic is not False,
+        state.get("deterministic"),
+    )
+    if was_deterministic not in (None, is_deterministic):
+        new_word, old_word = (str(value).lower() for value in (is_deterministic, was_deterministic))
         return (
-            f"the checkpoint was written with train.deterministic: {before_word}, and this job has"
-            f" {now_word}: losses differ from those of an unbroken run in the last digits"
+            f"the checkpoint was written with train.deterministic: {old_word}, and this job has"
+            f" {new_word}: losses differ from those of an unbroken run in the last digits"
         )
-    if now:
+    if is_deterministic:
         return (
             "kernels are deterministic: on the same mesh, losses are those of an unbroken run, bit"
             " for bit"
@@ -290,7 +297,7 @@ def _rope_words(rope: Mapping[str, Any] | None) -> str:
 
 
 def identity(
-    described: Mapping[str, Any],
+    model_config: Mapping[str, Any],
     weights: WeightSource | None,
     init: str,
     rope: Mapping[str, Any] | None = None,
@@ -303,29 +310,39 @@ def identity(
     digest = (
         "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
     )
-    kept = {
-        key: value for key, value in described.items() if key not in _FREE and value is not None
+    config_keys = {
+        key: value for key, value in model_config.items() if key not in _FREE and value is not None
     }
-    known = {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
-    return known if rope is None else {**known, "rope": dict(rope)}
+    model_identity = {
+        "config": {"model_type": model_config.get("model_type"), **config_keys},
+        "weights": digest,
+    }
+    return model_identity if rope is None else {**model_identity, "rope": dict(rope)}
 
 
-def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+def difference(saved_identity: Mapping[str, Any], own_identity: Mapping[str, Any]) -> str | None:
     """Explain how two identities differ; None if they are one model, or if one of them is not
     known.
     """
-    was, now = (_flat(side["config"]) if side.get("config") else {} for side in (there, here))
+    saved_keys, own_keys = (
+        _flat(side["config"]) if side.get("config") else {}
+        for side in (saved_identity, own_identity)
+    )
     keys = [
-        key for key in sorted(was) if key in now and was[key] != now[key]
+        key for key in sorted(saved_keys) if key in own_keys and saved_keys[key] != own_keys[key]
     ]  # defaults are written by some only
     if keys:
-        shown = ", ".join(f"{key} {was[key]!r} there and {now[key]!r} here" for key in keys[:3])
-        return f"config.json differs: {shown}"
-    if there.get("weights") and here.get("weights") and there["weights"] != here["weights"]:
-        if "scratch" in (there["weights"], here["weights"]):
-            return (
-                f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
-            )
+        detail = ", ".join(
+            f"{key} {saved_keys[key]!r} there and {own_keys[key]!r} here" for key in keys[:3]
+        )
+        return f"config.json differs: {detail}"
+    if (
+        saved_identity.get("weights")
+        and own_identity.get("weights")
+        and saved_identity["weights"] != own_identity["weights"]
+    ):
+        if "scratch" in (saved_identity["weights"], own_identity["weights"]):
+            return f"model.init was {'scratch' if saved_identity['weights'] == 'scratch' else 'weights'} there"
         return "the base weights differ"
     return None
 
@@ -359,6 +376,6 @@ def learning_rate(train: Train, step: int) -> float:
         return train.lr * step / train.warmup
     if train.schedule == "constant":
         return train.lr
-    done = min(1.0, (step - 1 - train.warmup) / max(1, train.steps - train.warmup))
-    share = (1 + math.cos(math.pi * done)) / 2 if train.schedule == "cosine" else 1 - done
+    progress = min(1.0, (step - 1 - train.warmup) / max(1, train.steps - train.warmup))
+    share = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
     return train.min_lr + (train.lr - train.min_lr) * share

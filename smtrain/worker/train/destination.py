@@ -31,12 +31,12 @@ VARIABLE = "SMTRAIN_CHECKPOINTS"
 class Destination:
     """A job's checkpoint prefix; a run in a shell has none, so what its disk holds has arrived."""
 
-    def __init__(self, container: Container, line: Lineage, say: Say) -> None:
+    def __init__(self, container: Container, lineage: Lineage, say: Say) -> None:
         """Take ownership of the checkpoints.
 
         Raises `OwnerError`, which names the owner, if another job has them.
         """
-        self.line, self._say, self._in_job = line, say, bool(container.job)
+        self.line, self._say, self._in_job = lineage, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""
         self._there: set[str] = set()
         self._s3: Any = None
@@ -65,7 +65,7 @@ class Destination:
             return
         threading.Thread(target=self._renew, name="owner of the checkpoints", daemon=True).start()
 
-    def allowed(self) -> None:
+    def require_owner(self) -> None:
         """Raise `OwnerError` if the checkpoints belong to another job now."""
         if self._fence is None:
             return
@@ -79,7 +79,7 @@ class Destination:
                 " continues"
             )
 
-    def arrived(self, checkpoint: Path) -> bool:
+    def has_arrived(self, checkpoint: Path) -> bool:
         """Whether a checkpoint, whole on the hosts' disks, is whole in S3 too.
 
         Without access to S3 we assume that all but the newest are.
@@ -91,18 +91,18 @@ class Destination:
         if self._s3 is None:
             return older
         try:
-            there = self._is_there(checkpoint, name)
+            is_uploaded = self._is_there(checkpoint, name)
         except Exception as error:
             self._say(
                 f"whether {name} has arrived in {self._uri} could not be asked ({_short(error)})"
             )
             return older
-        if there:
+        if is_uploaded:
             self._there.add(name)
-        return there
+        return is_uploaded
 
     @property
-    def unfinished(self) -> set[str]:
+    def unfinished_checkpoints(self) -> set[str]:
         """Checkpoints of other jobs without a record, if there is no owner to ask: a job may still
         be writing them.
 
@@ -111,10 +111,10 @@ class Destination:
         """
         if not self._in_job or self._shared or self._fence:
             return set()
-        others = lines_in(self.line.root).left(self.line.parts[1:])
+        other_checkpoints = lines_in(self.line.root).left(self.line.parts[1:])
         return {
             name
-            for _, name in others
+            for _, name in other_checkpoints
             if not any((self.line.root / name / record).exists() for record in RECORDS.values())
         }
 
@@ -122,7 +122,7 @@ class Destination:
         """Wait until the newest checkpoint has arrived; not at all without access to S3."""
         if self._s3 is not None:
             poll(
-                lambda: all(self.arrived(folder) for _, folder in self.line.checkpoints()[-1:]),
+                lambda: all(self.has_arrived(folder) for _, folder in self.line.checkpoints()[-1:]),
                 0.5,
                 seconds,
             )

@@ -97,9 +97,13 @@ class Gpus:
             return None
         self._rows[fields[0]] = [_number(field) for field in fields[1:]]
         busy = [row[0] for row in self._rows.values() if row[0] is not None]
-        filled = [row[1] / row[2] for row in self._rows.values() if row[1] is not None and row[2]]
+        memory_shares = [
+            row[1] / row[2] for row in self._rows.values() if row[1] is not None and row[2]
+        ]
         shares = {"device": sum(busy) / len(busy) / 100} if busy else {}
-        return shares | ({"device_memory": sum(filled) / len(filled)} if filled else {})
+        return shares | (
+            {"device_memory": sum(memory_shares) / len(memory_shares)} if memory_shares else {}
+        )
 
 
 def neuron_settings(period: int) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def neuron(line: str) -> dict[str, float] | None:
     try:
         reading = json.loads(line)
         hardware = reading["neuron_hardware_info"]
-        reports = [one["report"] for one in reading["neuron_runtime_data"] or ()]
+        reports = [process["report"] for process in reading["neuron_runtime_data"] or ()]
         cores = hardware["neuron_device_count"] * hardware["neuroncore_per_device_count"]
         # Each process reports its cores only, so the sum over processes is what all cores do.
         busy = [

@@ -36,7 +36,7 @@ class EngineRecords:
     """The files that a rank of a (tp, pp, dp) mesh loads."""
     read_whole: Callable[[Path, tuple[int, int, int], int], set[str]] = lambda *_: set()
     """The files of these whose crc32 the engine's `load` returns."""
-    unread: Callable[[Path], set[str]] = lambda _: set()
+    unread_files: Callable[[Path], set[str]] = lambda _: set()
     """The files that no rank loads."""
 
 
@@ -106,11 +106,11 @@ def _own_records(native_engine: bool, cuts: tuple[int, ...] = (), ep: int = 1) -
         read_whole=lambda path, mesh, rank: (
             native_files.read_whole(read(path), mesh, rank, cuts, ep) if native_engine else set()
         ),
-        unread=lambda path: native_files.unread(read(path)),
+        unread_files=lambda path: native_files.unread(read(path)),
     )
 
 
-def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
+def lora_of(config: JobConfig, model_config: dict[str, Any]) -> Lora | None:
     """The adapter that the config asks for.
 
     Raises `ConfigError` if the model has no such layers.
@@ -118,21 +118,21 @@ def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
     adapter = config.train.adapter
     if adapter is None:
         return None
-    targets = targets_of(ModelShape.from_config(described), adapter.targets)
+    targets = targets_of(ModelShape.from_config(model_config), adapter.targets)
     return Lora(
         adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora, adapter.quantize
     )
 
 
 def build(
-    config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None
+    config: JobConfig, model_config: dict[str, Any], weights: WeightSource | RandomWeights | None
 ) -> Engine:
     """Build the engine with its weights; `described` is the model's config.json."""
     options = ParallelOptions.of(config)
     optimizer, seed, lora = (
         OptimizerOptions.of(config.train),
         config.train.seed,
-        lora_of(config, described),
+        lora_of(config, model_config),
     )
     if config.train.engine == "nxd":
         from smtrain.worker.engine.nxd.engine import NxdEngine
@@ -140,7 +140,11 @@ def build(
 
         micro_batches = config.train.global_batch_size // (config.dp * options.micro_batch_size)
         saving = SaveOptions(config.checkpoint.form, config.checkpoint.asynchronous)
-        return NxdEngine(described, options, optimizer, weights, seed, micro_batches, saving, lora)
+        return NxdEngine(
+            model_config, options, optimizer, weights, seed, micro_batches, saving, lora
+        )
     from smtrain.worker.engine.native import NativeEngine
 
-    return NativeEngine(described, options, optimizer, weights, seed, lora, config.train.preference)
+    return NativeEngine(
+        model_config, options, optimizer, weights, seed, lora, config.train.preference
+    )

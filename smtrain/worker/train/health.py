@@ -19,11 +19,11 @@ from smtrain.worker.output import PATIENCE as SAY_SECONDS
 from smtrain.worker.output import say, unwaiting_stderr
 
 HISTORY = 32  # steps whose mean is the usual loss; half of them must be known
-STILL = 16  # steps in a row without any change after which a training on pairs is ended
+STILL_STEPS = 16  # steps in a row without any change after which a training on pairs is ended
 AT_ONCE = 8  # steps in a row from the second on in which all pairs are right
-NOTHING = 1e-3  # nats times beta: the margin of a training on pairs that learns nothing
-FALLEN = 0.5  # reward that both answers of a pair have lost
-COLLAPSED = 0.95  # share of a layer's choices that go to as few experts as one token chooses
+MIN_MARGIN = 1e-3  # nats times beta: the margin of a training on pairs that learns nothing
+LOST_REWARD = 0.5  # reward that both answers of a pair have lost
+COLLAPSE_SHARE = 0.95  # share of a layer's choices that go to as few experts as one token chooses
 RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
 PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
@@ -65,7 +65,7 @@ class LossWatch:
         place = f"samples {samples.start} to {samples.stop - 1}"
         self._check_scale(step, result, place)
         if not math.isfinite(result.loss) or not (
-            result.skipped or math.isfinite(result.grad_norm)
+            result.is_skipped or math.isfinite(result.grad_norm)
         ):
             raise SmtrainError(
                 f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step},"
@@ -105,8 +105,8 @@ class LossWatch:
                 " beyond what fp16 holds (65504), or values that are wrong; set bf16 or fp32, or"
                 f" {self._advice()}"
             )
-        stuck = scaling.skipped and scaling.following == scaling.scale
-        self._unscaled = self._unscaled + 1 if stuck else 0
+        is_at_floor = scaling.is_skipped and scaling.following == scaling.scale
+        self._unscaled = self._unscaled + 1 if is_at_floor else 0
         if self._unscaled == PATIENCE:
             raise SmtrainError(
                 f"train.precision: gradients still overflow fp16 at step {step}, {place}, with a"
@@ -155,30 +155,34 @@ class RoutingWatch:
     step after step.
     """
 
-    def __init__(self, *, frozen: bool = False) -> None:
+    def __init__(self, *, has_frozen_routers: bool = False) -> None:
         """Routers are `frozen` if only adapters are trained: no auxiliary loss moves them."""
-        self._remedy = "lower train.lr" if frozen else "raise train.aux_loss, or lower train.lr"
+        self._remedy = (
+            "lower train.lr" if has_frozen_routers else "raise train.aux_loss, or lower train.lr"
+        )
         self._collapsed: dict[int, int] = {}
         self._told = False
 
     def check(self, step: int, routing: RoutingMetrics) -> list[str]:
         """A sentence, once, when a layer has been collapsed for `HISTORY` steps in a row."""
         for layer, loads in enumerate(routing.loads):
-            top = sorted(loads, reverse=True)[: routing.chosen]
-            alike = len(loads) >= 2 * routing.chosen and sum(top) >= COLLAPSED * sum(loads)
-            self._collapsed[layer] = self._collapsed.get(layer, 0) + 1 if alike else 0
-        fallen = [layer for layer, steps in self._collapsed.items() if steps >= HISTORY]
-        if self._told or not fallen:
+            top = sorted(loads, reverse=True)[: routing.experts_per_token]
+            is_collapsed = len(loads) >= 2 * routing.experts_per_token and sum(
+                top
+            ) >= COLLAPSE_SHARE * sum(loads)
+            self._collapsed[layer] = self._collapsed.get(layer, 0) + 1 if is_collapsed else 0
+        collapsed_layers = [layer for layer, steps in self._collapsed.items() if steps >= HISTORY]
+        if self._told or not collapsed_layers:
             return []
         self._told = True
-        which = (
-            f"layer {fallen[0]} and {len(fallen) - 1} more"
-            if len(fallen) > 1
-            else f"layer {fallen[0]}"
+        layers_text = (
+            f"layer {collapsed_layers[0]} and {len(collapsed_layers) - 1} more"
+            if len(collapsed_layers) > 1
+            else f"layer {collapsed_layers[0]}"
         )
         return [
-            f"{WARNING}{step} the router of {which} (of the layers with experts) has sent"
-            f" {COLLAPSED:.0%} of its choices to {routing.chosen} of {len(routing.loads[0])}"
+            f"{WARNING}{step} the router of {layers_text} (of the layers with experts) has sent"
+            f" {COLLAPSE_SHARE:.0%} of its choices to {routing.experts_per_token} of {len(routing.loads[0])}"
             f" experts for {HISTORY} steps: all other experts learn nothing; {self._remedy}"
         ]
 
@@ -191,11 +195,11 @@ class PairWatch:
     kind once.
     """
 
-    def __init__(self, precision: str, *, referred: bool = True, fresh: bool = True) -> None:
+    def __init__(self, precision: str, *, has_reference: bool = True, fresh: bool = True) -> None:
         """Without a reference (`referred`) rewards do not begin at 0, so only their difference says
         anything; a run that resumes is not `fresh`.
         """
-        self._precision, self._referred, self._at_once = precision, referred, fresh
+        self._precision, self._referred, self._at_once = precision, has_reference, fresh
         self._steps: deque[PairMetrics] = deque(maxlen=HISTORY)
         self._checked = self._still = self._right = 0
         self._told: set[str] = set()
@@ -208,9 +212,9 @@ class PairWatch:
         self._checked += 1
         self._steps.append(pairs)
         self._still = self._still + 1 if pairs.chosen_reward == pairs.rejected_reward == 0 else 0
-        if self._referred and self._still == STILL:
+        if self._referred and self._still == STILL_STEPS:
             raise SmtrainError(
-                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL} steps, at"
+                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL_STEPS} steps, at"
                 f" step {step}, so the loss stays at its first value (ln 2 = 0.6931 for sigmoid):"
                 f" steps of this size change nothing in {self._precision}; raise the learning rate,"
                 " or look whether chosen and rejected are the same text"
@@ -218,13 +222,13 @@ class PairWatch:
         if self._checked > 1:  # the first step's model is the reference
             self._right += pairs.accuracy == 1
             self._at_once = self._at_once and pairs.accuracy == 1
-        found = {
+        sentences = {
             kind: f"{WARNING}{step} {text}"
             for kind, text in self._kinds()
             if kind not in self._told
         }
-        self._told |= found.keys()
-        return list(found.values())
+        self._told |= sentences.keys()
+        return list(sentences.values())
 
     def _kinds(self) -> Iterator[tuple[str, str]]:
         if self._at_once and self._right == AT_ONCE:
@@ -239,7 +243,7 @@ class PairWatch:
             )
         if len(self._steps) < HISTORY:
             return
-        margins = [one.margin for one in self._steps]
+        margins = [metrics.margin for metrics in self._steps]
         mean = sum(margins) / HISTORY
         error = (sum((margin - mean) ** 2 for margin in margins) / (HISTORY - 1) / HISTORY) ** 0.5
         if mean < -2 * error:
@@ -253,28 +257,28 @@ class PairWatch:
             )
         if not self._referred:
             return
-        if self._checked >= 2 * HISTORY and all(abs(margin) < NOTHING for margin in margins):
+        if self._checked >= 2 * HISTORY and all(abs(margin) < MIN_MARGIN for margin in margins):
             yield (
                 "stuck",
                 (
-                    f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stays"
+                    f"the margin has been below {MIN_MARGIN:g} for {HISTORY} steps, so the loss stays"
                     " at its first value (ln 2 for sigmoid): nothing is learned; raise train.lr"
                 ),
             )
-        chosen = sum(one.chosen_reward for one in self._steps) / HISTORY
-        rejected = sum(one.rejected_reward for one in self._steps) / HISTORY
-        if chosen < -FALLEN and rejected < -FALLEN:
+        chosen_reward = sum(metrics.chosen_reward for metrics in self._steps) / HISTORY
+        rejected_reward = sum(metrics.rejected_reward for metrics in self._steps) / HISTORY
+        if chosen_reward < -LOST_REWARD and rejected_reward < -LOST_REWARD:
             yield (
                 "falling",
                 (
                     "both answers have become less likely than the reference finds them (rewards"
-                    f" {chosen:.3g} and {rejected:.3g}), so the model moves to texts that are in no"
+                    f" {chosen_reward:.3g} and {rejected_reward:.3g}), so the model moves to texts that are in no"
                     " pair; lower train.lr, raise train.dpo.beta, or set train.dpo.sft_weight: 1"
                 ),
             )
 
 
-def _standing(heading: str) -> str:
+def _thread_stacks(heading: str) -> str:
     """The stack of every thread, each line marked with the rank as torch does: all ranks write to
     one log.
     """
@@ -308,12 +312,14 @@ class StallWatch:
             self.beat("the start", FIRST_STEP)
             threading.Thread(target=self._run, name="stall watch", daemon=True).start()
 
-    def beat(self, done: str, factor: float = 1.0) -> None:
+    def beat(self, progress: str, factor: float = 1.0) -> None:
         """Note progress; the next beat may take `factor` times the usual time."""
         if self._seconds and not self._closed.is_set():
-            allowed = self._seconds * factor
-            self._after, self._until = done, time.monotonic() + allowed
-            faulthandler.dump_traceback_later(allowed + AFTER_SECONDS, exit=True, file=self._stderr)
+            time_limit = self._seconds * factor
+            self._after, self._until = progress, time.monotonic() + time_limit
+            faulthandler.dump_traceback_later(
+                time_limit + AFTER_SECONDS, exit=True, file=self._stderr
+            )
 
     def close(self) -> None:
         """Stop watching."""
@@ -326,7 +332,7 @@ class StallWatch:
     def _run(self) -> None:
         while not self._closed.wait(min(1.0, self._seconds / 4)):
             if time.monotonic() > self._until:
-                say(_standing(f"no step after {self._after}; where this rank stands:"))
+                say(_thread_stacks(f"no step after {self._after}; where this rank stands:"))
                 if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
                     self._fail(
                         f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes"

@@ -64,18 +64,18 @@ class Trainer:
     config: JobConfig
     engine: Engine
     loader: Loader
-    line: Lineage
+    lineage: Lineage
     position: Position
     """Makes the state that a checkpoint keeps next to the weights."""
     stop: StopRequest
     stall: StallWatch
     watch: LossWatch
-    resumed: int | None = None
+    resumed_step: int | None = None
     """The step to resume after; None: start from the beginning."""
     samples: int = 0
     """Samples that the run has consumed so far."""
     log: MetricsLog | None = None
-    distrusted: set[str] = field(default_factory=set)
+    distrusted_names: set[str] = field(default_factory=set)
     """Checkpoints that do not count when old ones are pruned."""
     doubtful: Callable[[bool], set[str]] = lambda wait: set()
     """Collective: checkpoints not yet known to be whole; given True, it waits until they are."""
@@ -86,14 +86,14 @@ class Trainer:
     report: StepReport | None = None
 
     def __post_init__(self) -> None:
-        self.step = self.resumed or 0
+        self.step = self.resumed_step or 0
         self._options = self.config.train
-        referred, fresh = (
+        has_reference, fresh = (
             self._options.dpo is None or self._options.dpo.reference != "none",
-            self.resumed is None,
+            self.resumed_step is None,
         )
-        self._pairs = PairWatch(self._options.precision, referred=referred, fresh=fresh)
-        self._routing = RoutingWatch(frozen=self._options.adapter is not None)
+        self._pairs = PairWatch(self._options.precision, has_reference=has_reference, fresh=fresh)
+        self._routing = RoutingWatch(has_frozen_routers=self._options.adapter is not None)
         self._pending: deque[PendingStep] = deque()
         self._ready = 0.0
         """`time.perf_counter()` when the device had the numbers that were read last."""
@@ -112,41 +112,41 @@ class Trainer:
         Raises `SmtrainError` that names step and samples if the loss is not a number or explodes,
         or if fp16 cannot continue.
         """
-        if self.resumed is None and self._options.steps == 0:
+        if self.resumed_step is None and self._options.steps == 0:
             self._save()
-        if self.stop.agreed(self.engine):
+        if self.stop.is_agreed(self.engine):
             self._say(
                 "asked to stop before the first step: nothing to save, the same command resumes"
             )
             return self.step
-        if (before := self._validate()) and self.log:
-            self.log.log_validation(self.step, before)
+        if (validation := self._validate()) and self.log:
+            self.log.log_validation(self.step, validation)
         first_step = FirstStep()
         while self.step < self._options.steps:
             self._advance(first_step)
             if self._stopping:
                 return self.step
-        first_step.done()  # a complete run has no first step
+        first_step.mark_done()  # a complete run has no first step
         self._complete()
         return self.step
 
     def _advance(self, first_step: FirstStep) -> None:
         """Do one step, and save after it if a save is due."""
         began = time.monotonic()
-        batch, seen = self._begin_next()
-        first_step.done()
+        batch, sample_range = self._begin_next()
+        first_step.mark_done()
         last = self.step == self._options.steps or self._stopping
         saving = last or self.step % self._options.save_interval == 0
         self._settle_due(saving)
         if (
-            self.step > (self.resumed or 0) + 1
+            self.step > (self.resumed_step or 0) + 1
         ):  # the first step compiles: it does not tell how long another one takes
             self._longest = max(self._longest, time.monotonic() - began)
         self._can_prove = self._has_time()
         if saving:
             self._save()
         if last:
-            self._prove(batch, seen)
+            self._prove(batch, sample_range)
             self._end_save(wait=True)
         if self._stopping:
             later = (
@@ -165,25 +165,25 @@ class Trainer:
         """
         self.step += 1
         with ExitStack() as around:
-            for each in (self.profiler, self.report):
-                if each:
-                    around.enter_context(each.step())
+            for observer in (self.profiler, self.report):
+                if observer:
+                    around.enter_context(observer.step())
             with part("data"):
                 batch = self.loader.batch(self.samples)
-            seen = range(self.samples, self.samples + self._options.batch_at(self.samples))
-            self._pending.append(self._begin(batch, seen))
-            self.samples = seen.stop
+            sample_range = range(self.samples, self.samples + self._options.batch_at(self.samples))
+            self._pending.append(self._begin(batch, sample_range))
+            self.samples = sample_range.stop
             with part("data parallel"):
-                self._stopping = self.stop.agreed(self.engine)
-        return batch, seen
+                self._stopping = self.stop.is_agreed(self.engine)
+        return batch, sample_range
 
     def _begin(self, batch: Batch, samples: range) -> PendingStep:
         """Begin a step from the weights as they are, on a batch with these samples."""
         input_ids, labels, *segments = batch
         lr = learning_rate(self._options, self.step)
-        waited = self.loader.waited
+        wait_seconds = self.loader.waited
         numbers = self.engine.begin_step(input_ids, labels, lr, *segments)
-        pending = PendingStep(self.step, samples, lr, numbers, waited, time.perf_counter())
+        pending = PendingStep(self.step, samples, lr, numbers, wait_seconds, time.perf_counter())
         self.stall.beat(f"step {self.step}")
         return pending
 
@@ -194,8 +194,8 @@ class Trainer:
         Before a save or a validation all are read: both are about the weights after exactly this
         step.
         """
-        every = saving or (self.validator is not None and self.validator.due(self.step))
-        while self._pending and (every or len(self._pending) > self.engine.steps_ahead):
+        settle_all = saving or (self.validator is not None and self.validator.due(self.step))
+        while self._pending and (settle_all or len(self._pending) > self.engine.steps_ahead):
             self._settle(self._pending.popleft())
 
     def _settle(self, pending: PendingStep) -> None:
@@ -203,8 +203,8 @@ class Trainer:
         is due.
         """
         result = self._judge(pending, self.watch)
-        self._unproven = self._unproven and result.skipped
-        if (scaling := result.scaling) and scaling.skipped:
+        self._unproven = self._unproven and result.is_skipped
+        if (scaling := result.scaling) and scaling.is_skipped:
             scales = f"{scaling.scale:g} -> {scaling.following:g}"
             self._say(
                 f"step {pending.step} skipped: gradients overflowed fp16; loss scale {scales}"
@@ -213,16 +213,16 @@ class Trainer:
             self._say(text)
         for text in self._routing.check(pending.step, result.routing) if result.routing else ():
             self._say(text)
-        validated = (
+        validation = (
             self._validate() if pending.step == self.step else None
         )  # else the weights are a later step's
-        logged = pending.step % self._options.log_interval == 0 or pending.step in (
+        is_logged = pending.step % self._options.log_interval == 0 or pending.step in (
             1,
             self._options.steps,
         )
-        if self.log and (validated or logged):
+        if self.log and (validation or is_logged):
             self.log.log(
-                pending.step, result, pending.lr, pending.waited, pending.samples, validated
+                pending.step, result, pending.lr, pending.wait_seconds, pending.samples, validation
             )
         if (
             not self._unproven
@@ -249,7 +249,7 @@ class Trainer:
         if self.validator is None or self._stopping or not self.validator.due(self.step):
             return None
         return self.validator.judge(
-            self.step, self.stall.beat, lambda: self.stop.agreed(self.engine)
+            self.step, self.stall.beat, lambda: self.stop.is_agreed(self.engine)
         )
 
     def _save(self) -> None:
@@ -264,42 +264,44 @@ class Trainer:
         read_back = self.config.checkpoint.verify == "full" and not self._stopping
         state = self.position.at(self.step, self.samples, self.watch.history, self._can_prove)
         if self.validator:
-            state["validation"] = self.validator.kept(
-                self.step, self.line.name(step_folder(self.line.own, self.step))
+            state["validation"] = self.validator.checkpoint_state(
+                self.step, self.lineage.name(step_folder(self.lineage.own, self.step))
             )
-        self.engine.begin_save(self.line.own, self.step, state, read_back)
+        self.engine.begin_save(self.lineage.own, self.step, state, read_back)
 
     def _end_save(self, wait: bool) -> None:
         """Make the save that was begun whole and prune older ones; without `wait`, only if it is
         written already.
         """
-        whole = self.engine.end_save(wait)
-        if whole is None:
+        saved_step = self.engine.end_save(wait)
+        if saved_step is None:
             return
-        name = self.line.name(step_folder(self.line.own, whole))
-        self.distrusted.discard(
+        name = self.lineage.name(step_folder(self.lineage.own, saved_step))
+        self.distrusted_names.discard(
             name
         )  # it was damaged or abandoned, and has just been written again
         if self.validator:
-            self.validator.saved(name)
+            self.validator.note_saved(name)
         self._prune()
-        self.stall.beat(f"saving step {whole}")
+        self.stall.beat(f"saving step {saved_step}")
         self._say(
-            f"checkpoint of step {whole} saved in {time.perf_counter() - self._save_began:.1f} s"
+            f"checkpoint of step {saved_step} saved in {time.perf_counter() - self._save_began:.1f} s"
         )
 
     def _prune(self, wait: bool = False) -> None:
         """Delete old checkpoints, except the best ones and those that other jobs may still be
         writing.
         """
-        arrived = self.destination.arrived if self.destination else None
-        spared: set[str] = set()
+        has_arrived = self.destination.has_arrived if self.destination else None
+        retained_names: set[str] = set()
         if self.validator:
-            spared |= self.validator.spared
+            retained_names |= self.validator.retained_checkpoints
         if self.destination:
-            spared |= self.destination.unfinished
-        distrusted = self.distrusted | self.doubtful(wait)
-        self.engine.prune(self.line, self.config.checkpoint.keep, arrived, distrusted, spared)
+            retained_names |= self.destination.unfinished_checkpoints
+        distrusted_names = self.distrusted_names | self.doubtful(wait)
+        self.engine.prune(
+            self.lineage, self.config.checkpoint.keep, has_arrived, distrusted_names, retained_names
+        )
 
     def _has_time(self) -> bool:
         """False if we are stopping and a step could take the time that files need.
@@ -319,7 +321,7 @@ class Trainer:
         )  # this step is not part of the run, so its loss stays out of the run's history
         while self._unproven and self._can_prove:
             pending = self._begin(batch, samples)
-            self._unproven = self._judge(pending, watch).skipped
+            self._unproven = self._judge(pending, watch).is_skipped
             self._can_prove = self._has_time()
 
     def _complete(self) -> None:
@@ -329,10 +331,10 @@ class Trainer:
             self.destination.wait(ARRIVAL)
         best = self.validator.best if self.validator else None
         if self.validator and best:
-            path = self.line.root / best["name"]
+            path = self.lineage.root / best["name"]
             # The former best checkpoint goes only once this one has arrived too.
-            if not self.destination or self.destination.arrived(path):
-                self.validator.settled()
+            if not self.destination or self.destination.has_arrived(path):
+                self.validator.release_former_best()
         self._prune(wait=True)
         if best:
             self._say(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}")

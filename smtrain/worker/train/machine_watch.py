@@ -18,9 +18,9 @@ from smtrain.core.text import Say
 from smtrain.worker.output import log_line
 from smtrain.worker.train.device_use import DeviceUse
 
-EVERY = 10
+READ_INTERVAL = 10
 """Seconds between readings."""
-SAID = 6
+READINGS_PER_LINE = 6
 """Readings that make a line of the log; the first has a separate line."""
 _SECTOR = 512  # bytes, whatever the disk's own are
 
@@ -40,7 +40,7 @@ class MachineWatch:
         say: Say = log_line,
     ) -> None:
         self._path, self._say = folder / f"machine-{host}.jsonl", say
-        self._counters, self._devices = counters, devices(EVERY)
+        self._counters, self._devices = counters, devices(READ_INTERVAL)
         self._unsaid: list[dict[str, float]] = []
         self._taken, self._refused = 0, False
         self._over = threading.Event()
@@ -55,13 +55,13 @@ class MachineWatch:
         self._taken += 1
         self._unsaid.append(numbers)
         self._keep({"time": time.time(), **numbers})
-        if self._taken == 1 or len(self._unsaid) >= SAID:
+        if self._taken == 1 or len(self._unsaid) >= READINGS_PER_LINE:
             self._tell()
 
     def close(self) -> None:
         """Read for the last time, and end."""
         self._over.set()
-        self._thread.join(EVERY)
+        self._thread.join(READ_INTERVAL)
         if not self._thread.is_alive():  # else a disk or a tool hangs, and we would hang with it
             self.take()
             if self._unsaid:
@@ -69,7 +69,7 @@ class MachineWatch:
         self._devices.close()
 
     def _watch(self) -> None:
-        while not self._over.wait(EVERY):
+        while not self._over.wait(READ_INTERVAL):
             self.take()
 
     def _tell(self) -> None:
@@ -93,7 +93,7 @@ def mean(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each number over those that have it."""
     names = dict.fromkeys(name for reading in readings for name in reading)
     values = {name: [reading[name] for reading in readings if name in reading] for name in names}
-    return {name: sum(each) / len(each) for name, each in values.items()}
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
 @dataclass
@@ -106,38 +106,40 @@ class MachineCounters:
     """A path on the disk whose use is read."""
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
-    _before: dict[str, float] = field(default_factory=dict)
+    _previous: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._before = dict(self._counted())
+        self._previous = dict(self._read_counters())
 
     def read(self) -> dict[str, float]:
         """Shares of 1 (`cpu`, `memory`, `disk`) and bytes a second (`net_in`, ...) since the
         reading before.
         """
-        now = dict(self._counted())
-        grown = {
-            name: value - self._before[name] for name, value in now.items() if name in self._before
+        counters = dict(self._read_counters())
+        growth = {
+            name: value - self._previous[name]
+            for name, value in counters.items()
+            if name in self._previous
         }
-        self._before = now
+        self._previous = counters
         reading: dict[str, float] = {}
-        if (every := grown.get("cpu_all", 0.0)) > 0:
-            reading["cpu"] = min(1.0, max(0.0, 1 - grown["cpu_idle"] / every))
+        if (cpu_ticks := growth.get("cpu_all", 0.0)) > 0:
+            reading["cpu"] = min(1.0, max(0.0, 1 - growth["cpu_idle"] / cpu_ticks))
         with suppress(OSError, ValueError, KeyError):
             reading["memory"] = self._memory()
         with suppress(OSError):
             use = shutil.disk_usage(self.disk)
             reading["disk"] = 1 - use.free / use.total if use.total else 0.0
-        if (passed := grown.get("time", 0.0)) > 0:
+        if (elapsed_seconds := growth.get("time", 0.0)) > 0:
             # A counter goes back if its device was removed and added again.
             reading |= {
-                name: max(0.0, grown[name]) / passed
-                for name in grown
+                name: max(0.0, growth[name]) / elapsed_seconds
+                for name in growth
                 if name.startswith(("net_", "disk_"))
             }
         return reading
 
-    def _counted(self) -> Iterator[tuple[str, float]]:
+    def _read_counters(self) -> Iterator[tuple[str, float]]:
         """Counters that only grow."""
         yield "time", time.monotonic()
         with suppress(OSError, ValueError, IndexError):
@@ -145,13 +147,13 @@ class MachineCounters:
             yield "cpu_all", sum(ticks)
             yield "cpu_idle", ticks[3] + ticks[4]  # waiting for a disk is idle, too
         with suppress(OSError, ValueError, IndexError):
-            received, sent = self._network()
-            yield "net_in", received
-            yield "net_out", sent
+            bytes_received, bytes_sent = self._network()
+            yield "net_in", bytes_received
+            yield "net_out", bytes_sent
         with suppress(OSError, ValueError, IndexError):
-            read, written = self._disks()
+            read, bytes_written = self._disks()
             yield "disk_read", read
-            yield "disk_write", written
+            yield "disk_write", bytes_written
 
     def _memory(self) -> float:
         rows = (line.split() for line in self._text("meminfo").splitlines())
@@ -161,8 +163,8 @@ class MachineCounters:
     def _network(self) -> tuple[float, float]:
         """Bytes in and out of the machine, without the loopback."""
         rows = {
-            name.strip(): rest.split()
-            for name, _, rest in self._rows("net/dev", ":")
+            name.strip(): columns.split()
+            for name, _, columns in self._rows("net/dev", ":")
             if name.strip() != "lo"
         }
         # Bridges and tunnels count the bytes of the real cards a second time.
@@ -171,28 +173,28 @@ class MachineCounters:
             for name, row in rows.items()
             if (self.sys / "class/net" / name / "device").exists()
         }
-        counted = (real or rows).values()
-        received, sent = (
-            sum(float(row[0]) for row in counted),
-            sum(float(row[8]) for row in counted),
+        cards = (real or rows).values()
+        bytes_received, bytes_sent = (
+            sum(float(row[0]) for row in cards),
+            sum(float(row[8]) for row in cards),
         )
         # The kernel does not see what passes through an EFA device.
         for port in self.sys.glob("class/infiniband/*/ports/*/hw_counters"):
             with suppress(OSError, ValueError):
                 came, went = (float((port / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
-                received, sent = received + came, sent + went
-        return received, sent
+                bytes_received, bytes_sent = bytes_received + came, bytes_sent + went
+        return bytes_received, bytes_sent
 
     def _disks(self) -> tuple[float, float]:
         """Bytes read from and written to whole disks; partitions and volumes would count twice."""
         rows = [line.split() for line in self._text("diskstats").splitlines()]
-        whole = [
+        whole_disks = [
             row
             for row in rows
             if len(row) > 9 and (self.sys / "block" / row[2] / "device").exists()
         ]
-        return _SECTOR * sum(float(row[5]) for row in whole), _SECTOR * sum(
-            float(row[9]) for row in whole
+        return _SECTOR * sum(float(row[5]) for row in whole_disks), _SECTOR * sum(
+            float(row[9]) for row in whole_disks
         )
 
     def _rows(self, name: str, mark: str) -> Iterator[tuple[str, str, str]]:

@@ -27,7 +27,7 @@ from smtrain.core.tracking.buffer import Buffered, open_trackers
 from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
 from smtrain.worker.engine.base import StepResult
 from smtrain.worker.output import log_line
-from smtrain.worker.train.probe import multiplied
+from smtrain.worker.train.probe import matmul_rate
 from smtrain.worker.train.validation import ValidationResult
 
 LIVE = 10
@@ -58,13 +58,13 @@ def peak_flops(instance_type: str) -> float | None:
         return None
     device = torch.accelerator.current_accelerator()
     assert device is not None
-    best = multiplied(device, "bf16", torch.accelerator.synchronize)
+    best = matmul_rate(device, "bf16", torch.accelerator.synchronize)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # or the matrices' memory stays cut into blocks that no step needs
     return best
 
 
-def _opened(path: Path) -> IO[str]:
+def _open_for_append(path: Path) -> IO[str]:
     """Open a file of lines to append to; drop the half line that a full disk or a kill left at its
     end.
     """
@@ -99,7 +99,7 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._jsonl = _opened(folder / "metrics.jsonl")
+        self._jsonl = _open_for_append(folder / "metrics.jsonl")
         self._boards: list[Any] = [
             SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
         ]
@@ -137,9 +137,9 @@ class MetricsLog:
         step: int,
         result: StepResult,
         lr: float,
-        waited: float,
+        wait_seconds: float,
         samples: range,
-        validated: ValidationResult | None = None,
+        validation: ValidationResult | None = None,
     ) -> None:
         """Record one step with its samples, and the validation after it.
 
@@ -148,18 +148,18 @@ class MetricsLog:
         that the run had waited for data when the step began, in seconds. A skipped step has
         `skipped` instead of its norm, which is not finite.
         """
-        judged = validated.seconds if validated else 0.0
-        ready = time.perf_counter() - judged if result.ready is None else result.ready
-        worked = ready - self._since
-        rate = self._seq_len * (samples.stop - self._samples) / worked
-        data_wait = (waited - self._waited) / worked
+        validation_seconds = validation.seconds if validation else 0.0
+        ready = time.perf_counter() - validation_seconds if result.ready is None else result.ready
+        work_seconds = ready - self._since
+        rate = self._seq_len * (samples.stop - self._samples) / work_seconds
+        data_wait = (wait_seconds - self._waited) / work_seconds
         # The validation came after these numbers, so the next record's time would have it.
-        self._since = ready + judged
-        self._samples, self._waited = samples.stop, waited
+        self._since = ready + validation_seconds
+        self._samples, self._waited = samples.stop, wait_seconds
         scaling = result.scaling
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
-        numbers |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
-        numbers |= {"param_norm": result.param_norms.whole} if result.param_norms else {}
+        numbers |= {"skipped": 1} if result.is_skipped else {"grad_norm": result.grad_norm}
+        numbers |= {"param_norm": result.param_norms.total} if result.param_norms else {}
         numbers |= {"batch": len(samples)} if self._ramp else {}
         numbers |= result.pairs.numbers() if result.pairs else {}
         numbers |= result.routing.numbers() if result.routing else {}
@@ -171,22 +171,22 @@ class MetricsLog:
             "tokens_per_s": rate,
             **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
             "data_wait": data_wait,
-            **(validated.numbers() if validated else {}),
+            **(validation.numbers() if validation else {}),
         }
         self._write(step, f"loss {result.loss:.4f}", record)
         for name, norm in result.param_norms.parts.items() if result.param_norms else ():
             for board in self._boards:
                 board.add_scalar(f"param_norm/{name}", norm, step)
 
-    def log_validation(self, step: int, validated: ValidationResult) -> None:
+    def log_validation(self, step: int, validation: ValidationResult) -> None:
         """Record a validation before the first step."""
-        self._since += validated.seconds
-        self._write(step, "", {"step": step, **validated.numbers()})
+        self._since += validation.seconds
+        self._write(step, "", {"step": step, **validation.numbers()})
 
-    def _write(self, step: int, shown: str, record: dict[str, Any]) -> None:
+    def _write(self, step: int, loss_text: str, record: dict[str, Any]) -> None:
         line = step_line(record, self._total)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, loss=shown)
+            self._bar.update(self._task, completed=step, loss=loss_text)
             self._bar.console.print(line, highlight=False, soft_wrap=True)
         else:
             log_line(line)
@@ -224,18 +224,18 @@ def trackers_of(config: JobConfig, container: Container) -> list[Buffered]:
     )
     settings = parameters(config.model_dump(mode="json", exclude_defaults=True))
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    tracked = Tracked(
+    tracked_run = Tracked(
         config.name, container.job, id_of(run_uri), stamp, settings, {"smtrain.job": container.job}
     )
-    return open_trackers(track, tracked, container.output_data_dir, log_line, _secret())
+    return open_trackers(track, tracked_run, container.output_data_dir, log_line, _secret())
 
 
 def close_trackers(trackers: list[Buffered], status: str | None) -> None:
     """Send what is left within `FLUSH` seconds; print how many steps could not be sent."""
-    until = time.monotonic() + FLUSH
+    deadline = time.monotonic() + FLUSH
     for tracker in trackers:
-        if left := tracker.close(status, max(0.1, until - time.monotonic())):
-            log_line(f"{left} steps could not be tracked; metrics.jsonl has them")
+        if unsent_count := tracker.close(status, max(0.1, deadline - time.monotonic())):
+            log_line(f"{unsent_count} steps could not be tracked; metrics.jsonl has them")
 
 
 def _secret() -> Callable[[Secret], str]:
@@ -244,9 +244,9 @@ def _secret() -> Callable[[Secret], str]:
         read: Callable[[Secret], str] = import_module("token_by_name").read
     except ModuleNotFoundError:
 
-        def read(named: Secret) -> str:
+        def read(secret: Secret) -> str:
             raise SmtrainError(
-                f"the secret {named.secret or named.ssm} can only be read inside a job"
+                f"the secret {secret.secret or secret.ssm} can only be read inside a job"
             )
 
     return read

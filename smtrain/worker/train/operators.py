@@ -55,11 +55,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = _tensors((args, kwargs))
-        kinds = {x.device.type for x in (*given, *_tensors(out))}
+        inputs = _tensors((args, kwargs))
+        kinds = {x.device.type for x in (*inputs, *_tensors(out))}
         device = next(iter(kinds - {"cpu"}), "cpu")
         if self._device in (None, device):
-            tensors = " ".join(f"{str(x.dtype).removeprefix('torch.')}[{x.dim()}d]" for x in given)
+            tensors = " ".join(f"{str(x.dtype).removeprefix('torch.')}[{x.dim()}d]" for x in inputs)
             self.calls[Call(str(func.overloadpacket), tensors, device)] += 1
         return out
 
@@ -94,11 +94,11 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             self._known.add(key)
-            weakref.finalize(storage, self._gone, key, size)
+            weakref.finalize(storage, self._forget, key, size)
             self.now += size
             self.top = max(self.top, self.now)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
 
@@ -132,12 +132,12 @@ class StepReport:
     """
 
     device: str
-    compiled: bool
+    is_compiled: bool
     folder: Path
     rank: int
     say: Say
     _step: int = 0
-    _counted: Operators | None = field(default=None, init=False)
+    _operators: Operators | None = field(default=None, init=False)
 
     def step(self) -> AbstractContextManager[object]:
         """Wrap one step."""
@@ -149,7 +149,7 @@ class StepReport:
     @contextmanager
     def _second(self) -> Iterator[None]:
         operators = Operators(self.device)
-        with nullcontext() if self.compiled or self.device == "cuda" else operators:
+        with nullcontext() if self.is_compiled or self.device == "cuda" else operators:
             yield
         record: dict[str, Any] = {
             "device": self.device,

@@ -11,13 +11,13 @@ from smtrain.core.machine import memory_here
 GIB = 2**30
 _SIZES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40, "PiB": 2**50}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB|PiB)"
-_REQUESTED = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
+_REQUEST = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
 # TorchNeuron raises a RuntimeError, often at an operator that needs little itself (beta users,
 # 2026-06).
 _NEURON = re.compile(r"NRT_RESOURCE|Neuron OOM")
 _NEURON_REQUESTED = re.compile(r"requested_size\W+(\d+)")
 _DEVICE = re.compile(rf"(\w+ \d+) has a total capacity of {_SIZE} of which {_SIZE} is free")
-_SPELLED = re.compile(r"out of memory|can't allocate memory|Unable to allocate", re.I)
+_MEMORY_ERROR = re.compile(r"out of memory|can't allocate memory|Unable to allocate", re.I)
 
 
 def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
@@ -28,23 +28,23 @@ def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
     if not (
         of_device
         or isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError) and _SPELLED.search(text))
+        or (isinstance(error, RuntimeError) and _MEMORY_ERROR.search(text))
     ):
         return None
-    what = "more was asked for than there is"
-    if requested := _REQUESTED.search(text):
-        what = f"{_gib(*requested.groups())} GiB were asked for"
+    request_text = "more was asked for than there is"
+    if request := _REQUEST.search(text):
+        request_text = f"{_gib(*request.groups())} GiB were asked for"
     elif in_bytes := _NEURON_REQUESTED.search(text):
-        what = f"{_gib(in_bytes[1], 'bytes')} GiB were asked for"
+        request_text = f"{_gib(in_bytes[1], 'bytes')} GiB were asked for"
     if device := _DEVICE.search(text):
         name, total, unit, free, free_unit = device.groups()
-        left = f"{_gib(free, free_unit)} of {_gib(total, unit)} GiB were free on {name}"
+        free_text = f"{_gib(free, free_unit)} of {_gib(total, unit)} GiB were free on {name}"
     else:
         free_here = memory_here()
-        left = "nothing says how much was free"
+        free_text = "nothing says how much was free"
         if not of_device and free_here is not None:
-            left = f"{free_here / GIB:.2f} GiB were free on the host"
-    return f"out of memory: {what}, and {left}; {_advice(config, of_device or device is not None)}"
+            free_text = f"{free_here / GIB:.2f} GiB were free on the host"
+    return f"out of memory: {request_text}, and {free_text}; {_advice(config, of_device or device is not None)}"
 
 
 def _gib(number: str, unit: str) -> str:

@@ -28,11 +28,11 @@ from smtrain.core.text import with_article
 
 Number = Literal["bf16", "fp32"]
 GIB = 2**30
-MOST = 8
+MAX_CPU_RANKS = 8
 """Processes on a machine without GPUs."""
 _SECONDS = 1.0  # for each measurement
 _PARTS = 4  # of it; the fastest counts, as the machine may be busy
-_QUEUED, _WAIT = 16, 0.02  # calls before each wait at most, and their seconds
+_MAX_QUEUE, _WAIT = 16, 0.02  # calls before each wait at most, and their seconds
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _SIDE = {"cuda": 8192, "neuron": 4096, "cpu": 1024}  # of the square matrices
 _USUAL: dict[str, Number] = {"cuda": "bf16", "neuron": "bf16", "cpu": "fp32"}
@@ -59,7 +59,7 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = accelerator.type if accelerator is not None and accelerator.type in _KINDS else "cpu"
     count = processes or (
-        min(MOST, cores_here()) if kind == "cpu" else torch.accelerator.device_count()
+        min(MAX_CPU_RANKS, cores_here()) if kind == "cpu" else torch.accelerator.device_count()
     )
     host = (memory_here() or 0.0) / GIB
     if kind == "neuron":  # a process gets its core from these, in init_process_group
@@ -103,10 +103,10 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
         torch.set_num_threads(max(1, cores_here() // count))
     else:
         torch.accelerator.set_device_index(rank)
-    rate, memory, sent = rates(
+    rate, memory, link_rate = rates(
         torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number
     )
-    (Path(folder) / str(rank)).write_text(f"{rate} {memory} {sent}", "utf-8")
+    (Path(folder) / str(rank)).write_text(f"{rate} {memory} {link_rate}", "utf-8")
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -121,12 +121,12 @@ def rates(device: torch.device, count: int, number: Number) -> tuple[float, floa
         (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
     )
     distributed.barrier()  # all together, as in training: they share power, and on CPUs memory
-    rate = multiplied(device, number, wait)
-    sent = moved(device, count, wait) if count > 1 else 0.0
-    return rate / 1e12, _memory(device), sent / 1e9
+    rate = matmul_rate(device, number, wait)
+    link_rate = all_reduce_rate(device, count, wait) if count > 1 else 0.0
+    return rate / 1e12, _memory(device), link_rate / 1e9
 
 
-def multiplied(
+def matmul_rate(
     device: torch.device, number: Number, wait: Callable[[], None], seconds: float = _SECONDS
 ) -> float:
     """Operations a second of the product of two large matrices; `wait` waits for the device.
@@ -154,15 +154,15 @@ def _of_side(
     return 2 * side**3 / _seconds(lambda: torch.mm(a, a, out=out), wait, seconds)
 
 
-def moved(device: torch.device, count: int, wait: Callable[[], None]) -> float:
+def all_reduce_rate(device: torch.device, count: int, wait: Callable[[], None]) -> float:
     """Bytes a second of an all-reduce between `count` devices of a host: their link's in one
     direction.
     """
     size = _MESSAGE[device.type]
     message = torch.zeros(size // 4, device=device)
     # A fixed number on all ranks: each all-reduce needs every one of them.
-    each = _seconds(lambda: distributed.all_reduce(message), wait, times=8)
-    return 2 * (count - 1) / count * size / each
+    call_seconds = _seconds(lambda: distributed.all_reduce(message), wait, times=8)
+    return 2 * (count - 1) / count * size / call_seconds
 
 
 def _memory(device: torch.device) -> float:
@@ -209,30 +209,32 @@ def _seconds(
 
         return run
 
-    one = call(1)
-    one()
+    single_call = call(1)
+    single_call()
     if times:
-        return _mean(one, lambda done, _: done < times)
-    queued = max(1, min(_QUEUED, round(_WAIT / _mean(one, lambda done, _: not done))))
+        return _mean(single_call, lambda calls, _: calls < times)
+    queue_length = max(
+        1, min(_MAX_QUEUE, round(_WAIT / _mean(single_call, lambda calls, _: not calls)))
+    )
     means = [
-        _mean(call(queued), lambda done, took: took < seconds / _PARTS or not done)
+        _mean(call(queue_length), lambda calls, took: took < seconds / _PARTS or not calls)
         for _ in range(_PARTS)
     ]
-    return min(means) / queued
+    return min(means) / queue_length
 
 
-def _mean(work: Callable[[], object], more: Callable[[int, float], bool]) -> float:
+def _mean(work: Callable[[], object], is_unfinished: Callable[[int, float], bool]) -> float:
     """Mean seconds of the calls for which `more`, given their number and seconds so far, asks."""
-    began, done = time.perf_counter(), 0
-    while more(done, time.perf_counter() - began):
+    began, calls = time.perf_counter(), 0
+    while is_unfinished(calls, time.perf_counter() - began):
         work()
-        done += 1
-    return (time.perf_counter() - began) / done
+        calls += 1
+    return (time.perf_counter() - began) / calls
 
 
 def _read(file: Path) -> tuple[float, float, float]:
-    multiplied, memory, moved = file.read_text("utf-8").split()
-    return float(multiplied), float(memory), float(moved)
+    rate, memory, link_rate = file.read_text("utf-8").split()
+    return float(rate), float(memory), float(link_rate)
 
 
 def _figures(value: float) -> float:

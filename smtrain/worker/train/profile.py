@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from smtrain.core.config.training import Profile
 from smtrain.core.protocol.log_lines import PROFILE
 from smtrain.core.text import Say
-from smtrain.worker.engine.parts import PARTS, PartsClock, marked
+from smtrain.worker.engine.parts import PARTS, StepTimer, mark_parts
 
 if TYPE_CHECKING:
     from smtrain.worker.train.engines import Gather
@@ -44,31 +44,31 @@ class StepProfiler:
     """The pipeline stage whose trace this rank writes."""
     gather: Gather
     say: Say
-    _done: int = 0
+    _step_count: int = 0
     _trace: profile | None = None
-    _clock: PartsClock = field(init=False)
+    _clock: StepTimer = field(init=False)
     _seconds: float = 0.0
-    _refused: bool = False
+    _has_write_error: bool = False
 
     def __post_init__(self) -> None:
-        accelerated = torch.accelerator.is_available()
+        has_accelerator = torch.accelerator.is_available()
         self._settle: Callable[[], None] = (
-            torch.accelerator.synchronize if accelerated else lambda: None
+            torch.accelerator.synchronize if has_accelerator else lambda: None
         )
-        self._clock = PartsClock(self._settle)
+        self._clock = StepTimer(self._settle)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step. Collective in the last one."""
-        self._done += 1
-        at = self._done - self.options.skip
+        self._step_count += 1
+        at = self._step_count - self.options.skip
         if 1 <= at <= self.options.steps:
-            with self._traced(first=at == 1, last=at == self.options.steps):
+            with self._trace_step(first=at == 1, last=at == self.options.steps):
                 yield
         elif self.options.steps < at <= 2 * self.options.steps:
             self._settle()  # the device may still have work of the step before
             began = time.perf_counter()
-            with marked(self._clock):
+            with mark_parts(self._clock):
                 yield
             self._seconds += time.perf_counter() - began
             if at == 2 * self.options.steps:
@@ -80,20 +80,20 @@ class StepProfiler:
         """Stop; print a line if the run ended before the profile was complete."""
         if self._trace is not None:
             self._trace.stop()
-        wanted = self.options.skip + 2 * self.options.steps
-        if self._done < wanted and self.rank == 0:
+        needed_steps = self.options.skip + 2 * self.options.steps
+        if self._step_count < needed_steps and self.rank == 0:
             self.say(
-                f"train.profile: the run ended after {self._done} of the {wanted} steps that it"
+                f"train.profile: the run ended after {self._step_count} of the {needed_steps} steps that it"
                 " takes; no profile"
             )
 
     @contextmanager
-    def _traced(self, first: bool, last: bool) -> Iterator[None]:
+    def _trace_step(self, first: bool, last: bool) -> Iterator[None]:
         if first and self.stage is not None:
             self._trace = profile(activities=_activities())
             self._trace.start()
         with (
-            marked(lambda name: record_function(f"smtrain: {name}")),
+            mark_parts(lambda name: record_function(f"smtrain: {name}")),
             record_function("smtrain: step"),
         ):
             yield
@@ -106,17 +106,17 @@ class StepProfiler:
         assert self._trace is not None
         self._trace.export_chrome_trace(str(path))
 
-    def _write(self, what: Callable[[], Any]) -> None:
+    def _write(self, write: Callable[[], Any]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            what()
+            write()
         except (OSError, RuntimeError) as error:
-            if not self._refused:
+            if not self._has_write_error:
                 reason = getattr(error, "strerror", None) or error
                 self.say(
                     f"train.profile: {self.folder} cannot be written ({reason}); training continues"
                 )
-            self._refused = True
+            self._has_write_error = True
 
     def _tell(self) -> None:
         n = self.options.steps

@@ -36,12 +36,12 @@ from smtrain.worker.train.engines import Gather
 if TYPE_CHECKING:
     from smtrain.worker.engine.native import NativeEngine
 
-KEPT = "reference-logps"
+REFERENCE_FOLDER = "reference-logps"
 """The folder below a run's checkpoints."""
 SAY_EVERY = 60.0
 """Seconds between lines of a long pass."""
 FORMAT = 1
-Stopped = Callable[[], bool]
+StopCheck = Callable[[], bool]
 
 
 class References:
@@ -57,7 +57,7 @@ class References:
         source: WeightSource | None,
         gather: Gather,
         checkpoints: Path,
-        resumed: str | None,
+        resumed_digest: str | None,
     ) -> None:
         """`source` has the reference's weights; None: they are gone, and `resumed` is their digest
         in a checkpoint.
@@ -67,27 +67,31 @@ class References:
         """
         self._config, self._source = config, source
         self._none = config.train.dpo is not None and config.train.dpo.reference == "none"
-        found: tuple[str | None, NDArray[np.float32] | None, str | None] = (None, None, None)
+        reference_state: tuple[str | None, NDArray[np.float32] | None, str | None] = (
+            None,
+            None,
+            None,
+        )
         if dist.get_rank() == 0:
             weights = (
                 "none"
                 if self._none
-                else resumed
+                else resumed_digest
                 if source is None
                 else weights_digest(source, every_layer=True)
             )
-            found = (weights, None, None)
-        self.weights = gather(found)[0][0]
+            reference_state = (weights, None, None)
+        self.weights = gather(reference_state)[0][0]
         """A digest of the reference's weights, or `none`."""
         content = {
-            name: about for name, about in manifest.files.items() if name in manifest.content
+            name: entry for name, entry in manifest.files.items() if name in manifest.content
         }
         held_out = {
-            name: about for name, about in manifest.files.items() if name.startswith("validation")
+            name: entry for name, entry in manifest.files.items() if name.startswith("validation")
         }
         parts = [content, held_out if config.train.validation else None]
         self._key = digest([FORMAT, self.weights, *parts, config.train.seq_len])
-        self.path = checkpoints / KEPT / f"{self._key[:16]}.f32"
+        self.path = checkpoints / REFERENCE_FOLDER / f"{self._key[:16]}.f32"
         self._numbers: NDArray[np.float32] | None = None
         fault = None
         if dist.get_rank() == 0 and self.path.is_file():
@@ -100,7 +104,7 @@ class References:
             raise CheckpointError(fault, code="checkpoint.damaged")
 
     @property
-    def known(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no pass is needed."""
         return self._none or self._numbers is not None
 
@@ -110,7 +114,7 @@ class References:
         parts: Sequence[PairRows],
         start: WeightSource | None,
         beat: Callable[[str], None],
-        stopped: Stopped,
+        is_stopped: StopCheck,
     ) -> None:
         """Give the pairs of all `parts` their numbers, by a pass over them unless they are `known`.
 
@@ -123,7 +127,7 @@ class References:
             return
         if self._numbers is None:
             began = time.monotonic()
-            numbers = self._computed(engine, parts, start, beat, stopped)
+            numbers = self._compute(engine, parts, start, beat, is_stopped)
             if numbers is None:
                 return
             self._numbers = numbers
@@ -139,32 +143,36 @@ class References:
         elif engine.rank == 0:
             log_line(
                 f"reference: log-probabilities of {len(self._numbers)} pairs read from"
-                f" {KEPT}/{self.path.name}"
+                f" {REFERENCE_FOLDER}/{self.path.name}"
             )
         at = 0
         for part in parts:
             part.references[:] = self._numbers[at : at + len(part.references)]
             at += len(part.references)
 
-    def _computed(
+    def _compute(
         self,
         engine: NativeEngine,
         parts: Sequence[PairRows],
         start: WeightSource | None,
         beat: Callable[[str], None],
-        stopped: Stopped,
+        is_stopped: StopCheck,
     ) -> NDArray[np.float32] | None:
-        other = self._config.train.dpo is not None and self._config.train.dpo.folder is not None
-        if other:
+        has_other_weights = (
+            self._config.train.dpo is not None and self._config.train.dpo.folder is not None
+        )
+        if has_other_weights:
             assert self._source is not None
             engine.begin_from(self._source)
-        made = [self._pass(engine, part, beat, stopped) for part in parts]
-        if other:
+        part_numbers = [self._pass(engine, part, beat, is_stopped) for part in parts]
+        if has_other_weights:
             assert start is not None
             engine.begin_from(start)
-        if any(one is None for one in made):
+        if any(part_result is None for part_result in part_numbers):
             return None
-        numbers = np.concatenate([one for one in made if one is not None])
+        numbers = np.concatenate(
+            [part_result for part_result in part_numbers if part_result is not None]
+        )
         if not np.isfinite(numbers).all():
             pair = int(np.flatnonzero(~np.isfinite(numbers).all(-1))[0])
             raise CheckpointError(
@@ -176,7 +184,11 @@ class References:
         return numbers
 
     def _pass(
-        self, engine: NativeEngine, part: PairRows, beat: Callable[[str], None], stopped: Stopped
+        self,
+        engine: NativeEngine,
+        part: PairRows,
+        beat: Callable[[str], None],
+        is_stopped: StopCheck,
     ) -> NDArray[np.float32] | None:
         """The numbers of one part, [pairs, 2], from the rows of its first epoch; None if it is
         stopped.
@@ -186,20 +198,20 @@ class References:
         """
         batch, rows = self._config.train.global_batch_size, part.packing.rows(0)
         share = batch // engine.dp_size
-        out, said = torch.zeros(part.references.shape), time.monotonic()
+        out, last_report = torch.zeros(part.references.shape), time.monotonic()
         for first in range(engine.dp_rank * share, rows + engine.dp_rank * share, batch):
-            if stopped():
+            if is_stopped():
                 return None
             pairs = [part.packing.row(i) if i < rows else [] for i in range(first, first + share)]
             input_ids, labels, segments, _ = part.rows(pairs)
             logps = engine.log_probabilities(input_ids, labels, segments, part.most)
-            for row, within in enumerate(pairs):
-                out[within] = logps[row, : len(within)]
+            for row, pair_numbers in enumerate(pairs):
+                out[pair_numbers] = logps[row, : len(pair_numbers)]
             beat("the reference's log-probabilities")
-            if engine.rank == 0 and time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
+            if engine.rank == 0 and time.monotonic() - last_report > SAY_EVERY:
+                last_report = time.monotonic()
                 log_line(f"reference: log-probabilities of {first + share} of {rows} rows so far")
-        return engine.joined(out).numpy()
+        return engine.sum_over_data_ranks(out).numpy()
 
     def _write(self, numbers: NDArray[np.float32]) -> str | None:
         """Keep the numbers; returns a sentence if the disk refuses."""
@@ -222,12 +234,12 @@ def _read(path: Path, key: str) -> NDArray[np.float32]:
     try:
         line, _, raw = path.read_bytes().partition(b"\n")
         head: dict[str, Any] = parse_json(line)
-        known, pairs, checksum = head["key"], head["pairs"], head["sha256"]
+        stored_key, pairs, checksum = head["key"], head["pairs"], head["sha256"]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the disk") from None
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path} is damaged: it has no header; {remedy}") from None
-    if known != key:
+    if stored_key != key:
         raise CheckpointError(
             f"{path} holds the log-probabilities of another reference, of other pairs or for"
             f" another train.seq_len; {remedy}"

@@ -25,14 +25,14 @@ from smtrain.worker.output import log_line
 from smtrain.worker.train.data_position import arithmetic
 from smtrain.worker.train.engines import EngineRecords, Gather
 
-_NONE = (
+_NO_CHECKPOINT = (
     "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run"
     " another name to start over"
 )
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint, whole by the sizes of its files, on the disk of every host."""
 
     step: int
@@ -49,59 +49,64 @@ class Saved:
 class ResumeChoice:
     """The checkpoints that a run may resume from; it takes the first good one."""
 
-    saved: list[Saved]
-    abandoned: list[Saved]
+    checkpoints: list[SavedCheckpoint]
+    abandoned_checkpoints: list[SavedCheckpoint]
     """Newer ones that the user passed over (checkpoint.step); the run never returns to them."""
 
 
-def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | None) -> ResumeChoice:
+def choose(
+    lineage: Lineage, records: EngineRecords, gather: Gather, step: int | None
+) -> ResumeChoice:
     """Choose the checkpoints of a line that are whole on every host, the newest first. Collective.
 
     `step` is `checkpoint.step`: take the checkpoint of that step, or the newest that was trained
     from it. Raises `CheckpointError` if no checkpoint matches.
     """
-    mine, faults, damaged = _on_this_host(line, records)
-    everyone = gather((sorted(mine), faults, damaged))
-    common = set(mine).intersection(*(keys for keys, _, _ in everyone))
-    saved = [mine[key] for key in sorted(common, reverse=True)]
+    own_checkpoints, faults, damaged_names = _on_this_host(lineage, records)
+    everyone = gather((sorted(own_checkpoints), faults, damaged_names))
+    common = set(own_checkpoints).intersection(*(keys for keys, _, _ in everyone))
+    checkpoints = [own_checkpoints[key] for key in sorted(common, reverse=True)]
     reasons = {
         name: f"{reason} (on rank {rank})"
         for name, (rank, reason) in _first_faults(everyone).items()
     }
     for name, reason in reasons.items() if dist.get_rank() == 0 else ():
         log_line(f"passing over checkpoint {name}: {reason}")
-    if not saved and any(
-        damaged for _, _, damaged in everyone
+    if not checkpoints and any(
+        damaged_names for _, _, damaged_names in everyone
     ):  # a run that has trained never silently starts over
-        raise CheckpointError(_NONE.format("; ".join(reasons.values())), code="checkpoint.damaged")
-    if step is None:
-        left = {digest for s in saved for digest in s.state.get("abandoned", ())}
-        return ResumeChoice(
-            [s for s in saved if s.digest not in left], [s for s in saved if s.digest in left]
+        raise CheckpointError(
+            _NO_CHECKPOINT.format("; ".join(reasons.values())), code="checkpoint.damaged"
         )
-    chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
-    if not chosen:
-        steps = ", ".join(str(s.step) for s in reversed(saved)) or "none"
+    if step is None:
+        abandoned_digests = {digest for s in checkpoints for digest in s.state.get("abandoned", ())}
+        return ResumeChoice(
+            [s for s in checkpoints if s.digest not in abandoned_digests],
+            [s for s in checkpoints if s.digest in abandoned_digests],
+        )
+    matching = [s for s in checkpoints if s.step == step or s.state.get("chosen") == step]
+    if not matching:
+        steps = ", ".join(str(s.step) for s in reversed(checkpoints)) or "none"
         raise CheckpointError(
             f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps});"
             " name one of them, or leave it out to resume from the newest",
             code="checkpoint.missing",
         )
-    return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
+    return ResumeChoice(matching, [s for s in checkpoints if s not in matching and s.step > step])
 
 
 def _on_this_host(
-    line: Lineage, records: EngineRecords
-) -> tuple[dict[tuple[int, str], Saved], dict[str, str], list[str]]:
+    lineage: Lineage, records: EngineRecords
+) -> tuple[dict[tuple[int, str], SavedCheckpoint], dict[str, str], list[str]]:
     """This host's checkpoints: those that are whole, the faults of incomplete ones, and which of
     these are damaged.
 
     One that was never completed, or never arrived, is cut short but not damaged.
     """
-    whole: dict[tuple[int, str], Saved] = {}
+    checkpoints: dict[tuple[int, str], SavedCheckpoint] = {}
     faults: dict[str, str] = {}
-    damaged: list[str] = []
-    for step, path in line.checkpoints():
+    damaged_names: list[str] = []
+    for step, path in lineage.checkpoints():
         reason, state = records.fault(path), {}
         if (path / records.name).exists():
             try:
@@ -110,14 +115,16 @@ def _on_this_host(
             except CheckpointError as error:
                 wrong = str(error)
             if wrong is not None:
-                damaged.append(line.name(path))
+                damaged_names.append(lineage.name(path))
                 reason = wrong
         if reason is None:
             digest = hashlib.sha256((path / records.name).read_bytes()).hexdigest()
-            whole[step, digest] = Saved(step, line.name(path), path, digest, state)
+            checkpoints[step, digest] = SavedCheckpoint(
+                step, lineage.name(path), path, digest, state
+            )
         else:
-            faults[line.name(path)] = reason
-    return whole, faults, damaged
+            faults[lineage.name(path)] = reason
+    return checkpoints, faults, damaged_names
 
 
 def _first_faults(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[int, str]]:
@@ -142,17 +149,17 @@ class Resume:
         self._choice, self._records, self._gather = choice, records, gather
         self._mesh = (config.parallel.tp, config.parallel.pp, config.shards)
         self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
-        self._begun = self._verify(choice.saved[0]) if choice.saved else None
+        self._begun = self._verify(choice.checkpoints[0]) if choice.checkpoints else None
         self.passed_over: list[str] = []
         """Names of damaged checkpoints."""
-        self._unread: tuple[Saved, Verification] | None = None
+        self._unread: tuple[SavedCheckpoint, Verification] | None = None
         self._doubtful: set[str] = set()
         self.hashed, self.loading, self.waited = 0, 0.0, 0.0
         """This rank's bytes, the seconds that loading took, and those spent waiting only for
         hashes.
         """
 
-    def load(self, engine: Engine) -> Saved | None:
+    def load(self, engine: Engine) -> SavedCheckpoint | None:
         """Load the engine's state; returns the checkpoint, or None if there is nothing to resume.
 
         Collective.
@@ -160,37 +167,39 @@ class Resume:
         Raises `CheckpointError` if every checkpoint is damaged: a run that has trained never
         silently starts over.
         """
-        damaged = []
-        for at, saved in enumerate(self._choice.saved):
-            verification = self._begun if at == 0 else self._verify(saved)
-            failed, began, read = None, time.perf_counter(), dict[str, int]()
+        damaged_texts = []
+        for at, checkpoint in enumerate(self._choice.checkpoints):
+            verification = self._begun if at == 0 else self._verify(checkpoint)
+            load_error, began, read = None, time.perf_counter(), dict[str, int]()
             try:
-                engine.load(saved.path, read if verification else None)
+                engine.load(checkpoint.path, read if verification else None)
             except CheckpointError as error:
-                failed = error
-            loaded = time.perf_counter()
+                load_error = error
+            load_end = time.perf_counter()
             faults = self._gather(verification.fault(read) if verification else None)
             fault = _first_fault(faults)
             if fault is None:
                 if (
-                    failed is not None
+                    load_error is not None
                 ):  # the bytes are right, so the engine and the checkpoint do not fit
-                    raise failed
-                self.waited = time.perf_counter() - loaded
-                self._say(saved, verification, loaded - began)
-                self._verify_unread(saved)
-                return saved
-            damaged.append(f"{saved.name}: {fault}")
-            self.passed_over.append(saved.name)
-            following = self._choice.saved[at + 1 : at + 2]
+                    raise load_error
+                self.waited = time.perf_counter() - load_end
+                self._say(checkpoint, verification, load_end - began)
+                self._verify_unread(checkpoint)
+                return checkpoint
+            damaged_texts.append(f"{checkpoint.name}: {fault}")
+            self.passed_over.append(checkpoint.name)
+            following = self._choice.checkpoints[at + 1 : at + 2]
             if dist.get_rank() == 0 and following:
                 log_line(
-                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; resuming"
-                    f" from {following[0].name}, {saved.step - following[0].step} steps are trained"
+                    f"passing over checkpoint {checkpoint.name}, which is damaged: {fault}; resuming"
+                    f" from {following[0].name}, {checkpoint.step - following[0].step} steps are trained"
                     " again (`--from-step N`, checkpoint.step, chooses another)"
                 )
-        if damaged:
-            raise CheckpointError(_NONE.format("; ".join(damaged)), code="checkpoint.damaged")
+        if damaged_texts:
+            raise CheckpointError(
+                _NO_CHECKPOINT.format("; ".join(damaged_texts)), code="checkpoint.damaged"
+            )
         return None
 
     def doubtful(self, wait: bool) -> set[str]:
@@ -201,7 +210,7 @@ class Resume:
         """
         if self._unread is None:
             return self._doubtful
-        saved, verification = self._unread
+        checkpoint, verification = self._unread
         if not all(self._gather(wait or verification.done)):
             return self._doubtful
         faults = self._gather(verification.fault({}))
@@ -211,7 +220,7 @@ class Resume:
             self._doubtful = set()
         elif dist.get_rank() == 0:
             log_line(
-                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that"
+                f"checkpoint {checkpoint.name} is damaged: {fault}; training, which does not read that"
                 " file, continues, and older checkpoints are kept until newer ones are whole."
                 " Export and generate from a later one"
             )
@@ -222,15 +231,20 @@ class Resume:
         if self._unread is not None:
             self._unread[1].close()
 
-    def _verify_unread(self, saved: Saved) -> None:
-        files = self._records.files(saved.path)
-        unread = sorted(name for name in self._records.unread(saved.path) if quickest(files[name]))
-        if unread and self._full and saved.step < self._steps:
-            mine = unread[dist.get_rank() :: dist.get_world_size()]
-            self._unread = saved, Verification(saved.path, {name: files[name] for name in mine})
-            self._doubtful = {saved.name}
+    def _verify_unread(self, checkpoint: SavedCheckpoint) -> None:
+        files = self._records.files(checkpoint.path)
+        unread_names = sorted(
+            name for name in self._records.unread_files(checkpoint.path) if quickest(files[name])
+        )
+        if unread_names and self._full and checkpoint.step < self._steps:
+            own_names = unread_names[dist.get_rank() :: dist.get_world_size()]
+            self._unread = (
+                checkpoint,
+                Verification(checkpoint.path, {name: files[name] for name in own_names}),
+            )
+            self._doubtful = {checkpoint.name}
 
-    def _verify(self, saved: Saved) -> Verification | None:
+    def _verify(self, checkpoint: SavedCheckpoint) -> Verification | None:
         """Begin to hash this rank's share of the files that the ranks of its host read.
 
         Collective.
@@ -239,29 +253,39 @@ class Resume:
         if not self._full:
             return None
         rank = dist.get_rank()
-        here = host_of(locals_, rank)
-        files = self._records.files(saved.path)
+        host_ranks = host_of(locals_, rank)
+        files = self._records.files(checkpoint.path)
         # If nothing is left to train, the checkpoint is the result of the run: all of it has to be
         # good.
-        last = self._records.unread(saved.path) if saved.step >= self._steps else set()
-        needed = [self._records.read_by(saved.path, self._mesh, peer) | last for peer in here]
-        share = deal(needed, {name: about["size"] for name, about in files.items()})[
-            rank - here.start
+        last = (
+            self._records.unread_files(checkpoint.path) if checkpoint.step >= self._steps else set()
+        )
+        files_by_rank = [
+            self._records.read_by(checkpoint.path, self._mesh, peer) | last for peer in host_ranks
+        ]
+        share = deal(files_by_rank, {name: entry["size"] for name, entry in files.items()})[
+            rank - host_ranks.start
         ]
         hashes = {name: files[name] for name in share if quickest(files[name])}
-        if rank == 0 and not all(quickest(about) for about in files.values()):
-            log_line(f"checkpoint {saved.name} was written without hashes: only sizes are compared")
-        loaded = self._records.read_whole(saved.path, self._mesh, rank)
-        return Verification(saved.path, hashes, max(1, cores_here() // len(here)), loaded)
+        if rank == 0 and not all(quickest(entry) for entry in files.values()):
+            log_line(
+                f"checkpoint {checkpoint.name} was written without hashes: only sizes are compared"
+            )
+        loaded_files = self._records.read_whole(checkpoint.path, self._mesh, rank)
+        return Verification(
+            checkpoint.path, hashes, max(1, cores_here() // len(host_ranks)), loaded_files
+        )
 
-    def _say(self, saved: Saved, verification: Verification | None, loading: float) -> None:
+    def _say(
+        self, checkpoint: SavedCheckpoint, verification: Verification | None, loading: float
+    ) -> None:
         if verification is None or not verification.bytes:
             return
         self.hashed, self.loading = verification.bytes, loading
         if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
             log_line(
-                f"checkpoint {saved.name} is what was written: rank 0 checked {gigabytes:.3g} GB,"
+                f"checkpoint {checkpoint.name} is what was written: rank 0 checked {gigabytes:.3g} GB,"
                 f" loaded in {loading:.1f} s and waited {self.waited:.1f} s"
             )
 
@@ -272,7 +296,7 @@ def _first_fault(faults: list[str | None]) -> str | None:
     )
 
 
-def line_of(container: Container, gather: Gather) -> Lineage:
+def lineage_of(container: Container, gather: Gather) -> Lineage:
     """The line of checkpoints that this job continues, the same on every host. Collective."""
     root = container.checkpoint_dir
     return Lineage(
@@ -280,21 +304,21 @@ def line_of(container: Container, gather: Gather) -> Lineage:
     )
 
 
-def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
+def check_engine(lineage: Lineage, engine: str, adapter: bool) -> None:
     """Raise `CheckpointError` if the run's checkpoints are another engine's: this one would start
     over.
 
     Adapters have one format for both engines.
     """
     reads = "native" if adapter else engine
-    for other, mark in RECORDS.items():
-        for _, path in reversed(line.checkpoints()):
-            if other == reads or not (path / mark).exists():
+    for other_engine, mark in RECORDS.items():
+        for _, path in reversed(lineage.checkpoints()):
+            if other_engine == reads or not (path / mark).exists():
                 continue
-            if reason := _other_adapter(path, adapter, other):
+            if reason := _other_adapter(path, adapter, other_engine):
                 raise CheckpointError(f"{path.name} of this run {reason}")
             raise CheckpointError(
-                f"train.engine: {path.name} of this run was written by engine {other}; set that, or"
+                f"train.engine: {path.name} of this run was written by engine {other_engine}; set that, or"
                 f" start another run from its weights (`smtrain convert`) with engine {engine}"
             )
 

@@ -44,7 +44,14 @@ from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import FOLDER as PROFILE
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.references import References
-from smtrain.worker.train.resume import Resume, ResumeChoice, Saved, check_engine, choose, line_of
+from smtrain.worker.train.resume import (
+    Resume,
+    ResumeChoice,
+    SavedCheckpoint,
+    check_engine,
+    choose,
+    lineage_of,
+)
 from smtrain.worker.train.stop import StopRequest
 from smtrain.worker.train.validation import SampleAnswers, Validator
 
@@ -60,22 +67,22 @@ def start(config: JobConfig, container: Container) -> None:
     stop = StopRequest()  # first: a SIGTERM from now on must not end this rank alone
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
-    whole = read_object(container.channel("model") / "config.json")
-    given, described = text_part(whole), text_part(config.extended(whole))
-    shape = ModelShape.from_config(described)
-    config = _settled(config)
+    hf_config = read_object(container.channel("model") / "config.json")
+    base_config, model_config = text_part(hf_config), text_part(config.extended(hf_config))
+    shape = ModelShape.from_config(model_config)
+    config = _fill_device_defaults(config)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
     manifest.check_objective(data, config.train.objective)
-    line = line_of(container, gather)
-    destination = Destination(container, line, log_line) if dist.get_rank() == 0 else None
-    choice = _choose(config, line, records, gather)
+    lineage = lineage_of(container, gather)
+    destination = Destination(container, lineage, log_line) if dist.get_rank() == 0 else None
+    choice = _choose(config, lineage, records, gather)
     resume = Resume(choice, records, gather, config)
-    references = _references(config, container, given, manifest, choice, gather)
+    references = _references(config, container, base_config, manifest, choice, gather)
     # The weights that a run starts from are those of `given`, whose rotary embeddings model.rope
     # replaces.
     engine, model = _build_engine(
-        config, container, given, described, manifest, choice, gather, references
+        config, container, base_config, model_config, manifest, choice, gather, references
     )
     loader = _loader(config, data, engine, shape.vocab)
     if tracing():
@@ -85,25 +92,27 @@ def start(config: JobConfig, container: Container) -> None:
         return
     held_out = _held_out(config, data, engine)
     if references:
-        packed = [loader.rows, held_out.packed if held_out else None]
-        parts = [part for part in packed if isinstance(part, PairRows)]
+        row_sets = [loader.rows, held_out.packed if held_out else None]
+        parts = [part for part in row_sets if isinstance(part, PairRows)]
         start_weights = (
-            None if references.known else _weights(config, container, given, needed=True)
+            None
+            if references.is_complete
+            else _weights(config, container, base_config, is_needed=True)
         )
         references.fill(
             cast("NativeEngine", engine),
             parts,
             start_weights,
             stall.beat,
-            lambda: stop.agreed(engine),
+            lambda: stop.is_agreed(engine),
         )
     good = resume.load(engine)
     state = good.state if good else {}
     trackers = trackers_of(config, container) if engine.rank == 0 else []
-    line = line.begun(good.step if good else None)
+    lineage = lineage.begun(good.step if good else None)
     if destination:
-        destination.line, engine.allowed = line, destination.allowed
-        line.record()
+        destination.line, engine.require_owner = lineage, destination.require_owner
+        lineage.record()
     log = _log(config, container, engine, shape, good, trackers) if engine.rank == 0 else None
     validator = _validator(config, container, manifest, engine, held_out, state.get("validation"))
     profiler = _profiler(config, container, engine, gather)
@@ -116,14 +125,14 @@ def start(config: JobConfig, container: Container) -> None:
         config,
         engine,
         loader,
-        line,
+        lineage,
         Position(
             config,
             manifest,
             model,
             good.step if good else 0,
             state,
-            [s.digest for s in choice.abandoned],
+            [s.digest for s in choice.abandoned_checkpoints],
             references.weights if references else None,
         ),
         # A loss of pairs has nothing to do with the vocabulary.
@@ -132,10 +141,10 @@ def start(config: JobConfig, container: Container) -> None:
         LossWatch(
             0 if references else shape.vocab, state.get("losses", ()), good.name if good else None
         ),
-        resumed=good.step if good else None,
+        resumed_step=good.step if good else None,
         samples=state.get("samples", 0),
         log=log,
-        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
+        distrusted_names={s.name for s in choice.abandoned_checkpoints} | set(resume.passed_over),
         doubtful=resume.doubtful,
         destination=destination,
         validator=validator,
@@ -145,9 +154,9 @@ def start(config: JobConfig, container: Container) -> None:
     try:
         last = trainer.run()
     finally:
-        for each in (resume, machine, log, validator, profiler):
-            if each:
-                each.close()
+        for resource in (resume, machine, log, validator, profiler):
+            if resource:
+                resource.close()
     close_trackers(trackers, "Completed" if last >= config.train.steps else "Stopped")
     if destination:
         destination.close()
@@ -155,7 +164,7 @@ def start(config: JobConfig, container: Container) -> None:
     stall.close()
 
 
-def _settled(config: JobConfig) -> JobConfig:
+def _fill_device_defaults(config: JobConfig) -> JobConfig:
     """Decide by the device what no client has decided, as for a config that was handed to the job
     directly.
     """
@@ -165,18 +174,18 @@ def _settled(config: JobConfig) -> JobConfig:
 
 
 def _choose(
-    config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather
+    config: JobConfig, lineage: Lineage, records: EngineRecords, gather: Gather
 ) -> ResumeChoice:
     """Choose the checkpoints to resume from.
 
     Raises `CheckpointError` if the config does not allow it.
     """
-    check_engine(line, config.train.engine, config.train.adapter is not None)
-    choice = choose(line, records, gather, config.checkpoint.step)
-    if choice.saved and not config.checkpoint.resume:
+    check_engine(lineage, config.train.engine, config.train.adapter is not None)
+    choice = choose(lineage, records, gather, config.checkpoint.step)
+    if choice.checkpoints and not config.checkpoint.resume:
         raise CheckpointError(
             "checkpoint.resume: is false, but the run has checkpoints up to"
-            f" {choice.saved[0].name}; set it to true to resume, or give the run another name to"
+            f" {choice.checkpoints[0].name}; set it to true to resume, or give the run another name to"
             " start over"
         )
     return choice
@@ -185,8 +194,8 @@ def _choose(
 def _build_engine(
     config: JobConfig,
     container: Container,
-    given: dict[str, Any],
-    described: dict[str, Any],
+    base_config: dict[str, Any],
+    model_config: dict[str, Any],
     manifest: DatasetManifest,
     choice: ResumeChoice,
     gather: Gather,
@@ -197,32 +206,36 @@ def _build_engine(
     """
     # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base
     # weights, and a pass of the reference needs those of the start.
-    based = config.train.adapter is not None or (references is not None and not references.known)
-    replaced = bool(choice.saved) and not based
-    weights = _weights(config, container, given, needed=not replaced)
-    mine = identity(
-        described,
+    needs_base = config.train.adapter is not None or (
+        references is not None and not references.is_complete
+    )
+    skips_base = bool(choice.checkpoints) and not needs_base
+    weights = _weights(config, container, base_config, is_needed=not skips_base)
+    own_identity = identity(
+        model_config,
         weights,
         config.model.init,
-        described_rope(described) if config.model.rope else None,
+        described_rope(model_config) if config.model.rope else None,
     )
-    model = gather(mine if dist.get_rank() == 0 else None)[0]
-    for saved in choice.saved:
+    model = gather(own_identity if dist.get_rank() == 0 else None)[0]
+    for checkpoint in choice.checkpoints:
         position = Position(
             config, manifest, model, reference=references.weights if references else None
         )
-        position.refuse_another(saved.name, saved.state)
-    watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
-    zeros = Zeros(described, ModelShape.from_config(described), config.train.seed)
-    engine = build(config, described, zeros if replaced else weights)
-    watched.refuse_damaged()
+        position.refuse_another(checkpoint.name, checkpoint.state)
+    base_weights = BaseWeights(
+        None if skips_base else weights, config, gather, container.checkpoint_dir
+    )
+    zeros = Zeros(model_config, ModelShape.from_config(model_config), config.train.seed)
+    engine = build(config, model_config, zeros if skips_base else weights)
+    base_weights.refuse_damaged()
     return engine, model
 
 
 def _references(
     config: JobConfig,
     container: Container,
-    described: dict[str, Any],
+    base_config: dict[str, Any],
     manifest: DatasetManifest,
     choice: ResumeChoice,
     gather: Gather,
@@ -232,21 +245,21 @@ def _references(
     if preference is None:
         return None
     if preference.folder is None:
-        source = _weights(config, container, described, needed=not choice.saved)
+        source = _weights(config, container, base_config, is_needed=not choice.checkpoints)
     else:
-        source = _reference_source(container, described, needed=not choice.saved)
-    before = choice.saved[0].state.get("reference") if choice.saved else None
-    return References(config, manifest, source, gather, container.checkpoint_dir, before)
+        source = _reference_source(container, base_config, is_needed=not choice.checkpoints)
+    resumed_digest = choice.checkpoints[0].state.get("reference") if choice.checkpoints else None
+    return References(config, manifest, source, gather, container.checkpoint_dir, resumed_digest)
 
 
 def _reference_source(
-    container: Container, described: dict[str, Any], needed: bool
+    container: Container, base_config: dict[str, Any], is_needed: bool
 ) -> WeightSource | None:
     """The weights of `train.dpo.reference`; None if they are gone and not needed."""
     try:
-        return open_weights(container.channel("reference"), described)
+        return open_weights(container.channel("reference"), base_config)
     except SmtrainError:
-        if needed:
+        if is_needed:
             raise
         return None
 
@@ -256,7 +269,7 @@ def _log(
     container: Container,
     engine: Engine,
     shape: ModelShape,
-    good: Saved | None,
+    good: SavedCheckpoint | None,
     trackers: list[Buffered],
 ) -> MetricsLog:
     """Announce the run in the job's log, and open its metrics."""
@@ -292,9 +305,11 @@ def _profiler(
     options = config.train.profile
     if not options:
         return None
-    stage, within = divmod(engine.rank, config.parallel.tp * config.shards)
+    stage, rank_in_stage = divmod(engine.rank, config.parallel.tp * config.shards)
     folder = container.output_data_dir / PROFILE
-    return StepProfiler(options, folder, engine.rank, None if within else stage, gather, log_line)
+    return StepProfiler(
+        options, folder, engine.rank, None if rank_in_stage else stage, gather, log_line
+    )
 
 
 def _report(config: JobConfig, container: Container, engine: Engine) -> StepReport | None:
@@ -314,7 +329,7 @@ def _report(config: JobConfig, container: Container, engine: Engine) -> StepRepo
 
 
 def _weights(
-    config: JobConfig, container: Container, described: dict[str, Any], needed: bool
+    config: JobConfig, container: Container, base_config: dict[str, Any], is_needed: bool
 ) -> WeightSource | None:
     """The weights that the run starts from.
 
@@ -324,9 +339,9 @@ def _weights(
         return None
     try:
         name = next(name for name in ("shards", "weights", "model") if container.has_channel(name))
-        return open_weights(container.channel(name), described)
+        return open_weights(container.channel(name), base_config)
     except CheckpointError:
-        if needed:
+        if is_needed:
             raise
         return None
 
@@ -349,8 +364,8 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> T
 
 
 def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:
-    options, wanted = config.train, config.train.validation
-    if wanted is None:
+    options, validation = config.train, config.train.validation
+    if validation is None:
         return None
     return HeldOut(
         data,
@@ -358,7 +373,7 @@ def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:
         global_batch_size=options.global_batch_size,
         dp_rank=engine.dp_rank,
         dp_size=engine.dp_size,
-        count=wanted.batches,
+        count=validation.batches,
         document_mask=config.data.document_mask,
         packing=options.preference.packing if options.preference else True,
     )
@@ -370,37 +385,43 @@ def _validator(
     manifest: DatasetManifest,
     engine: Engine,
     held_out: HeldOut | None,
-    before: dict[str, Any] | None,
+    previous_state: dict[str, Any] | None,
 ) -> Validator | None:
-    options, wanted = config.train, config.train.validation
-    if wanted is None or held_out is None:
+    options, validation = config.train, config.train.validation
+    if validation is None or held_out is None:
         return None
     answers = None
-    if wanted.samples and held_out.packed is not None:
+    if validation.samples and held_out.packed is not None:
         answers = SampleAnswers(
             engine,
             held_out.packed.samples,
             container.channel("model"),
-            count=wanted.samples,
-            longest=wanted.sample_tokens,
+            count=validation.samples,
+            longest=validation.sample_tokens,
             seq_len=options.seq_len,
             eos_id=manifest.eos_id,
         )
-    shown = options.objective != "pretrain"
+    shows_accuracy = options.objective != "pretrain"
     return Validator(
-        engine, held_out, wanted, options.steps, accuracy=shown, before=before, answers=answers
+        engine,
+        held_out,
+        validation,
+        options.steps,
+        accuracy=shows_accuracy,
+        previous_state=previous_state,
+        answers=answers,
     )
 
 
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
-    adapted = (
-        f" of which {counted(engine.trained)} in LoRA adapters are trained,"
+    adapter_text = (
+        f" of which {counted(engine.trained_count)} in LoRA adapters are trained,"
         if config.train.adapter
         else ""
     )
     log_line(
-        f"{counted(engine.parameters)} parameters,{adapted} "
+        f"{counted(engine.parameters)} parameters,{adapter_text} "
         f"{config.mesh_words}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}"

@@ -27,21 +27,21 @@ class StopRequest:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._received = self._received or time.monotonic()
 
-    def agreed(self, engine: Engine) -> bool:
+    def is_agreed(self, engine: Engine) -> bool:
         """Whether any rank was told to stop.
 
         Collective: hosts get their signals at different moments.
         """
-        return engine.any(self._received is not None)
+        return engine.is_any_set(self._received is not None)
 
     def in_time(self, engine: Engine, seconds: float) -> bool:
         """Whether every rank can still write its files after something that takes this long.
 
         Collective.
         """
-        received = self._received
-        return not engine.any(
-            received is not None and time.monotonic() - received + seconds > PROOF_SECONDS
+        received_at = self._received
+        return not engine.is_any_set(
+            received_at is not None and time.monotonic() - received_at + seconds > PROOF_SECONDS
         )
 
 
@@ -60,7 +60,7 @@ class FirstStep:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._run, name="stop before the first step", daemon=True).start()
 
-    def done(self) -> None:
+    def mark_done(self) -> None:
         """All ranks have done the first step, so from now on a stop saves.
 
         Call it in the main thread.

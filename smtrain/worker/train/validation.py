@@ -22,7 +22,7 @@ from smtrain.worker.data.tokenizer import load_tokenizer
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.output import log_line
 
-_SHOWN = 300  # characters of a question
+_MAX_QUESTION_CHARS = 300  # characters of a question
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Validator:
         last_step: int,
         *,
         accuracy: bool,
-        before: Mapping[str, Any] | None = None,
+        previous_state: Mapping[str, Any] | None = None,
         answers: Callable[[int], None] | None = None,
     ) -> None:
         self._engine, self._held_out, self._options, self._last_step = (
@@ -88,9 +88,9 @@ class Validator:
         self._at: tuple[int, float] | None = None
         self._best: dict[str, Any] | None = None
         self._spared: set[str] = set()
-        if before:
-            self._at = before["step"], before["loss"]
-            self._best = dict(before["best"]) if before.get("best") else None
+        if previous_state:
+            self._at = previous_state["step"], previous_state["loss"]
+            self._best = dict(previous_state["best"]) if previous_state.get("best") else None
             self._spared = {self._best["name"]} if self._best else set()
 
     def due(self, step: int) -> bool:
@@ -101,13 +101,13 @@ class Validator:
         )
 
     def judge(
-        self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]
+        self, step: int, beat: Callable[[str], None], is_stopped: Callable[[], bool]
     ) -> ValidationResult | None:
         """Validate after `step`; None if it was `stopped` before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
         margins: list[float] = []
         for number in range(self._held_out.batches):
-            if stopped():
+            if is_stopped():
                 return None
             batch = self._engine.evaluate(*self._held_out.batch(number))
             total, tokens, correct = (
@@ -118,7 +118,7 @@ class Validator:
             if batch.pairs is not None:
                 margins.append(batch.pairs.margin * batch.tokens)
             beat(f"validation at step {step}")
-        if self._answers is not None and not stopped():
+        if self._answers is not None and not is_stopped():
             self._answers(step)
             beat(f"validation at step {step}")
         loss = total / max(1, tokens)
@@ -127,7 +127,7 @@ class Validator:
         margin = sum(margins) / max(1, tokens) if margins else None
         return ValidationResult(loss, tokens, share, time.perf_counter() - began, margin)
 
-    def kept(self, step: int, name: str) -> dict[str, Any] | None:
+    def checkpoint_state(self, step: int, name: str) -> dict[str, Any] | None:
         """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the
         best.
         """
@@ -140,19 +140,19 @@ class Validator:
         return {"step": self._at[0], "loss": self._at[1], "best": self._best}
 
     @property
-    def spared(self) -> set[str]:
+    def retained_checkpoints(self) -> set[str]:
         """Checkpoints to keep whatever their age: the best, and the former best until the best is
         safe.
         """
         return set(self._spared)
 
-    def saved(self, name: str) -> None:
+    def note_saved(self, name: str) -> None:
         """Note that a checkpoint became whole."""
         # A later checkpoint is whole, so the best one before it is too.
         if self._best and name != self._best["name"]:
-            self.settled()
+            self.release_former_best()
 
-    def settled(self) -> None:
+    def release_former_best(self) -> None:
         """The best checkpoint is safe, so the former best may go."""
         if self._best:
             self._spared = {self._best["name"]}
@@ -192,14 +192,16 @@ class SampleAnswers:
         ]
 
     def _cut(
-        self, tokens: Any, learned: Any, eos_id: int | None
+        self, tokens: Any, is_answer: Any, eos_id: int | None
     ) -> tuple[list[int], list[int], set[int]]:
         """Split a sample into the question's tokens, the answer in the data, and the tokens that
         end an answer.
         """
-        first = int(np.flatnonzero(learned)[0])
-        rest = np.flatnonzero(learned[first:] == 0)
-        answer = tokens[first : first + int(rest[0]) if len(rest) else len(tokens)].tolist()
+        first = int(np.flatnonzero(is_answer)[0])
+        answer_ends = np.flatnonzero(is_answer[first:] == 0)
+        answer = tokens[
+            first : first + int(answer_ends[0]) if len(answer_ends) else len(tokens)
+        ].tolist()
         special = {
             i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         }
@@ -211,7 +213,7 @@ class SampleAnswers:
 
     def __call__(self, step: int) -> None:
         """Print each question, the model's answer and the answer in the data. Collective."""
-        for question, wanted, ends in self._questions:
+        for question, reference, ends in self._questions:
             answer: list[int] = []
             while len(answer) < self._longest and len(question) + len(answer) < self._seq_len:
                 token = self._engine.next_token(torch.tensor([question + answer]))
@@ -219,9 +221,13 @@ class SampleAnswers:
                     break
                 answer.append(token)
             if self._engine.rank == 0:
-                text, said, known = map(self._text, (question, answer, wanted))
-                shown = text if len(text) <= _SHOWN else f"…{text[-_SHOWN:]}"
-                log_line(f"answer after step {step}: {shown} -> {said} (the data says {known})")
+                text, answer_text, reference_text = map(self._text, (question, answer, reference))
+                question_text = (
+                    text if len(text) <= _MAX_QUESTION_CHARS else f"…{text[-_MAX_QUESTION_CHARS:]}"
+                )
+                log_line(
+                    f"answer after step {step}: {question_text} -> {answer_text} (the data says {reference_text})"
+                )
 
     def _text(self, ids: list[int]) -> str:
         return json.dumps(

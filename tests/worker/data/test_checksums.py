@@ -178,7 +178,9 @@ def test_a_checkpoint_identifies_its_data_by_the_tokens(data: Path) -> None:
     manifest = DatasetManifest.load(data)
 
     def identity(files: dict[str, dict[str, Any]]) -> Any:
-        return Position(config, dataclasses.replace(manifest, files=files), {}).fixed()["data"]
+        return Position(config, dataclasses.replace(manifest, files=files), {}).fixed_values()[
+            "data"
+        ]
 
     now = identity(manifest.files)
     assert identity(manifest.content) == now, "checksums follow from the tokens"

@@ -34,14 +34,14 @@ def counted(options: ParallelOptions) -> Iterator[tuple[ParallelOptions, Graphs]
         made: Callable[..., Any] = graph.forward
         return made
 
-    before, kept = layers.COMPILED.get("cpu"), torch._dynamo.config.recompile_limit
-    layers.COMPILED["cpu"] = {"backend": backend, "fullgraph": True}
+    before, kept = layers.COMPILE_OPTIONS.get("cpu"), torch._dynamo.config.recompile_limit
+    layers.COMPILE_OPTIONS["cpu"] = {"backend": backend, "fullgraph": True}
     try:
         yield replace(options, compile=True), graphs
     finally:
-        layers.COMPILED.pop("cpu")
+        layers.COMPILE_OPTIONS.pop("cpu")
         if before is not None:
-            layers.COMPILED["cpu"] = before
+            layers.COMPILE_OPTIONS["cpu"] = before
         torch._dynamo.config.recompile_limit = kept
         torch._dynamo.reset()
 

@@ -36,7 +36,7 @@ def pieces_of(rows: int, aligned: int = 4) -> Iterator[None]:
     """Cut losses into pieces of so many rows, also those of small batches."""
     with (
         patch.object(fused_loss, "loss_rows", lambda tokens, hidden, columns, device: rows),
-        patch.object(fused_loss, "_ALIGNED", aligned),
+        patch.object(fused_loss, "_ROW_MULTIPLE", aligned),
     ):
         yield
 
@@ -109,10 +109,10 @@ def fused(
     """
     linear, gradient = head(weight, sink)
     loss = LinearCrossEntropy(linear, columns, scales, CPU, fast=False)
-    labelled = loss.labelled(labels) if select else None
+    labelled = loss.select_labelled(labels) if select else None
     h = h.detach().requires_grad_()
     if each:
-        made = loss.each(h, labels, labelled)
+        made = loss.token_losses(h, labels, labelled)
         made.backward(factors)
     else:
         made = loss.sum(h, labels, factors[0], labelled)

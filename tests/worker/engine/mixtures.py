@@ -12,7 +12,7 @@ from smtrain.core.config.training import DpoSection
 from smtrain.core.model.hf_config import normalise
 from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
 from smtrain.worker.engine.native import NativeEngine
-from smtrain.worker.engine.parts import PartsClock, marked
+from smtrain.worker.engine.parts import StepTimer, mark_parts
 from tests.worker.engine import cases
 from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
 
@@ -105,8 +105,8 @@ def watch(rank: int, config: dict[str, Any], options: ParallelOptions) -> Routin
 
 def places(rank: int, config: dict[str, Any], options: ParallelOptions) -> set[str]:
     """The parts that a step spends time on."""
-    e, clock = cases.engine(config, options), PartsClock()
-    with marked(clock):
+    e, clock = cases.engine(config, options), StepTimer()
+    with mark_parts(clock):
         _steps(e, 0, 1)
     return {name for name, seconds in clock.seconds.items() if seconds}
 

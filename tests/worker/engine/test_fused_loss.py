@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smtrain.core.model.footprint import IGNORED, LOSS_ROWS, loss_rows
 from smtrain.worker.engine.native import cross_entropy, fused_loss
 from smtrain.worker.engine.native.cross_entropy import Columns
-from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
+from smtrain.worker.engine.native.fused_loss import LabelledRows, LinearCrossEntropy
 from smtrain.worker.engine.native.linears import add_product
 from tests.worker.engine import losses
 from tests.worker.engine.cases import mesh
@@ -152,17 +152,17 @@ def test_no_gradient_of_the_output_matrix_is_a_tensor_apart(name: str, solo: Wor
 def test_rows_with_labels_are_selected_on_the_host() -> None:
     labels = torch.full((2, 512), IGNORED)
     labels[:, 10:210] = 5
-    made = Labelled.of(labels, losses.CPU)
+    made = LabelledRows.of(labels, losses.CPU)
     assert made is not None
     flat = labels.flatten()
     assert len(made.rows) == 512  # 400 of 1024, one without a label at least, a multiple of 128
     assert (flat[made.rows] != IGNORED).sum() == 400
     assert torch.equal(flat[made.rows][made.places], flat)
-    assert Labelled.of(torch.zeros(2, 512, dtype=torch.int64), losses.CPU) is None
-    assert len(Labelled.of(torch.full((2, 512), IGNORED), losses.CPU).rows) == 128  # type: ignore[union-attr]
+    assert LabelledRows.of(torch.zeros(2, 512, dtype=torch.int64), losses.CPU) is None
+    assert len(LabelledRows.of(torch.full((2, 512), IGNORED), losses.CPU).rows) == 128  # type: ignore[union-attr]
     full = torch.zeros(1, 512, dtype=torch.int64)
     full[:, :60] = IGNORED  # too few to be worth it
-    assert Labelled.of(full, losses.CPU) is None
+    assert LabelledRows.of(full, losses.CPU) is None
 
 
 def test_a_device_that_compiles_each_shape_selects_none() -> None:
@@ -172,7 +172,7 @@ def test_a_device_that_compiles_each_shape_selects_none() -> None:
         device: Any = SimpleNamespace(type=kind)
         loss = LinearCrossEntropy(head, Columns(0, 1 << 15, None), {}, device, fast=False)
         with patch.object(fused_loss, "to_device", lambda x, device: x):
-            made = loss.labelled(labels)
+            made = loss.select_labelled(labels)
         assert (None if made is None else len(made.rows)) == rows
 
 

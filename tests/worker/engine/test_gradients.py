@@ -11,9 +11,9 @@ import torch
 
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.native.comm import Alike
+from smtrain.worker.engine.native.comm import ReplicaGroup
 from smtrain.worker.engine.native.experts import Mixture
-from smtrain.worker.engine.native.gradients import Gradients, Trained
+from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
 from smtrain.worker.engine.native.stage import Stage
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -97,7 +97,7 @@ def test_nothing_of_a_step_is_left_to_the_next() -> None:
     parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     table = FlatTable((("written", 0, 6), ("accumulated", 6, 4), ("last", 10, 3)), 10, 13)
     layout: Any = None
-    trained = Trained(layout, table, torch.zeros(16), parameters, Alike(4, 0, None))
+    trained = FlatParameters(layout, table, torch.zeros(16), parameters, ReplicaGroup(4, 0, None))
     gradients = Gradients(trained, {"written": SimpleNamespace(sink=None)}, torch.device("cpu"))
     gradients.flat.fill_(float("nan"))
     gradients.begin()

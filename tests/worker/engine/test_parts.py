@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smtrain.worker.engine.parts import PARTS, PartsClock, marked, part
+from smtrain.worker.engine.parts import PARTS, StepTimer, mark_parts, part
 
 trees: Any = st.recursive(
     st.integers(1, 9),
@@ -42,15 +42,15 @@ def test_every_second_is_the_innermost_parts(
             for each in what:
                 do(within, each)
 
-    clock = PartsClock()
-    with marked(clock), part(name):
+    clock = StepTimer()
+    with mark_parts(clock), part(name):
         do(name, tree)
     assert clock.seconds == expected
 
 
 def test_unmarked_a_part_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = PartsClock()
-    with pytest.raises(RuntimeError), marked(clock), part("data"):
+    clock = StepTimer()
+    with pytest.raises(RuntimeError), mark_parts(clock), part("data"):
         raise RuntimeError
     before = dict(clock.seconds)
     with part("data"):
@@ -62,7 +62,7 @@ def test_the_device_is_waited_for_where_a_part_ends() -> None:
     calls: list[str] = []
 
     def places() -> Iterator[str]:
-        with marked(PartsClock(lambda: calls.append("settled"))), part("optimizer"):
+        with mark_parts(StepTimer(lambda: calls.append("settled"))), part("optimizer"):
             yield "within"
             with part("data parallel"):
                 yield "further within"

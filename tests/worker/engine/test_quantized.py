@@ -68,7 +68,7 @@ def test_weights_have_the_bits_of_bitsandbytes(
     assert torch.equal(weight.scales, state.absmax)
     assert torch.equal(weight.nested, state.state2.absmax)
     assert weight.offset == state.offset
-    unpacked = weight.dequantized(dtype)
+    unpacked = weight.dequantize(dtype)
     state.shape = torch.Size(
         [1, rows * columns]
     )  # its CPU kernel misreads rows without a whole number of blocks
@@ -101,7 +101,7 @@ def test_a_part_of_a_matrix_has_the_weights_of_the_whole(shard: Shard) -> None:
     # The other ranks' scales come by a message.
     weight.nested, weight.offset, weight.scales = whole.nested, whole.offset, whole.scales[places]
     assert torch.equal(
-        weight.dequantized(torch.bfloat16), part(shard, whole.dequantized(torch.bfloat16))
+        weight.dequantize(torch.bfloat16), part(shard, whole.dequantize(torch.bfloat16))
     )
 
 

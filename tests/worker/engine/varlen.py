@@ -115,7 +115,7 @@ def recompilations(
     """Graphs after each of six batches of other documents, graph breaks, and losses and norms."""
     from torch._dynamo.utils import counters
 
-    engine_layers.COMPILED["cpu"] = {"backend": backend}
+    engine_layers.COMPILE_OPTIONS["cpu"] = {"backend": backend}
     torch._dynamo.reset()
     counters.clear()
     graphs, numbers = [], []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.verifying import Watch, deal
-from smtrain.worker.train.base_weights import KEPT
+from smtrain.worker.train.base_weights import CHECKSUM_FOLDER
 from tests.worker.train.launched import CONFIG, finish, lay_out, start
 from tests.worker.train.test_resume import flip
 
@@ -44,7 +44,7 @@ def test_ranks_of_two_stages_keep_them_together_and_find_what_has_changed(
     parallel = {**CONFIG["parallel"], "tp": 1, "pp": 2}
     status, said = finish(start(shell, {"steps": 1}, {}, parallel=parallel))
     assert status == 0, said
-    (kept,) = (shell.root / "checkpoints" / KEPT).iterdir()
+    (kept,) = (shell.root / "checkpoints" / CHECKSUM_FOLDER).iterdir()
     assert {key.split()[-1] for key in json.loads(kept.read_text())["crc32"]} == set(
         HFSource(trained_inputs["model"]).names()
     )

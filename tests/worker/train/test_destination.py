@@ -62,10 +62,10 @@ def test_a_checkpoint_has_arrived_when_its_manifest_and_all_files_have(
     name = line.name(newest)
     files = sorted(sizes_in(newest))
     for file in ["manifest.json", *(file for file in files if file != "manifest.json")]:
-        assert not destination.arrived(newest), f"before {file}"
+        assert not destination.has_arrived(newest), f"before {file}"
         upload(uri, line, f"{name}/{file}")
-    assert destination.arrived(newest)
-    assert not destination.arrived(line.checkpoints()[0][1])
+    assert destination.has_arrived(newest)
+    assert not destination.has_arrived(line.checkpoints()[0][1])
     destination.wait(0)
     destination.close()
 
@@ -80,7 +80,7 @@ def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(
     text = (path / manifest.NAME).read_text()
     (path / manifest.NAME).write_text(text.replace('"optimizer_steps": 2', '"optimizer_steps": 3'))
     destination = Destination(container, line, print)
-    assert not destination.arrived(path)
+    assert not destination.has_arrived(path)
     destination.close()
 
 
@@ -90,7 +90,7 @@ def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(
     from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
     destination = Destination(container, line_of(container), print)
-    destination.allowed()
+    destination.require_owner()
     mine = Owner(JOB, "us-east-1", "000000000000")
     other = Owner("run-train-bbbbbbbb", "us-east-1", "000000000000")
     with pytest.raises(OwnerError, match=f"^{JOB} took"):
@@ -98,7 +98,7 @@ def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(
     Fence(SageMakerBackend("local").s3, uri, mine, lambda *_: None).claim()
     Fence(SageMakerBackend("local").s3, uri, other, lambda *_: "Failed").claim()
     with pytest.raises(OwnerError, match=r"^run-train-bbbbbbbb is writing checkpoints of this run"):
-        destination.allowed()
+        destination.require_owner()
     destination.close()
     with pytest.raises(OwnerError, match=r"^run-train-bbbbbbbb took the run's checkpoints"):
         Destination(container, line_of(container), print)
@@ -114,8 +114,8 @@ def test_without_access_to_s3_training_continues_and_keeps_one_more_checkpoint(
     assert len(said) == 1
     assert "cannot be asked for from here" in said[0]
     assert "a folder of its name" in said[0]
-    destination.allowed()
-    assert [destination.arrived(path) for _, path in line.checkpoints()] == [True, False]
+    destination.require_owner()
+    assert [destination.has_arrived(path) for _, path in line.checkpoints()] == [True, False]
     destination.wait(60)
 
 
@@ -124,11 +124,11 @@ def test_an_isolated_job_asks_no_one_and_a_shell_keeps_what_its_disk_holds(
 ) -> None:
     line = line_of(container, 2, 4)
     isolated = Destination(container, line, print)
-    assert [isolated.arrived(path) for _, path in line.checkpoints()] == [True, False]
+    assert [isolated.has_arrived(path) for _, path in line.checkpoints()] == [True, False]
     monkeypatch.delenv("TRAINING_JOB_NAME")
     monkeypatch.setenv(VARIABLE, "s3://not/asked/")
     shell = Destination(container, line, print)
-    assert all(shell.arrived(path) for _, path in line.checkpoints())
+    assert all(shell.has_arrived(path) for _, path in line.checkpoints())
 
 
 def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_ask(
@@ -144,12 +144,14 @@ def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_as
     native(line.own, LLAMA, 8)
     (line.own / "step_00000008" / manifest.NAME).unlink()
     destination = Destination(container, line, print)
-    assert destination.unfinished == set(), (
+    assert destination.unfinished_checkpoints == set(), (
         "the other does not write: this job owns the checkpoints"
     )
     destination.close()
     monkeypatch.delenv(VARIABLE)
-    assert Destination(container, line, print).unfinished == {"run-train-bbbbbbbb/step_00000006"}
+    assert Destination(container, line, print).unfinished_checkpoints == {
+        "run-train-bbbbbbbb/step_00000006"
+    }
 
 
 def test_the_record_is_next_to_the_prefix(uri: str) -> None:

@@ -14,7 +14,7 @@ from smtrain.worker.train.health import (
     AT_ONCE,
     HISTORY,
     PATIENCE,
-    STILL,
+    STILL_STEPS,
     LossWatch,
     PairWatch,
     RoutingWatch,
@@ -162,21 +162,25 @@ def heard(watch: PairWatch, steps: Iterable[PairMetrics]) -> list[str]:
 
 def test_a_model_that_does_not_change_ends_the_run() -> None:
     watch = PairWatch("bf16")
-    heard(watch, [pairs(0.0, 0.0)] * (STILL - 1))
+    heard(watch, [pairs(0.0, 0.0)] * (STILL_STEPS - 1))
     with pytest.raises(
         SmtrainError,
         match=r"still exactly 0 after 16 steps, at step 16.*ln 2 = 0\.6931.*in bf16; raise",
     ):
-        watch.check(STILL, pairs(0.0, 0.0))
+        watch.check(STILL_STEPS, pairs(0.0, 0.0))
     young = PairWatch("bf16")
     assert (
         heard(
             young,
-            [*[pairs(0.0, 0.0)] * (STILL - 1), pairs(1e-9, 0.0), *[pairs(0.0, 0.0)] * (STILL - 1)],
+            [
+                *[pairs(0.0, 0.0)] * (STILL_STEPS - 1),
+                pairs(1e-9, 0.0),
+                *[pairs(0.0, 0.0)] * (STILL_STEPS - 1),
+            ],
         )
         == []
     )
-    assert heard(PairWatch("bf16", referred=False), [pairs(0.0, 0.0)] * 2 * STILL) == []
+    assert heard(PairWatch("bf16", has_reference=False), [pairs(0.0, 0.0)] * 2 * STILL_STEPS) == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def test_a_router_that_sends_all_to_the_same_experts_is_told_once() -> None:
     even, same = (1.0,) * 4, (3.9, 0.1, 0.0, 0.0)
 
     def heard(*layers: tuple[float, ...], steps: int = 2 * HISTORY) -> list[str]:
-        watch, routing = RoutingWatch(), RoutingMetrics(1.0, 0.5, layers, chosen=1)
+        watch, routing = RoutingWatch(), RoutingMetrics(1.0, 0.5, layers, experts_per_token=1)
         return [text for step in range(steps) for text in watch.check(step, routing)]
 
     assert heard(even, even) == heard(even, same, steps=HISTORY - 1) == []
@@ -224,7 +228,10 @@ def test_a_router_that_sends_all_to_the_same_experts_is_told_once() -> None:
     assert f"at step {HISTORY - 1} the router of layer 1" in sentence
     assert "1 of 4 experts" in sentence
     assert "raise train.aux_loss" in sentence
-    watch, routing = RoutingWatch(frozen=True), RoutingMetrics(1.0, 0.5, (same,), chosen=1)
+    watch, routing = (
+        RoutingWatch(has_frozen_routers=True),
+        RoutingMetrics(1.0, 0.5, (same,), experts_per_token=1),
+    )
     [sentence] = [text for step in range(HISTORY) for text in watch.check(step, routing)]
     assert sentence.endswith("learn nothing; lower train.lr"), (
         "with adapters train.aux_loss is refused"

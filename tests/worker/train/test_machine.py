@@ -14,7 +14,7 @@ import pytest
 
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_record
 from smtrain.worker.train.device_use import DeviceUse, Gpus, neuron, neuron_settings
-from smtrain.worker.train.machine_watch import SAID, MachineCounters, MachineWatch
+from smtrain.worker.train.machine_watch import READINGS_PER_LINE, MachineCounters, MachineWatch
 
 STAT = (
     "cpu  {busy} 469490 358816 {idle} 11742 0 12175 32588 0 0\ncpu0 901338 232362 172305 246198"
@@ -220,7 +220,7 @@ def test_no_tool_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_reading_is_kept_and_their_means_are_said(tmp_path: Path) -> None:
     said: list[str] = []
     watch = MachineWatch(tmp_path / "data", "algo-2", MachineCounters(tmp_path), say=said.append)
-    for _ in range(1 + SAID):
+    for _ in range(1 + READINGS_PER_LINE):
         watch.take()
     assert len(said) == 2, "the first, and the mean of those after it"
     watch.close()
@@ -229,12 +229,12 @@ def test_every_reading_is_kept_and_their_means_are_said(tmp_path: Path) -> None:
         json.loads(line)
         for line in (tmp_path / "data/machine-algo-2.jsonl").read_text().splitlines()
     ]
-    assert len(records) == 2 + SAID
+    assert len(records) == 2 + READINGS_PER_LINE
     assert all(record["time"] > 1.7e9 for record in records)
     read = machine_record(said[1])
     assert read is not None
     assert read["memory"] == pytest.approx(
-        sum(r["memory"] for r in records[1 : 1 + SAID]) / SAID, abs=1e-3
+        sum(r["memory"] for r in records[1 : 1 + READINGS_PER_LINE]) / READINGS_PER_LINE, abs=1e-3
     )
 
 

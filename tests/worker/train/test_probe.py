@@ -131,7 +131,7 @@ def test_the_rate_of_a_product_is_the_devices_and_not_that_of_waiting_for_it(
     monkeypatch.setattr(torch, "randn", lambda *size, **_: torch.empty(size, device="meta"))
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     monkeypatch.setattr(torch, "mm", gpu.multiply)
-    assert probe.multiplied(torch.device("cpu"), "bf16", gpu.wait, 0.1) == pytest.approx(
+    assert probe.matmul_rate(torch.device("cpu"), "bf16", gpu.wait, 0.1) == pytest.approx(
         flops, rel=0.02
     )
 
@@ -150,5 +150,5 @@ def test_a_device_with_little_room_is_measured_with_smaller_matrices(
 
     monkeypatch.setattr(probe, "_SIDE", {"cpu": 2048})
     monkeypatch.setattr(torch, "empty_like", full)
-    assert probe.multiplied(torch.device("cpu"), "fp32", lambda: None, 0.01) > 0
+    assert probe.matmul_rate(torch.device("cpu"), "fp32", lambda: None, 0.01) > 0
     assert sides == [2048, 1024, 512]

@@ -68,7 +68,7 @@ class Device:
     def prune(self, *args: Any) -> None:
         pass
 
-    def any(self, flag: bool) -> bool:
+    def is_any_set(self, flag: bool) -> bool:
         return False
 
     def batch(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,12 +79,12 @@ class Device:
     # A validator's part
 
     best = None
-    spared: frozenset[str] = frozenset()
+    retained_checkpoints: frozenset[str] = frozenset()
 
     def due(self, step: int) -> bool:
         return step % 4 == 0
 
-    def kept(self, *args: Any) -> None:
+    def checkpoint_state(self, *args: Any) -> None:
         pass
 
     def judge(self, *args: Any) -> ValidationResult:
@@ -173,7 +173,7 @@ def test_the_times_of_all_records_are_the_time_of_the_run(
             took, last, validated = took + seconds + validated, line["step"], 0.0
         validated += JUDGED * ("val_loss" in line)
     assert last == 9
-    assert took == pytest.approx(device.done[last], abs=1e-5 if says else 2 * pending.WAITED)
+    assert took == pytest.approx(device.done[last], abs=1e-5 if says else 2 * pending.MIN_WAIT)
 
 
 @pytest.mark.parametrize("says", [True, False])

@@ -19,7 +19,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import BF16, UINT8, Bits
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
-from smtrain.worker.checksum import combined
+from smtrain.worker.checksum import combine_crcs
 
 GROUP = 32
 """Neighbouring inputs that share a scale."""
@@ -93,7 +93,7 @@ class Mxfp4(Slab):
         crc = 0
         for slab in filter(None, (self.blocks, self.scales)):
             own = slab.seen(name)
-            crc = combined(crc, own, slab.size) if own is not None else crc
+            crc = combine_crcs(crc, own, slab.size) if own is not None else crc
         return crc or None
 
 

@@ -15,7 +15,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Blocks, read_sums
 from smtrain.worker.data.indexed import Index, joined_index, read_index
 from smtrain.worker.data.manifest import shards_of
-from smtrain.worker.object_store import retry, unread
+from smtrain.worker.object_store import retry, unreadable_error
 
 _MOST_OPEN = 256
 """Files that several threads open each for itself; of more, all threads share one opening."""
@@ -88,7 +88,7 @@ class VerifiedFiles:
         try:
             raw = files.read(file, wanted, begin)
         except OSError as error:
-            raise unread(path, error, "check the channel") from error
+            raise unreadable_error(path, error, "check the channel") from error
         if len(raw) != wanted:
             raise DataError(f"{path} became shorter while it was read; prepare the data again.")
         if whole is None:
@@ -143,7 +143,7 @@ def check_size(path: Path, wanted: int) -> None:
         size = retry(lambda: path.stat().st_size)
         retry(lambda: path.open("rb").close())
     except OSError as error:
-        raise unread(path, error, "prepare the data again") from error
+        raise unreadable_error(path, error, "prepare the data again") from error
     if size != wanted:
         raise DataError(
             f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again."

@@ -32,7 +32,7 @@ from smtrain.worker.object_store import (
     may_pass,
     open_file,
     retry,
-    unread,
+    unreadable_error,
 )
 
 Format = Literal[
@@ -232,7 +232,7 @@ def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> Smtrai
     ".
     """
     if isinstance(error, OSError) and (is_of_store(error) or is_of_machine(error)):
-        return unread(file.path, error, "")
+        return unreadable_error(file.path, error, "")
     return DataError(f"{file.path} {_unreadable_fault(file, error, kind)}.")
 
 

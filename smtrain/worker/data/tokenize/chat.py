@@ -33,7 +33,7 @@ from smtrain.worker.data.tokenize.unwritten import (
     turn_texts,
     unwritten_in,
 )
-from smtrain.worker.object_store import is_of_machine, unread
+from smtrain.worker.object_store import is_of_machine, unreadable_error
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -59,7 +59,7 @@ class ChatTemplate:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if is_of_machine(error):
-                raise unread(folder, error, "") from None
+                raise unreadable_error(folder, error, "") from None
             raise DataError(
                 f"{folder} holds no tokenizer that transformers loads ({first_line(error)})."
             ) from None

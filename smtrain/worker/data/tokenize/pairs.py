@@ -37,7 +37,7 @@ from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.turns import holds_other_turns
 from smtrain.worker.data.tokenize.unwritten import Rendered
 from smtrain.worker.data.tokenizer import load_tokenizer
-from smtrain.worker.object_store import is_of_machine, unread
+from smtrain.worker.object_store import is_of_machine, unreadable_error
 
 _CUT = "pairs with an answer cut to {} tokens"
 _LONG = "pairs with an answer longer than {} tokens"
@@ -67,7 +67,7 @@ class PairMaker(RecordMaker):
             self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
         except (OSError, ValueError, KeyError) as error:
             if is_of_machine(error):
-                raise unread(folder, error, "") from None
+                raise unreadable_error(folder, error, "") from None
             raise DataError(
                 f"{folder} holds no tokenizer that transformers loads ({first_line(error)})."
             ) from None

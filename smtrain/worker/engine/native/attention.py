@@ -25,14 +25,14 @@ import torch
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.attention_flash import flash_fault
 from smtrain.worker.engine.native.comm import ProcessMesh, to_device
-from smtrain.worker.engine.native.cut_rows import CutRows
+from smtrain.worker.engine.native.cut_rows import ContextParallelRows
 from smtrain.worker.engine.native.delta import RowDocuments
 from smtrain.worker.engine.native.varlen import DocumentBounds, find_bounds
 from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
 Turn = Callable[[torch.Tensor, torch.Tensor], Any]
-Sight = int | Literal["state"] | None
+AttentionWindow = int | Literal["state"] | None
 """A layer's view of a row: a window of tokens, all of it (None), or a state that runs along it."""
 
 
@@ -44,11 +44,11 @@ class AttentionContext:
     def __init__(
         self,
         rotary: Mapping[bool, Turn],
-        sights: tuple[Sight, ...],
+        layer_windows: tuple[AttentionWindow, ...],
         dtype: torch.dtype,
         mesh: ProcessMesh,
         head_dims: Sequence[int],
-        compiled: bool,
+        is_compiled: bool,
         sinks: bool = False,
     ) -> None:
         """`rotary` has the embedding of layers without a window (False), and that of layers with a
@@ -62,9 +62,9 @@ class AttentionContext:
         A test sets it on the CPU, before the first batch.
         """
         self._rotary, self._dtype, self._mesh, self._device = rotary, dtype, mesh, mesh.device
-        self._windows = tuple(None if sight == "state" else sight for sight in sights)
-        self._states = tuple(sight == "state" for sight in sights)
-        self._head_dim, self._compiled, self._said = max(head_dims), compiled, False
+        self._windows = tuple(None if window == "state" else window for window in layer_windows)
+        self._states = tuple(window == "state" for window in layer_windows)
+        self._head_dim, self._compiled, self._said = max(head_dims), is_compiled, False
         faults = [
             flash_fault(mesh.device, dtype, size) if self.varlen else None for size in head_dims
         ]
@@ -82,7 +82,7 @@ class AttentionContext:
                 "attention of %d of %d layers runs in chunks of plain torch, which is slower: "
                 "FlashAttention cannot compute it, because %s",
                 len(slow),
-                len(sights),
+                len(layer_windows),
                 slow[0],
             )
         self._kept: tuple[tuple[int, int], Any] | None = None
@@ -102,44 +102,50 @@ class AttentionContext:
         numbers the samples of a row; None makes every row one sample.
         """
         if segments is not None:
-            return self._packed(segments)
+            return self._packed_inputs(segments)
         if self._kept is None or self._kept[0] != (batch, length):
-            whole = length * self._mesh.cp
-            positions = torch.arange(whole, device="cpu")[None]
+            row_length = length * self._mesh.cp
+            positions = torch.arange(row_length, device="cpu")[None]
             masks = self._masks(positions.expand(batch, -1))
-            self._say(whole, masked=any(mask is not None for mask in masks))
-            self._kept = (batch, length), (*self._places(batch, positions), masks)
+            self._warn_without_flash(row_length, has_mask=any(mask is not None for mask in masks))
+            self._kept = (batch, length), (*self._positions_and_rotary(batch, positions), masks)
         return self._kept[1]
 
-    def _say(self, length: int, masked: bool) -> None:
+    def _warn_without_flash(self, length: int, has_mask: bool) -> None:
         """Warn once on Neuron if attention does not run in its flash kernel."""
         if self._device.type == "neuron" and not self._said:
-            lack = flash_lack(length, self._head_dim, masked=masked, compiled=self._compiled)
+            lack = flash_lack(length, self._head_dim, masked=has_mask, compiled=self._compiled)
             self._said = lack is not None
             if lack is not None and local_rank() == 0:
-                kept = ", and keeps every score" if self._mesh.cp == 1 else ""
-                log.warning("attention runs without its flash kernel%s: %s", kept, lack)
+                score_note = ", and keeps every score" if self._mesh.cp == 1 else ""
+                log.warning("attention runs without its flash kernel%s: %s", score_note, lack)
 
     @torch.no_grad()
-    def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    def _positions_and_rotary(
+        self, batch: int, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, list[Any]]:
         """Positions on the device, and the layers' rotary embeddings; fp32 holds every position
         below 2**24.
         """
-        own = self._mesh.own_tokens
-        there = own(to_device(positions.int(), self._device))
+        own_tokens = self._mesh.own_tokens
+        device_positions = own_tokens(to_device(positions.int(), self._device))
         if not self._rotary:
-            return there, [None] * len(self._windows)
+            return device_positions, [None] * len(self._windows)
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
         at = to_device(positions.float(), self._device)
-        turned = {sliding: turn(like, at) for sliding, turn in self._rotary.items()}
+        embeddings = {sliding: turn(like, at) for sliding, turn in self._rotary.items()}
         if self._mesh.cp > 1:  # cut only now, because the length of the whole row may decide
-            turned = {sliding: tuple(map(own, both)) for sliding, both in turned.items()}
-        return there, [turned[window is not None and True in turned] for window in self._windows]
+            embeddings = {
+                sliding: tuple(map(own_tokens, pair)) for sliding, pair in embeddings.items()
+            }
+        return device_positions, [
+            embeddings[window is not None and True in embeddings] for window in self._windows
+        ]
 
     @torch.no_grad()
-    def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
+    def _packed_inputs(self, segments: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
         batch, length = segments.shape
-        self._say(length, masked=True)
+        self._warn_without_flash(length, has_mask=True)
         positions = positions_within(segments)
         number = None
         if any(self._states) or not self.varlen:
@@ -147,12 +153,12 @@ class AttentionContext:
         masks = (
             self._documents(positions)
             if number is None or self.varlen
-            else self._masks_apart(positions, number)
+            else self._document_masks(positions, number)
         )
         documents = None if number is None else RowDocuments(number, self._bounds(positions))
-        each = zip(self._states, self._windows, strict=True)
-        return *self._places(batch, positions), [
-            documents if state else masks[window] for state, window in each
+        layers = zip(self._states, self._windows, strict=True)
+        return *self._positions_and_rotary(batch, positions), [
+            documents if state else masks[window] for state, window in layers
         ]
 
     def _documents(self, positions: torch.Tensor) -> dict[int | None, Any]:
@@ -163,35 +169,39 @@ class AttentionContext:
         if mesh.cp > 1:
             index = self._tokens(positions.shape[1])
             return {
-                window: CutRows.by_documents(mesh, index, window, positions, self._compiled)
+                window: ContextParallelRows.by_documents(
+                    mesh, index, window, positions, self._compiled
+                )
                 for window in windows
             }
         rows = DocumentBounds.of(find_bounds(positions), self._device, self._compiled)
         longer = positions.shape[1]
         return {
-            one: rows._replace(window=one if one is not None and one < longer else None)
-            for one in windows
+            window: rows._replace(window=window if window is not None and window < longer else None)
+            for window in windows
         }
 
-    def _masks_apart(self, positions: torch.Tensor, number: torch.Tensor) -> dict[int | None, Any]:
+    def _document_masks(
+        self, positions: torch.Tensor, number: torch.Tensor
+    ) -> dict[int | None, Any]:
         """The mask of each window, by positions on the host and numbers of documents on the
         device.
         """
         if self._mesh.cp > 1:
             # Neuron compiles a graph for each shape, and the keys that a chunk sees differ in each
             # batch.
-            seen, index = (
+            host_positions, index = (
                 None if self._device.type == "neuron" else positions,
                 self._tokens(positions.shape[1]),
             )
             return {
-                window: CutRows.of(self._mesh, index, window, number, seen)
+                window: ContextParallelRows.of(self._mesh, index, window, number, host_positions)
                 for window in {*self._windows}
             }
-        back = self._back(positions.shape[1])
-        within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
+        distances = self._distances(positions.shape[1])
+        same_document = (number[:, None, :, None] == number[:, None, None, :]) & (distances >= 0)
         return {
-            window: within if window is None else within & (back < window)
+            window: same_document if window is None else same_document & (distances < window)
             for window in set(self._windows)
         }
 
@@ -209,24 +219,24 @@ class AttentionContext:
         ]
         layers = list(zip(self._states, self._sdpa, cuts, strict=True))
         if self.varlen:
-            rows, whole = self._documents(positions), self._mesh.cp == 1
-            plain = (state or (whole and sdpa and cut is None) for state, sdpa, cut in layers)
+            rows, is_uncut = self._documents(positions), self._mesh.cp == 1
+            plain = (state or (is_uncut and sdpa and cut is None) for state, sdpa, cut in layers)
             return [
-                None if one else rows[window]
-                for one, window in zip(plain, self._windows, strict=True)
+                None if is_plain else rows[window]
+                for is_plain, window in zip(plain, self._windows, strict=True)
             ]
         if self._mesh.cp > 1:
             index = self._tokens(length)
-            cut_rows = {cut: CutRows.of(self._mesh, index, cut) for cut in {*cuts}}
+            cut_rows = {cut: ContextParallelRows.of(self._mesh, index, cut) for cut in {*cuts}}
             return [None if state else cut_rows[cut] for state, _, cut in layers]
-        back = self._back(length)
+        distances = self._distances(length)
         masks = {
-            cut: None if cut is None else ((back >= 0) & (back < cut))[None, None]
+            cut: None if cut is None else ((distances >= 0) & (distances < cut))[None, None]
             for cut in set(cuts)
         }
         return [masks[cut] for cut in cuts]
 
-    def _back(self, length: int) -> torch.Tensor:
+    def _distances(self, length: int) -> torch.Tensor:
         """[S, S]: the distance of each key behind each query."""
         index = self._tokens(length)
         return index[:, None] - index
@@ -240,7 +250,7 @@ class AttentionContext:
         return self._index
 
 
-def packed(segments: torch.Tensor | None) -> torch.Tensor | None:
+def packed_segments(segments: torch.Tensor | None) -> torch.Tensor | None:
     """The segments [B, S] on the host, or None if no row has more than one."""
     if segments is None:
         return None

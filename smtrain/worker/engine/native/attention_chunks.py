@@ -46,10 +46,10 @@ def forward(
         torch.empty_like(query),
         query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32),
     )
-    sight = _sight(cu_seqlens, query.shape[0], window)
+    bounds = _key_bounds(cu_seqlens, query.shape[0], window)
     for chunk in _split(host, window, query):
         keys = slice(chunk.low, chunk.high)
-        scores = _scores(_grouped(query, key, chunk) * scale, key[keys], chunk, sight)
+        scores = _scores(_group_heads(query, key, chunk) * scale, key[keys], chunk, bounds)
         total = scores.logsumexp(-1, keepdim=True)
         weights = scores.sub_(total).exp_().to(value.dtype)
         out[chunk.start : chunk.stop] = _by_token(weights @ value[keys].transpose(0, 1), chunk)
@@ -74,15 +74,15 @@ def backward(
     sums = [
         x.new_zeros((x.shape[1], x.shape[0], x.shape[2]), dtype=torch.float32) for x in (key, value)
     ]
-    sight = _sight(cu_seqlens, query.shape[0], window)
+    bounds = _key_bounds(cu_seqlens, query.shape[0], window)
     for chunk in _split(host, window, query):
         keys, queries = slice(chunk.low, chunk.high), slice(chunk.start, chunk.stop)
-        q, of_out, made = (_grouped(x, key, chunk) for x in (query, grad, out))
+        q, of_out, grouped_out = (_group_heads(x, key, chunk) for x in (query, grad, out))
         q = q * scale
         total = lse[:, queries].reshape(*q.shape[:2], 1)
-        weights = _scores(q, key[keys], chunk, sight).sub_(total).exp_()
+        weights = _scores(q, key[keys], chunk, bounds).sub_(total).exp_()
         of_weights = (of_out @ value[keys].permute(1, 2, 0)).float()
-        delta = (of_out.float() * made.float()).sum(-1, keepdim=True)
+        delta = (of_out.float() * grouped_out.float()).sum(-1, keepdim=True)
         of_scores = of_weights.sub_(delta).mul_(weights).to(query.dtype)
         of_q[queries] = _by_token(of_scores @ key[keys].transpose(0, 1), chunk) * scale
         sums[0][:, keys] += of_scores.transpose(1, 2) @ q
@@ -95,7 +95,7 @@ def _split(host: torch.Tensor, window: int | None, query: torch.Tensor) -> Itera
     """Cut the queries into chunks whose scores are few enough."""
     queries, keys = host.numpy()
     tokens, heads, _ = query.shape
-    most = QUERIES.get(query.device.type, QUERIES["cuda"])
+    max_queries = QUERIES.get(query.device.type, QUERIES["cuda"])
 
     def last_key(at: int) -> tuple[int, int]:
         """The last key that a query sees, and the first of its document."""
@@ -106,7 +106,7 @@ def _split(host: torch.Tensor, window: int | None, query: torch.Tensor) -> Itera
     while start < tokens:
         last, low = last_key(start)
         low = low if window is None else max(low, last - window + 1)
-        stop = min(start + most, tokens)
+        stop = min(start + max_queries, tokens)
         while (
             stop - start > _FEWEST
             and heads * (stop - start) * (last_key(stop - 1)[0] + 1 - low) > CHUNK_SCORES
@@ -116,7 +116,7 @@ def _split(host: torch.Tensor, window: int | None, query: torch.Tensor) -> Itera
         start = stop
 
 
-def _sight(
+def _key_bounds(
     cu_seqlens: torch.Tensor, tokens: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first and the last key that each query sees, int32 [queries]."""
@@ -129,10 +129,10 @@ def _sight(
     return first if window is None else torch.maximum(first, last - window + 1), last
 
 
-def _grouped(x: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
+def _group_heads(x: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
     """The chunk's [kv heads, heads of queries for each x n, D] of x [queries, heads, D]."""
-    own = x[chunk.start : chunk.stop]
-    return own.view(len(own), key.shape[1], -1, x.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
+    rows = x[chunk.start : chunk.stop]
+    return rows.view(len(rows), key.shape[1], -1, x.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
 
 
 def _by_token(x: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
@@ -145,14 +145,17 @@ def _by_token(x: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
 
 
 def _scores(
-    q: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk, sight: tuple[torch.Tensor, torch.Tensor]
+    q: torch.Tensor,
+    key: torch.Tensor,
+    chunk: _QueryChunk,
+    bounds: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """fp32 [kv heads, heads for each x n, keys]: scores of scaled queries, -inf for keys that they
     do not see.
     """
     index = torch.arange(chunk.low, chunk.high, dtype=torch.int32, device=q.device)
-    first, last = (side[chunk.start : chunk.stop, None] for side in sight)
-    unseen = (index < first) | (index > last)
+    first, last = (side[chunk.start : chunk.stop, None] for side in bounds)
+    is_hidden = (index < first) | (index > last)
     scores = (q @ key.permute(1, 2, 0)).float()
-    by_query = scores.view(q.shape[0], -1, *unseen.shape).masked_fill_(unseen, float("-inf"))
+    by_query = scores.view(q.shape[0], -1, *is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
     return by_query.view(scores.shape)

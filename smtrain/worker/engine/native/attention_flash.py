@@ -46,9 +46,9 @@ def forward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `attention_chunks.forward`."""
-    padded = _padded(query, key, value)
+    padded_qkv = _pad_heads(query, key, value)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *padded,
+        *padded_qkv,
         *cu_seqlens,
         *_longest(host),
         0.0,
@@ -73,30 +73,30 @@ def backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `attention_chunks.backward`."""
-    padded = _padded(grad, query, key, value, out)
+    padded_tensors = _pad_heads(grad, query, key, value, out)
     # The state of the random numbers of dropout, which there is not: torch.nn.attention.varlen
     # passes the same.
-    state, unused = query.new_zeros(2, dtype=torch.uint64), query.new_empty(0)
-    made = torch.ops.aten._flash_attention_backward(
-        *padded,
+    state, unused_offset = query.new_zeros(2, dtype=torch.uint64), query.new_empty(0)
+    gradients = torch.ops.aten._flash_attention_backward(
+        *padded_tensors,
         lse,
         *cu_seqlens,
         *_longest(host),
         0.0,
         window is None,
         state,
-        unused,
+        unused_offset,
         scale=scale,
         **_sides(window),
     )
-    of_q, of_k, of_v = (x[..., : query.shape[-1]].contiguous() for x in made)
+    of_q, of_k, of_v = (x[..., : query.shape[-1]].contiguous() for x in gradients)
     return of_q, of_k, of_v
 
 
-def _padded(*tensors: torch.Tensor) -> list[torch.Tensor]:
+def _pad_heads(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """Heads whose size is a multiple of 8, as the kernel wants; zeros change no score."""
-    more = -tensors[0].shape[-1] % 8
-    return [F.pad(x, (0, more)) if more else x for x in tensors]
+    padding = -tensors[0].shape[-1] % 8
+    return [F.pad(x, (0, padding)) if padding else x for x in tensors]
 
 
 def _longest(host: torch.Tensor) -> list[int]:

@@ -24,10 +24,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from smtrain.worker.engine.native import cut_rows, sinks, varlen
 
 
-def register(compiled: bool) -> str:
+def register(is_compiled: bool) -> str:
     """Make this attention known to transformers; returns its name there."""
     name, over_cut_rows = "smtrain", cut_rows.attend
-    if compiled:  # a compiler would have to see through the messages and the second backward pass
+    if (
+        is_compiled
+    ):  # a compiler would have to see through the messages and the second backward pass
         name, over_cut_rows = "smtrain_compiled", torch.compiler.disable(cut_rows.attend)  # type: ignore[no-untyped-call]
     ALL_ATTENTION_FUNCTIONS.register(name, partial(_attend, over_cut_rows))
     return name
@@ -42,15 +44,15 @@ def _attend(
     attention_mask: Any,
     scaling: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **rest: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention [B, n, heads, D] of q, k and v [B, heads, n or keys, D]."""
     if isinstance(attention_mask, varlen.DocumentBounds):
         return varlen.attend(query, key, value, attention_mask, scaling, s_aux), None
-    if isinstance(attention_mask, cut_rows.CutRows):
+    if isinstance(attention_mask, cut_rows.ContextParallelRows):
         return over_cut_rows(query, key, value, attention_mask, scaling, s_aux), None
     plain: Any = ALL_ATTENTION_FUNCTIONS["sdpa"] if s_aux is None else sinks.attend
-    made: tuple[torch.Tensor, None] = plain(
-        module, query, key, value, attention_mask, scaling=scaling, **rest
+    result: tuple[torch.Tensor, None] = plain(
+        module, query, key, value, attention_mask, scaling=scaling, **kwargs
     )
-    return made
+    return result

@@ -42,7 +42,7 @@ class LayerChoices:
 
 
 @dataclass
-class Routed:
+class RoutingCounts:
     """The choices of one micro-batch on a stage; the tensors are set by `Balance.join`."""
 
     tokens: int
@@ -57,7 +57,7 @@ class Routed:
     """fp32, as `counts`: the sums of the experts' probabilities."""
     entropy: torch.Tensor = field(init=False)
     """fp32 []: the sum of the entropies of the tokens' probabilities, over the layers."""
-    dropped: torch.Tensor = field(init=False)
+    dropped_choices: torch.Tensor = field(init=False)
     """fp32 []: choices beyond the capacity of an expert, over the layers."""
     totals: torch.Tensor | None = None
     """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of
@@ -86,36 +86,36 @@ class Balance:
         self.sizes, self.coefficient, self._mesh = shape.experts, coefficient, mesh
         sparse = [i for i, kind in enumerate(shape.by_layer) if kind.experts is not None]
         self._layers = len(sparse)
-        own = [i for i in sparse if i in layers]
-        self._row = {layer: row for row, layer in enumerate(own)}
-        self._first = sparse.index(own[0]) if own else 0
-        self._now: Routed | None = None
+        own_layers = [i for i in sparse if i in layers]
+        self._row = {layer: row for row, layer in enumerate(own_layers)}
+        self._first = sparse.index(own_layers[0]) if own_layers else 0
+        self._now: RoutingCounts | None = None
         self.together = not by_layer
         """The layers of all stages count together."""
 
-    def begin(self, tokens: int) -> Routed:
+    def begin(self, tokens: int) -> RoutingCounts:
         """Count for a new micro-batch of `tokens` tokens from now on."""
-        self._now = Routed(tokens)
+        self._now = RoutingCounts(tokens)
         return self._now
 
     def end(self) -> None:
         """Count nothing any more, and balance nothing: evaluation and generation."""
         self._now = None
 
-    def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
+    def bind(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """`block` that belongs to the micro-batch of now, whenever it is called."""
-        now = self._now
+        micro_batch = self._now
 
-        def again(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             # A recomputed block runs during the backward pass of another micro-batch than the one
             # that counts now.
-            before, self._now = self._now, now
+            previous, self._now = self._now, micro_batch
             try:
                 return block(*args, **kwargs)
             finally:
-                self._now = before
+                self._now = previous
 
-        return again
+        return run
 
     @property
     def watching(self) -> bool:
@@ -128,7 +128,7 @@ class Balance:
         """
         if self._now is None or not self.coefficient or not probabilities.requires_grad:
             return probabilities
-        apply: Any = _Balanced.apply
+        apply: Any = _BalanceProbabilities.apply
         out: torch.Tensor = apply(probabilities, self._now, self._row[layer])
         return out
 
@@ -140,7 +140,7 @@ class Balance:
         """
         if self._now is None or not self.coefficient or not logits.requires_grad:
             return logits
-        apply: Any = _BalancedLogits.apply
+        apply: Any = _BalanceLogits.apply
         out: torch.Tensor = apply(logits, probabilities, self._now, self._row[layer])
         return out
 
@@ -163,26 +163,28 @@ class Balance:
             self._now.drops.append(number)
 
     @torch.no_grad()
-    def join(self, routed: Routed) -> None:
+    def join(self, routing: RoutingCounts) -> None:
         """Put the layers together once the forward pass is over, and add the other ranks that share
         the rows.
         """
-        layers = [routed.choices[layer] for layer in self._row]
-        none = torch.zeros(0, self.sizes.count, device=self._mesh.device)
-        routed.counts = torch.stack([each.counts for each in layers]).float() if layers else none
-        routed.sums = torch.stack([each.sums for each in layers]) if layers else none
-        routed.entropy = self._total([each.entropy for each in layers])
-        routed.dropped = self._total(routed.drops)
-        routed.choices, routed.drops = {}, []
+        layers = [routing.choices[layer] for layer in self._row]
+        empty = torch.zeros(0, self.sizes.count, device=self._mesh.device)
+        routing.counts = (
+            torch.stack([choices.counts for choices in layers]).float() if layers else empty
+        )
+        routing.sums = torch.stack([choices.sums for choices in layers]) if layers else empty
+        routing.entropy = self._total([choices.entropy for choices in layers])
+        routing.dropped_choices = self._total(routing.drops)
+        routing.choices, routing.drops = {}, []
         if self._mesh.cp_group is None:
             return
-        numbers = [routed.counts, routed.sums, routed.entropy, routed.dropped]
-        joined = torch.cat([number.reshape(-1) for number in numbers])
-        dist.all_reduce(joined, group=self._mesh.cp_group)
-        counts, sums, *rest = torch.split(joined, [number.numel() for number in numbers])
-        routed.counts, routed.sums = counts.view_as(routed.counts), sums.view_as(routed.sums)
-        routed.entropy, routed.dropped = (number.view(()) for number in rest)
-        routed.tokens *= self._mesh.cp
+        numbers = [routing.counts, routing.sums, routing.entropy, routing.dropped_choices]
+        flat = torch.cat([number.reshape(-1) for number in numbers])
+        dist.all_reduce(flat, group=self._mesh.cp_group)
+        counts, sums, *scalars = torch.split(flat, [number.numel() for number in numbers])
+        routing.counts, routing.sums = counts.view_as(routing.counts), sums.view_as(routing.sums)
+        routing.entropy, routing.dropped_choices = (number.view(()) for number in scalars)
+        routing.tokens *= self._mesh.cp
 
     def _total(self, numbers: list[torch.Tensor]) -> torch.Tensor:
         """The fp32 sum of the layers' numbers."""
@@ -192,37 +194,37 @@ class Balance:
             else torch.zeros((), device=self._mesh.device)
         )
 
-    def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
+    def totals(self, routing: RoutingCounts, earlier_totals: torch.Tensor | None) -> torch.Tensor:
         """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the
         stages before.
         """
-        own = torch.stack([routed.counts.sum(0), routed.sums.sum(0)])
-        return own if before is None else own + before
+        own_totals = torch.stack([routing.counts.sum(0), routing.sums.sum(0)])
+        return own_totals if earlier_totals is None else own_totals + earlier_totals
 
-    def finish(self, routed: Routed, scale: torch.Tensor) -> None:
+    def finish(self, routing: RoutingCounts, scale: torch.Tensor) -> None:
         """End the counting of a micro-batch and set the gradient for probabilities, before its
         backward pass.
 
         `scale` is the weight of a micro-batch's auxiliary loss in the step's loss.
         """
-        routed.counting = False
+        routing.counting = False
         if self.coefficient:
-            counts = routed.counts
-            if self.together and routed.totals is not None:
-                counts = routed.totals[0].expand_as(counts)
-            routed.slope = counts * (
-                self._factor(routed.tokens) * self.coefficient * scale / self._mesh.tp
+            counts = routing.counts
+            if self.together and routing.totals is not None:
+                counts = routing.totals[0].expand_as(counts)
+            routing.slope = counts * (
+                self._factor(routing.tokens) * self.coefficient * scale / self._mesh.tp
             )
 
-    def loss(self, routed: Routed) -> torch.Tensor:
+    def loss(self, routing: RoutingCounts) -> torch.Tensor:
         """The auxiliary loss of a micro-batch: of all layers if they count together, else of this
         stage's.
         """
-        if self.together and routed.totals is not None:
-            counts, sums = routed.totals.unbind()
+        if self.together and routing.totals is not None:
+            counts, sums = routing.totals.unbind()
         else:
-            counts, sums = routed.counts, routed.sums
-        return (counts * sums).sum() * self._factor(routed.tokens)
+            counts, sums = routing.counts, routing.sums
+        return (counts * sums).sum() * self._factor(routing.tokens)
 
     def _factor(self, tokens: int) -> float:
         if self.together:
@@ -231,18 +233,18 @@ class Balance:
 
     # Numbers of a step
 
-    def numbers(self, loss: torch.Tensor, routed: list[Routed]) -> torch.Tensor:
+    def numbers(self, loss: torch.Tensor, routings: list[RoutingCounts]) -> torch.Tensor:
         """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and
         the stages.
 
         [3 + layers * E]: losses, entropies, dropped choices, and counts of each layer with experts.
         """
         counts = torch.zeros(self._layers, self.sizes.count, device=loss.device)
-        for one in routed:
-            counts[self._first : self._first + len(one.counts)] += one.counts
+        for routing in routings:
+            counts[self._first : self._first + len(routing.counts)] += routing.counts
         sums = [
-            torch.stack([one.entropy for one in routed]).sum(),
-            torch.stack([one.dropped for one in routed]).sum(),
+            torch.stack([routing.entropy for routing in routings]).sum(),
+            torch.stack([routing.dropped_choices for routing in routings]).sum(),
         ]
         return torch.cat([torch.stack([loss, *sums]), counts.flatten()])
 
@@ -250,28 +252,30 @@ class Balance:
         """The metrics of a step from the sum of `numbers`; `batches` micro-batches of all
         data-parallel ranks.
         """
-        (loss, entropy, dropped), counts = numbers[:3], numbers[3:]
+        (loss, entropy, dropped_choices), counts = numbers[:3], numbers[3:]
         rows = [
             counts[at : at + self.sizes.count] for at in range(0, len(counts), self.sizes.count)
         ]
-        assigned = sum(counts)
-        mean = assigned / len(counts)
-        tokens = assigned / self.sizes.chosen
+        choice_count = sum(counts)
+        mean = choice_count / len(counts)
+        tokens = choice_count / self.sizes.chosen
         return RoutingMetrics(
             aux_loss=loss / batches,
             entropy=entropy / max(1.0, tokens) / math.log(max(2, self.sizes.count)),
-            chosen=self.sizes.chosen,
-            dropped=dropped / max(1.0, assigned),
+            experts_per_token=self.sizes.chosen,
+            dropped_choices=dropped_choices / max(1.0, choice_count),
             loads=tuple(tuple(n / mean for n in row) for row in rows),
         )
 
 
-class _Balanced(torch.autograd.Function):
+class _BalanceProbabilities(torch.autograd.Function):
     """Probabilities; the backward pass adds the gradient of the auxiliary loss."""
 
     @staticmethod
-    def forward(ctx: Any, probabilities: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
-        ctx.routed, ctx.row = routed, row
+    def forward(
+        ctx: Any, probabilities: torch.Tensor, routing: RoutingCounts, row: int
+    ) -> torch.Tensor:
+        ctx.routed, ctx.row = routing, row
         return probabilities.view_as(probabilities)
 
     @staticmethod
@@ -280,17 +284,21 @@ class _Balanced(torch.autograd.Function):
         return (grad if slope is None else grad + slope[ctx.row]), None, None
 
 
-class _BalancedLogits(torch.autograd.Function):
+class _BalanceLogits(torch.autograd.Function):
     """Logits; the backward pass adds the gradient of the auxiliary loss, through their softmax in
     fp32.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor, routed: Routed, row: int
+        ctx: Any,
+        logits: torch.Tensor,
+        probabilities: torch.Tensor,
+        routing: RoutingCounts,
+        row: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(probabilities)
-        ctx.routed, ctx.row = routed, row
+        ctx.routed, ctx.row = routing, row
         return logits.view_as(logits)
 
     @staticmethod
@@ -299,6 +307,6 @@ class _BalancedLogits(torch.autograd.Function):
         slope = ctx.routed.slope
         if slope is None:
             return grad, None, None, None
-        each = slope[ctx.row]
-        added = probabilities * (each - (probabilities @ each)[:, None])
-        return grad + added.to(grad.dtype), None, None, None
+        expert_slope = slope[ctx.row]
+        router_gradient = probabilities * (expert_slope - (probabilities @ expert_slope)[:, None])
+        return grad + router_gradient.to(grad.dtype), None, None, None

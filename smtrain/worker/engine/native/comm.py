@@ -85,16 +85,16 @@ def current_device() -> torch.device:
     )
 
 
-def be_deterministic(wanted: bool) -> None:
+def be_deterministic(deterministic: bool) -> None:
     """Use only kernels that return the same bits each time, on accelerators; CPUs do so anyway.
 
     Otherwise threads add to the same number in any order, above all in the backward passes of
     embeddings and attention. torch raises RuntimeError later, naming the operation, if it has no
     such kernel.
     """
-    if wanted:
+    if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over memory
 
 
@@ -122,7 +122,7 @@ def gather(value: Any) -> list[Any]:
     return out
 
 
-class Alike(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """The ranks that hold the same parameters: they add up gradients and share the optimizer's
     state.
     """
@@ -167,7 +167,7 @@ class ProcessMesh:
         self.cp_group = self.subgroup("shard", of_cp)
         """The ranks that share this one's sequences; None if cp is 1."""
         self.ep = options.ep
-        self.alike = Alike(self.shards, self.shard_rank, self.shard_group)
+        self.alike = ReplicaGroup(self.shards, self.shard_rank, self.shard_group)
         self.expert_alike, self.ep_rank, self.ep_group = self.alike, 0, self.shard_group
         if self.ep > 1:
             self._divide_experts()
@@ -190,9 +190,9 @@ class ProcessMesh:
         tokens.
         """
         order = self._order(length)
-        size, each = length // len(order), len(order) // self.cp
-        own = order[self.cp_rank * each : (self.cp_rank + 1) * each]
-        return [(piece * size, (piece + 1) * size) for piece in own]
+        size, pieces_per_rank = length // len(order), len(order) // self.cp
+        own_numbers = order[self.cp_rank * pieces_per_rank : (self.cp_rank + 1) * pieces_per_rank]
+        return [(piece * size, (piece + 1) * size) for piece in own_numbers]
 
     def by_rank(self, rows: torch.Tensor, dim: int) -> torch.Tensor:
         """Rows whose tokens lie along `dim`, with the tokens of rank 0 first, then those of rank 1,
@@ -232,13 +232,15 @@ class ProcessMesh:
             )
         index, self.ep_rank = divmod(self.shard_rank, self.ep)
         blocks = self.shards // self.ep
-        together = self.subgroup(
+        expert_group = self.subgroup(
             "shard", [range(b * self.ep, (b + 1) * self.ep) for b in range(blocks)]
         )
-        assert together is not None
-        self.ep_group = together
-        alike = self.subgroup("shard", [range(e, self.shards, self.ep) for e in range(self.ep)])
-        self.expert_alike = Alike(blocks, index, alike)
+        assert expert_group is not None
+        self.ep_group = expert_group
+        replica_group = self.subgroup(
+            "shard", [range(e, self.shards, self.ep) for e in range(self.ep)]
+        )
+        self.expert_alike = ReplicaGroup(blocks, index, replica_group)
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no
@@ -247,28 +249,28 @@ class ProcessMesh:
         Every rank takes part in making every group, as torch requires.
         """
         grid, dim = self._grid.mesh, ("pp", "shard", "tp").index(axis)
-        mine = None
+        own_group = None
         for line in grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist():
             for members in sets:
                 ranks = [line[i] for i in members]
                 if len(ranks) > 1:
                     group = dist.new_group(ranks)
-                    mine = group if self.rank in ranks else mine
-        return mine
+                    own_group = group if self.rank in ranks else own_group
+        return own_group
 
-    def any(self, flag: bool) -> bool:
+    def is_any_set(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; over gloo, so that no rank waits for a device."""
-        raised = torch.tensor([int(flag)])
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._host)
-        return bool(raised.item())
+        flag_tensor = torch.tensor([int(flag)])
+        dist.all_reduce(flag_tensor, op=dist.ReduceOp.MAX, group=self._host)
+        return bool(flag_tensor.item())
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank."""
         return gather(value)
 
-    def agree(self, fault: str | None, what: str) -> None:
+    def agree(self, fault: str | None, failure: str) -> None:
         """Raise `CheckpointError` on every rank if any has a `fault`."""
-        raise_any(self.gather(fault), what)
+        raise_any(self.gather(fault), failure)
 
 
 def count_sum(count: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
@@ -305,10 +307,10 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
     """This rank's part along `dim` of the sum of everyone's `x`."""
     n = dist.get_world_size(group)
     shape = (*x.shape[:dim], x.shape[dim] // n, *x.shape[dim + 1 :])
-    whole = x.contiguous() if x.shape[:dim].numel() == 1 else torch.cat(x.chunk(n, dim))
+    chunks = x.contiguous() if x.shape[:dim].numel() == 1 else torch.cat(x.chunk(n, dim))
     out = x.new_empty(shape)
     with part("tensor parallel"):
-        scatter_sum_into(out.view(-1), whole.view(-1), group=group)
+        scatter_sum_into(out.view(-1), chunks.view(-1), group=group)
     return out
 
 
@@ -363,15 +365,15 @@ def likeliest(
     """
     if group is None:
         return logits[:, :valid].argmax(-1)
-    never = float("inf")
+    infinity = float("inf")
     top = torch.full((len(logits),), float("-inf"), device=logits.device)
-    token = torch.full((len(logits),), never, device=logits.device)
+    token = torch.full((len(logits),), infinity, device=logits.device)
     if valid:  # the last rank's columns may all be padding
         top, column = logits[:, :valid].float().max(-1)
         token = column.float() + start
     best = top.clone()
     dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
-    token = torch.where(top == best, token, never)
+    token = torch.where(top == best, token, infinity)
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
     return token.long()  # fp32 is exact below 2**24, and no vocabulary is larger
 
@@ -388,22 +390,24 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 class Numbers:
     """Numbers of the device, fp32, sent to the host in one message as soon as they exist."""
 
-    def __init__(self, values: Sequence[torch.Tensor], before: Numbers | None = None) -> None:
+    def __init__(self, values: Sequence[torch.Tensor], previous: Numbers | None = None) -> None:
         """`values` are of one dimension or none; `before` are the numbers of the step before, which
         are read first.
         """
         self._values, self._made, self._before = (
             torch.cat([v.reshape(-1) for v in values]),
             None,
-            before,
+            previous,
         )
         self.ready: float | None = None
         """`time.perf_counter()` when the device had them; None before `read`, and if the device
         does not say.
         """
         if self._values.device.type == "cuda":
-            pinned = torch.empty(self._values.shape, dtype=self._values.dtype, pin_memory=True)
-            self._values = pinned.copy_(self._values, non_blocking=True)
+            pinned_values = torch.empty(
+                self._values.shape, dtype=self._values.dtype, pin_memory=True
+            )
+            self._values = pinned_values.copy_(self._values, non_blocking=True)
             self._made = torch.Event(values[0].device, enable_timing=True)
             self._made.record()
 
@@ -412,16 +416,21 @@ class Numbers:
         if self._made is not None:
             was_ready = self._made.query()
             self._made.synchronize()
-            self.ready = self._since_before() if was_ready else time.perf_counter()
+            self.ready = self._ready_after_previous() if was_ready else time.perf_counter()
         self._before = None
         numbers: list[float] = self._values.tolist()
         return numbers
 
-    def _since_before(self) -> float | None:
+    def _ready_after_previous(self) -> float | None:
         """The time at which the event happened, by the device's clock since that of the step
         before.
         """
-        before = self._before
-        if before is None or before.ready is None or before._made is None or self._made is None:
+        previous = self._before
+        if (
+            previous is None
+            or previous.ready is None
+            or previous._made is None
+            or self._made is None
+        ):
             return None
-        return before.ready + before._made.elapsed_time(self._made) / 1e3
+        return previous.ready + previous._made.elapsed_time(self._made) / 1e3

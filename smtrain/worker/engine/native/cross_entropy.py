@@ -27,7 +27,7 @@ class Columns(NamedTuple):
     """The ranks that share the vocabulary; None if this rank has all of it."""
 
 
-def bounded(product: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
+def scale_and_cap(product: torch.Tensor, divisor: float, cap: float | None) -> torch.Tensor:
     """The product with the output matrix made logits in place, by the steps of transformers'
     forward pass.
     """
@@ -45,11 +45,11 @@ def loss_gradient(
     """The losses [R] of a product [R, V], which it makes logits, and its gradient, with softmax and
     sums in fp32.
     """
-    logits = bounded(product, divisor, cap)
+    logits = scale_and_cap(product, divisor, cap)
     logs = torch.log_softmax(logits, -1, dtype=torch.float32)
-    kept, index = labels != IGNORED, labels.clamp(min=0)[:, None]
-    losses = torch.where(kept, -logs.gather(1, index).squeeze(1), 0.0)
-    factors = torch.where(kept, factors, 0.0)
+    has_label, index = labels != IGNORED, labels.clamp(min=0)[:, None]
+    losses = torch.where(has_label, -logs.gather(1, index).squeeze(1), 0.0)
+    factors = torch.where(has_label, factors, 0.0)
     gradient = _less_target(logs.exp_().mul_(factors[:, None]), index, factors[:, None])
     return losses, _through_bounds(gradient, logits, divisor, cap).to(product.dtype)
 
@@ -69,20 +69,20 @@ def local_sums(
     These are the largest logit, which is subtracted before exponentials are taken, their sum, and
     the label's logit, or 0 on ranks without its column. The product becomes logits in place.
     """
-    logits = bounded(product, divisor, cap)
+    logits = scale_and_cap(product, divisor, cap)
     x = logits.float() if logits.dtype != torch.float32 else logits.clone()
     if (
         padding is not None
     ):  # finite, as a rank may have only padding; and no write into a slice, for Neuron
         x.masked_fill_(padding, torch.finfo(x.dtype).min)
-    index, here = _here(labels, start, valid)
-    target = torch.where(here, x.gather(1, index).squeeze(1), 0.0)
+    index, is_own = _own_columns(labels, start, valid)
+    target = torch.where(is_own, x.gather(1, index).squeeze(1), 0.0)
     top = x.amax(-1)
     x.sub_(top[:, None]).exp_()
     return x, torch.stack([top, x.sum(-1), target])
 
 
-def combined(
+def combine_sums(
     sums: torch.Tensor, labels: torch.Tensor, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses [R], and the factors [R] that make this rank's exponentials probabilities, in one
@@ -109,14 +109,14 @@ def cut_gradient(
     """The gradient of a product from the logits and exponentials of `local_sums`; overwrites the
     latter.
     """
-    kept = labels != IGNORED
-    index, here = _here(labels, start, valid)
-    gradient = exponentials.mul_(torch.where(kept, shares, 0.0)[:, None])
-    gradient = _less_target(gradient, index, torch.where(here, factors, 0.0)[:, None])
+    has_label = labels != IGNORED
+    index, is_own = _own_columns(labels, start, valid)
+    gradient = exponentials.mul_(torch.where(has_label, shares, 0.0)[:, None])
+    gradient = _less_target(gradient, index, torch.where(is_own, factors, 0.0)[:, None])
     return _through_bounds(gradient, logits, divisor, cap).to(logits.dtype)
 
 
-def _here(labels: torch.Tensor, start: int, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _own_columns(labels: torch.Tensor, start: int, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The column [R, 1] of each label, or another one if this rank does not have it, and whether it
     has it [R].
     """

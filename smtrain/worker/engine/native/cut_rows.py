@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
         return self.at + self.stop - self.start
 
 
-class CutRows(NamedTuple):
+class ContextParallelRows(NamedTuple):
     """The view of a layer over cut rows; it stands in the place of an attention mask."""
 
     mesh: ProcessMesh
@@ -75,7 +75,7 @@ class CutRows(NamedTuple):
         window: int | None,
         number: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
-    ) -> CutRows:
+    ) -> ContextParallelRows:
         """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide
         about shapes.
         """
@@ -96,15 +96,15 @@ class CutRows(NamedTuple):
         tokens: torch.Tensor,
         window: int | None,
         positions: torch.Tensor,
-        compiled: bool,
-    ) -> CutRows:
+        is_compiled: bool,
+    ) -> ContextParallelRows:
         """The same without masks, from positions [B, S] on the host."""
         length = positions.shape[1]
         window = None if window is None or window >= length else window
         chunks = _chunks(mesh, length, length, window, positions)
         bounds = (find_bounds(positions, chunk.at, chunk.low, chunk.end) for chunk in chunks)
         documents = (
-            DocumentBounds.of(host, mesh.device, compiled)._replace(window=window)
+            DocumentBounds.of(host, mesh.device, is_compiled)._replace(window=window)
             for host in bounds
         )
         return cls(mesh, tokens, None, window, chunks, tuple(documents))
@@ -118,16 +118,18 @@ class CutRows(NamedTuple):
         start, stop, low = chunk.at, chunk.end, chunk.low
         # Token numbers, not places: they alone decide what is before what in the row.
         query, key = self.tokens[start:stop, None], self.tokens[low:stop]
-        seen = query >= key if self.window is None else (query >= key) & (query < key + self.window)
+        is_visible = (
+            query >= key if self.window is None else (query >= key) & (query < key + self.window)
+        )
         if self.number is None:
-            return seen[None, None]
-        return seen & (
+            return is_visible[None, None]
+        return is_visible & (
             self.number[:, None, start:stop, None] == self.number[:, None, None, low:stop]
         )
 
-    def keys(self, whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    def keys(self, row_keys: torch.Tensor, chunk: Chunk) -> torch.Tensor:
         """The keys [B, heads, L, D] that a chunk sees, of the whole row's [S, B, heads, D]."""
-        return whole[chunk.low : chunk.end].permute(1, 2, 0, 3)
+        return row_keys[chunk.low : chunk.end].permute(1, 2, 0, 3)
 
 
 def _queries(mesh: ProcessMesh) -> int:
@@ -157,7 +159,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    rows: CutRows,
+    rows: ContextParallelRows,
     scaling: float | None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -188,22 +190,24 @@ def _of_documents(
 def _products(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float | None
 ) -> torch.Tensor:
-    often = q.shape[1] // k.shape[1]
-    shared = (
-        often > 1 and q.device.type == "cpu"
+    repeats = q.shape[1] // k.shape[1]
+    enable_gqa = (
+        repeats > 1 and q.device.type == "cpu"
     )  # elsewhere no kernel takes a mask and shared keys
-    if often > 1 and not shared:
-        k, v = (_repeated(x, often) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shared)
+    if repeats > 1 and not enable_gqa:
+        k, v = (_repeat_heads(x, repeats) for x in (k, v))
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scaling, enable_gqa=enable_gqa
+    )
 
 
-def _repeated(x: torch.Tensor, often: int) -> torch.Tensor:
+def _repeat_heads(x: torch.Tensor, repeats: int) -> torch.Tensor:
     """Each head of x [B, heads, L, D] so many times in a row."""
     batch, heads, length, size = x.shape
     return (
         x[:, :, None]
-        .expand(batch, heads, often, length, size)
-        .reshape(batch, heads * often, length, size)
+        .expand(batch, heads, repeats, length, size)
+        .reshape(batch, heads * repeats, length, size)
     )
 
 
@@ -214,7 +218,7 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        rows: CutRows,
+        rows: ContextParallelRows,
         scaling: float | None,
         inner: Inner,
         *parameters: torch.Tensor,
@@ -222,7 +226,7 @@ class _Attention(torch.autograd.Function):
         # Only own tokens: whole rows are gathered again, so no rank keeps them from layer to layer.
         ctx.save_for_backward(q, k, v, *parameters)
         ctx.rows, ctx.scaling, ctx.inner = rows, scaling, inner
-        keys, values = (_gathered(x, rows.mesh) for x in (k, v))
+        keys, values = (_gather_rows(x, rows.mesh) for x in (k, v))
         out = [
             inner(
                 q[:, :, c.start : c.stop],
@@ -240,15 +244,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, *parameters = ctx.saved_tensors
         rows, mesh = ctx.rows, ctx.rows.mesh
-        keys, values = (_gathered(x, mesh) for x in (k, v))
+        keys, values = (_gather_rows(x, mesh) for x in (k, v))
         # fp32, and the row's tokens first: a chunk's keys are then one dense piece, which Neuron
         # can add to.
         sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values)]
-        more = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+        parameter_sums = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
         of_q = []
         for i, chunk in enumerate(rows.chunks):
             with torch.enable_grad():
-                given = [
+                inputs = [
                     x.detach().requires_grad_()
                     for x in (
                         q[:, :, chunk.start : chunk.stop],
@@ -257,40 +261,42 @@ class _Attention(torch.autograd.Function):
                         *parameters,
                     )
                 ]
-                out = ctx.inner(*given[:3], rows.sight(i), ctx.scaling, *given[3:])
-            own = grad[:, :, chunk.start : chunk.stop]
+                out = ctx.inner(*inputs[:3], rows.sight(i), ctx.scaling, *inputs[3:])
+            own_grad = grad[:, :, chunk.start : chunk.stop]
             # Chunk by chunk: its scores are freed before the next chunk makes its own.
-            made = torch.autograd.grad(out, given, own)
-            of_q.append(made[0])
-            for total, piece in zip(sums, made[1:3], strict=True):
+            gradients = torch.autograd.grad(out, inputs, own_grad)
+            of_q.append(gradients[0])
+            for total, piece in zip(sums, gradients[1:3], strict=True):
                 total[chunk.low : chunk.low + piece.shape[2]].add_(piece.permute(2, 0, 1, 3))
-            for total, piece in zip(more, made[3:], strict=True):
+            for total, piece in zip(parameter_sums, gradients[3:], strict=True):
                 total.add_(piece)
         of_k, of_v = (_own_sum(total, x, mesh) for total, x in zip(sums, (k, v), strict=True))
-        of_parameters = (total.to(p.dtype) for total, p in zip(more, parameters, strict=True))
+        of_parameters = (
+            total.to(p.dtype) for total, p in zip(parameter_sums, parameters, strict=True)
+        )
         return torch.cat(of_q, 2), of_k, of_v, None, None, None, *of_parameters
 
 
-def _gathered(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
+def _gather_rows(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """The whole rows [S, B, heads, D] of everyone's x [B, heads, own tokens, D]."""
-    own = x.permute(2, 0, 1, 3).contiguous()
-    out = own.new_empty((mesh.cp * own.shape[0], *own.shape[1:]))
+    local = x.permute(2, 0, 1, 3).contiguous()
+    out = local.new_empty((mesh.cp * local.shape[0], *local.shape[1:]))
     with part("context parallel"):
-        gather_into(out, own, group=mesh.cp_group)
+        gather_into(out, local, group=mesh.cp_group)
     return mesh.in_row_order(out, 0)
 
 
-def _own_sum(whole: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
+def _own_sum(row_sum: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """This rank's tokens, shaped as `like`, of the sum of everyone's fp32 [S, B, heads, D]."""
     # Sums of chunks were fp32; the message has the format of activations, and half its bytes.
-    sent = mesh.by_rank(whole.to(like.dtype), 0)
-    out = sent.new_empty((sent.shape[0] // mesh.cp, *sent.shape[1:]))
+    by_rank = mesh.by_rank(row_sum.to(like.dtype), 0)
+    out = by_rank.new_empty((by_rank.shape[0] // mesh.cp, *by_rank.shape[1:]))
     with part("context parallel"):
-        scatter_sum_into(out, sent, group=mesh.cp_group)
+        scatter_sum_into(out, by_rank, group=mesh.cp_group)
     return out.permute(1, 2, 0, 3)
 
 
-def _swapped(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Part i of x [ranks, ...] goes to rank i; the parts that they sent come back."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     with part("context parallel"):
@@ -298,7 +304,7 @@ def _swapped(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return out
 
 
-_swap = with_gradient(_swapped, _swapped)
+_swap = with_gradient(_all_to_all, _all_to_all)
 
 
 def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.Tensor:
@@ -310,15 +316,17 @@ def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> torch.
     # One message for all tensors: part i of each goes to rank i.
     cut = [x.chunk(mesh.cp, 2) for x in parts]
     assert mesh.cp_group is not None
-    whole = _swap(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
-    return mesh.in_row_order(whole.transpose(0, 1).flatten(1, 2), 1)
+    own_heads = _swap(
+        torch.stack([torch.cat(chunks, 2) for chunks in zip(*cut, strict=True)]), mesh.cp_group
+    )
+    return mesh.in_row_order(own_heads.transpose(0, 1).flatten(1, 2), 1)
 
 
 def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
     """The way back: [B, S, C / cp] of own heads becomes [B, S / cp, C] of own tokens."""
     assert mesh.cp_group is not None
-    mine = _swap(torch.stack(mesh.by_rank(x, 1).chunk(mesh.cp, 1)), mesh.cp_group)
-    return mine.permute(1, 2, 0, 3).flatten(2, 3)
+    own_tokens = _swap(torch.stack(mesh.by_rank(x, 1).chunk(mesh.cp, 1)), mesh.cp_group)
+    return own_tokens.permute(1, 2, 0, 3).flatten(2, 3)
 
 
 def _with_sinks(
@@ -330,5 +338,5 @@ def _with_sinks(
     sinks: torch.Tensor,
 ) -> torch.Tensor:
     # The block with sinks takes one key and value head for each query head.
-    k, v = (_repeated(x, q.shape[1] // k.shape[1]) for x in (k, v))
+    k, v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
     return attend_block(q, k, v, sinks, mask, scaling)

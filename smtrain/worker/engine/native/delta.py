@@ -54,13 +54,13 @@ def keep_apart(net: Any, cut_over: ProcessMesh | None = None) -> None:
 
     `cut_over` is the mesh if its ranks have a part of each row.
     """
-    whole = net.forward
+    original_forward = net.forward
 
     def forward(
         hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any
     ) -> torch.Tensor:
         if hidden_states.is_cuda and has_kernels() and cut_over is None:
-            return _with_kernels(whole, hidden_states, attention_mask)
+            return _with_kernels(original_forward, hidden_states, attention_mask)
         return _forward(
             net, hidden_states, None if attention_mask is None else attention_mask.number, cut_over
         )
@@ -74,10 +74,12 @@ def has_kernels() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))
 
 
-def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -> torch.Tensor:
+def _with_kernels(
+    net_forward: Any, x: torch.Tensor, documents: RowDocuments | None
+) -> torch.Tensor:
     """transformers' forward pass; the packages know documents of one long row only."""
     if documents is None:
-        plain: torch.Tensor = whole(hidden_states=x)
+        plain: torch.Tensor = net_forward(hidden_states=x)
         return plain
     # Documents are numbered within a row; the packages see one long row, in which a number must not
     # occur in two rows.
@@ -85,7 +87,7 @@ def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -
         torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1]
         + documents.number
     )
-    row = whole(
+    row = net_forward(
         hidden_states=x.flatten(0, 1)[None],
         seq_idx=number.view(1, -1),
         cu_seq_lens_q=documents.bounds,
@@ -99,25 +101,36 @@ def _forward(
 ) -> torch.Tensor:
     qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
     sizes = [net.key_dim, net.key_dim, net.value_dim]
-    taps, own = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
+    taps, head_params = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
     if mesh is not None:
         heads = b.shape[2] // mesh.cp
-        mixed = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
-        qkv, b, a = torch.split(mixed, [mixed.shape[2] - 2 * heads, heads, heads], 2)
+        all_tokens = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
+        qkv, b, a = torch.split(all_tokens, [all_tokens.shape[2] - 2 * heads, heads, heads], 2)
         # q, k and v are cut by heads one after the other, so the taps of their channels are cut
         # likewise.
-        taps = torch.cat([one.chunk(mesh.cp)[mesh.cp_rank] for one in torch.split(taps, sizes)])
-        own = _Heads(*(x.chunk(mesh.cp)[mesh.cp_rank] for x in own))
+        taps = torch.cat(
+            [part_taps.chunk(mesh.cp)[mesh.cp_rank] for part_taps in torch.split(taps, sizes)]
+        )
+        head_params = _Heads(*(x.chunk(mesh.cp)[mesh.cp_rank] for x in head_params))
     # Only these are kept for the backward pass.
     y: torch.Tensor = checkpoint(
-        _mixed, net, qkv, b, a, taps, own, number, use_reentrant=False, preserve_rng_state=False
+        _heads_forward,
+        net,
+        qkv,
+        b,
+        a,
+        taps,
+        head_params,
+        number,
+        use_reentrant=False,
+        preserve_rng_state=False,
     )
     if mesh is not None:
         y = heads_for_tokens(y.flatten(2), mesh)
-    return _given(net, x, y)
+    return _output(net, x, y)
 
 
-def _given(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _output(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The net's output, from its input and from that of its heads."""
     z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
     out: torch.Tensor = net.out_proj(
@@ -133,20 +146,20 @@ class _Heads(NamedTuple):
     dt_bias: torch.Tensor
 
 
-def _mixed(
+def _heads_forward(
     net: Any,
     qkv: torch.Tensor,
     b: torch.Tensor,
     a: torch.Tensor,
     taps: torch.Tensor,
-    own: _Heads,
+    head_params: _Heads,
     number: torch.Tensor | None,
 ) -> torch.Tensor:
     """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own`
     are theirs.
     """
-    convolved = _convolved(qkv, taps, number)
-    return _rows(delta_rule(*_rule_inputs(net, convolved, b, a, own), number), qkv.dtype)
+    conv_out = _causal_conv(qkv, taps, number)
+    return _rows(delta_rule(*_rule_inputs(net, conv_out, b, a, head_params), number), qkv.dtype)
 
 
 _Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -162,31 +175,35 @@ class NetState(NamedTuple):
 
 
 def with_state(
-    net: Any, x: torch.Tensor, number: torch.Tensor | None, before: NetState | None
+    net: Any, x: torch.Tensor, number: torch.Tensor | None, previous: NetState | None
 ) -> tuple[torch.Tensor, NetState]:
     """Run a net on the first tokens [B, S] of texts, of which `number` is -1 on padding, or on the
     next one of each.
     """
     qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
     taps = net.conv1d.weight.squeeze(1)
-    most, heads = taps.shape[1] - 1, _Heads(net.A_log, net.dt_bias)
-    if before is not None:
-        seen = torch.cat([before.tail, qkv], 1)
+    tail_length, heads = taps.shape[1] - 1, _Heads(net.A_log, net.dt_bias)
+    if previous is not None:
+        window = torch.cat([previous.tail, qkv], 1)
         y, state = _next(
-            *_rule_inputs(net, (seen * taps.T).sum(1, keepdim=True), b, a, heads), before.state
+            *_rule_inputs(net, (window * taps.T).sum(1, keepdim=True), b, a, heads), previous.state
         )
-        return _given(net, x, _rows(y, qkv.dtype)), NetState(seen[:, 1:], state)
-    more = (
+        return _output(net, x, _rows(y, qkv.dtype)), NetState(window[:, 1:], state)
+    padding = (
         -x.shape[1] % CHUNK
     )  # padding comes first: the state after the last chunk is that of the last token
-    inputs = _rule_inputs(net, _convolved(qkv, taps, number), b, a, heads)
-    q, k, v, decay, beta = (_padded(one, 2, first=more) for one in inputs)
-    own = qkv if number is None else qkv * (number >= 0)[..., None].to(qkv.dtype)
+    inputs = _rule_inputs(net, _causal_conv(qkv, taps, number), b, a, heads)
+    q, k, v, decay, beta = (_pad(tensor, 2, first=padding) for tensor in inputs)
+    masked_qkv = qkv if number is None else qkv * (number >= 0)[..., None].to(qkv.dtype)
     if number is None:
         number = torch.zeros(1, x.shape[1], dtype=torch.int32, device=x.device)
-    y, state = _ruled(q, k, v, decay, beta, _padded(number, 1, -1, first=more))
-    tail = _padded(own, 1, first=most)[:, -most:] if most else own[:, :0]
-    return _given(net, x, _rows(y[:, :, more:], qkv.dtype)), NetState(tail, state)
+    y, state = _delta_rule_with_state(q, k, v, decay, beta, _pad(number, 1, -1, first=padding))
+    tail = (
+        _pad(masked_qkv, 1, first=tail_length)[:, -tail_length:]
+        if tail_length
+        else masked_qkv[:, :0]
+    )
+    return _output(net, x, _rows(y[:, :, padding:], qkv.dtype)), NetState(tail, state)
 
 
 def _next(
@@ -209,23 +226,23 @@ def _rows(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _rule_inputs(
-    net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, own: _Heads
+    net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, head_params: _Heads
 ) -> _Inputs:
     """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `own` are the
     heads in it.
     """
-    convolved = ACT2FN[net.activation](qkv)
+    activations = ACT2FN[net.activation](qkv)
     times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
     keys = (qkv.shape[2] - values) // 2
-    q, k, v = torch.split(convolved, [keys, keys, values], -1)
+    q, k, v = torch.split(activations, [keys, keys, values], -1)
 
-    def heads(x: torch.Tensor, often: int, size: int) -> torch.Tensor:
+    def heads(x: torch.Tensor, repeats: int, size: int) -> torch.Tensor:
         """fp32 [B, heads, S, D]; each key head serves `often` neighbours."""
-        x = x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, often, -1).flatten(2, 3)
+        x = x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, repeats, -1).flatten(2, 3)
         return x.transpose(1, 2).float()
 
     q, k = (_unit(heads(x, times, net.head_k_dim)) for x in (q, k))
-    decay = -own.a_log.float().exp() * F.softplus(a.float() + own.dt_bias)
+    decay = -head_params.a_log.float().exp() * F.softplus(a.float() + head_params.dt_bias)
     beta = b.sigmoid().float().transpose(1, 2)
     return q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta
 
@@ -235,18 +252,20 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
+def _causal_conv(
+    x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | None
+) -> torch.Tensor:
     """Sum `x` [B, S, C] and the tokens before it of its document, times `weight` [C, taps], whose
     last is its own.
     """
-    length, (own, *others) = x.shape[1], reversed(weight.unbind(1))
-    out = x * own
-    for back, tap in enumerate(others[: length - 1], start=1):
-        before = _padded(_first(x, length - back, 1), 1, first=back)
+    length, (last_tap, *earlier_taps) = x.shape[1], reversed(weight.unbind(1))
+    out = x * last_tap
+    for distance, tap in enumerate(earlier_taps[: length - 1], start=1):
+        earlier = _pad(_first(x, length - distance, 1), 1, first=distance)
         if number is not None:
-            same = _padded(number[:, : length - back], 1, -1, first=back) == number
-            before = before * same[..., None].to(x.dtype)
-        out = out + before * tap
+            same_document = _pad(number[:, : length - distance], 1, -1, first=distance) == number
+            earlier = earlier * same_document[..., None].to(x.dtype)
+        out = out + earlier * tap
     return out
 
 
@@ -265,10 +284,10 @@ def delta_rule(
     logarithm, at most 0) and `beta` are [B, heads, S]. The state is emptied when `number` [B, S]
     changes.
     """
-    return _ruled(q, k, v, decay, beta, number)[0]
+    return _delta_rule_with_state(q, k, v, decay, beta, number)[0]
 
 
-def _ruled(
+def _delta_rule_with_state(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -278,51 +297,51 @@ def _ruled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`delta_rule`, and the state [B, heads, K, D] after the last chunk."""
     length = v.shape[2]
-    more = -length % CHUNK
+    padding = -length % CHUNK
     if number is None:
         number = torch.zeros(1, length, dtype=torch.int32, device=v.device)
     q, k, v, decay, beta = (
-        _chunks(_padded(x, 2, last=more))
+        _chunks(_pad(x, 2, last=padding))
         for x in (q * q.shape[-1] ** -0.5, k, v, decay[..., None], beta[..., None])
     )
     number = _chunks(
-        _padded(number[:, None, :, None], 2, -1, last=more)
+        _pad(number[:, None, :, None], 2, -1, last=padding)
     )  # [B, 1, chunks, CHUNK, 1]
     # -1 numbers padding, and -2 stands before the first chunk: they equal no document and not each
     # other, so no token reads a state that is not its own.
     last = number[..., -1:, :]
-    before = _padded(last[:, :, :-1], 2, -2, first=1)  # the last document of the chunk before
+    previous_last = _pad(last[:, :, :-1], 2, -2, first=1)  # the last document of the chunk before
     index = torch.arange(CHUNK, dtype=torch.int32, device=v.device)
-    seen = (number == number.transpose(-1, -2)) & (index[:, None] >= index)
+    is_visible = (number == number.transpose(-1, -2)) & (index[:, None] >= index)
     total = (
-        seen.float() @ decay
+        is_visible.float() @ decay
     )  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
     end = torch.split(total, [CHUNK - 1, 1], -2)[1]
     # Exponents of unseen pairs may be large and positive: masked before exp they are 0, masked
     # after it infinity times 0 would be NaN.
-    between = (total - total.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
+    between = (total - total.transpose(-1, -2)).masked_fill(~is_visible, -torch.inf).exp()
     # Decay of the state of earlier chunks at each token of the document that runs on from them.
-    entering = torch.where(number == before, total, -torch.inf).exp()
+    entering = torch.where(number == previous_last, total, -torch.inf).exp()
     # Decay of each token up to the chunk's end, if its document reaches the end.
     leaving = torch.where(number == last, end - total, -torch.inf).exp()
     # Decay of a state over the whole chunk; 0 if another document has begun.
-    through = torch.where(last == before, end, -torch.inf).exp()
+    through = torch.where(last == previous_last, end, -torch.inf).exp()
 
     # A token's new value lacks what earlier tokens of its chunk have written for its key. That is a
     # triangular system in all values of the chunk (the WY form of Yang et al. 2024).
     system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
-    learned, known = system @ (v * beta), system @ (k * beta * entering)
-    within, q, k = (
+    values, keys = system @ (v * beta), system @ (k * beta * entering)
+    scores, q, k = (
         (q @ k.transpose(-1, -2)) * between,
         q * entering,
         (k * leaving).transpose(-1, -2),
     )
     state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
-    chunks = (x.unbind(2) for x in (q, k, within, learned, known, through))
-    for q_, k_, within_, learned_, known_, through_ in zip(*chunks, strict=True):
+    chunks = (x.unbind(2) for x in (q, k, scores, values, keys, through))
+    for q_, k_, scores_, values_, keys_, through_ in zip(*chunks, strict=True):
         # The delta: values to write, less those that the state holds for the same keys.
-        new = learned_ - known_ @ state
-        out.append(q_ @ state + within_ @ new)
+        new = values_ - keys_ @ state
+        out.append(q_ @ state + scores_ @ new)
         state = state * through_ + k_ @ new
     return _first(torch.cat(out, 2), length, 2), state
 
@@ -334,13 +353,11 @@ def _first(x: torch.Tensor, count: int, dim: int) -> torch.Tensor:
     return torch.split(x, [count, x.shape[dim] - count], dim)[0]
 
 
-def _padded(
-    x: torch.Tensor, dim: int, value: int = 0, first: int = 0, last: int = 0
-) -> torch.Tensor:
+def _pad(x: torch.Tensor, dim: int, value: int = 0, first: int = 0, last: int = 0) -> torch.Tensor:
     """`x` with `value` before and behind it; F.pad writes into a slice."""
     sizes = ((*x.shape[:dim], n, *x.shape[dim + 1 :]) for n in (first, last))
-    before, behind = (x.new_full(size, value) for size in sizes)
-    return torch.cat([before, x, behind], dim) if first or last else x
+    leading, behind = (x.new_full(size, value) for size in sizes)
+    return torch.cat([leading, x, behind], dim) if first or last else x
 
 
 def _chunks(x: torch.Tensor) -> torch.Tensor:
@@ -361,10 +378,10 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
         lower = (
             x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width).unbind(-5)[1].unbind(-2)[0]
         )
-        own = torch.eye(pairs, dtype=x.dtype, device=x.device)[:, None, :, None]
-        below = (lower * own).sum(-2)
+        diagonal = torch.eye(pairs, dtype=x.dtype, device=x.device)[:, None, :, None]
+        lower_blocks = (lower * diagonal).sum(-2)
         a, b = inverse.reshape(*inverse.shape[:-3], pairs, 2, width, width).unbind(-3)
         top = torch.cat([a, torch.zeros_like(a)], -1)
-        inverse = torch.cat([top, torch.cat([-(b @ below @ a), b], -1)], -2)
+        inverse = torch.cat([top, torch.cat([-(b @ lower_blocks @ a), b], -1)], -2)
         width *= 2
     return inverse.squeeze(-3)

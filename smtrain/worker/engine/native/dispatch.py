@@ -47,9 +47,9 @@ class _Reorder(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         with part("sorting rows"):
-            back = grad[inverse]
+            rows = grad[inverse]
             return (
-                (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)),
+                (rows if ctx.k == 1 else rows.view(-1, ctx.k, rows.shape[-1]).sum(1)),
                 None,
                 None,
                 None,

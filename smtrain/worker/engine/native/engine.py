@@ -32,7 +32,7 @@ from smtrain.worker.engine.base import (
 )
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
-from smtrain.worker.engine.native.attention import packed
+from smtrain.worker.engine.native.attention import packed_segments
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
 from smtrain.worker.engine.native.layers import compilable
 from smtrain.worker.engine.native.norms import parts_of
@@ -90,8 +90,10 @@ class NativeEngine:
             self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
         self._preference = None if preference is None else PreferenceLoss(preference)
         self.pipeline = Pipeline(self.stage, self.mesh, self._preference)
-        whole, layers = [""], parts_of(self.stage.trained.layout.shape)
-        self._normed: list[str] = {"none": [], "all": whole, "layers": layers}[options.param_norm]
+        whole_model, layers = [""], parts_of(self.stage.trained.layout.shape)
+        self._normed: list[str] = {"none": [], "all": whole_model, "layers": layers}[
+            options.param_norm
+        ]
         self._to_compile = options.compile
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
@@ -122,18 +124,18 @@ class NativeEngine:
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments, references)
             counts = (
-                [_counted(labels)]
+                [_count_labels(labels)]
                 if preference is None
                 else pair_counts(labels, segments, references)
             )
-            counted = [self._count_sum(count) for count in counts]
+            label_counts = [self._count_sum(count) for count in counts]
             # At least 1, so that a batch without labels has loss 0.
             shares = [
-                comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted
+                comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in label_counts
             ]
             scale = shares[0] if preference is None else preference.scale(*shares)
             scaling = self.optimizer.loss_scale
-            before = [] if scaling is None else [scaling.scale]
+            scale_before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
             calls = len(micro_batches) * self.mesh.dp
             aux_scale = torch.full((), 1 / calls, device=self.device)
@@ -151,16 +153,16 @@ class NativeEngine:
                 self.mesh.pp_group,
             ):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
-        after = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
+        norm_squares = [self.optimizer.parameter_squares(self._normed)] if self._normed else []
         values = [
             total,
-            *counted,
+            *label_counts,
             norm,
-            *before,
+            *scale_before,
             *([] if scaling is None else [scaling.scale]),
-            *after,
+            *norm_squares,
         ]
-        made = self._numbers = Numbers(values, self._numbers)
+        step_numbers = self._numbers = Numbers(values, self._numbers)
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(
@@ -171,22 +173,25 @@ class NativeEngine:
         self._to_compile = False
 
         def numbers() -> StepResult:
-            read = made.read()
+            read = step_numbers.read()
             read, squares = (
                 read[: len(read) - len(self._normed)],
                 read[len(read) - len(self._normed) :],
             )
             sums, read = read[: total.numel()], read[total.numel() :]
-            sums, routed = sums[:size], sums[size:]
-            words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
+            sums, routing_sums = sums[:size], sums[size:]
+            words, (grad_norm, *scales) = (
+                read[: 2 * len(label_counts)],
+                read[2 * len(label_counts) :],
+            )
             sizes = [_size(words[at : at + 2]) for at in range(0, len(words), 2)]
             if preference is None:
-                result = StepResult(sums[0] / sizes[0], grad_norm, ready=made.ready)
+                result = StepResult(sums[0] / sizes[0], grad_norm, ready=step_numbers.ready)
             else:
                 loss, metrics = preference.loss(sums, *sizes), preference.metrics(sums, sizes[0])
-                result = StepResult(loss, grad_norm, pairs=metrics, ready=made.ready)
+                result = StepResult(loss, grad_norm, pairs=metrics, ready=step_numbers.ready)
             if self.stage.balance is not None:
-                result = replace(result, routing=self.stage.balance.metrics(routed, calls))
+                result = replace(result, routing=self.stage.balance.metrics(routing_sums, calls))
             if squares:
                 by_part = (
                     dict(zip(self._normed, map(math.sqrt, squares), strict=True))
@@ -200,7 +205,7 @@ class NativeEngine:
                 return result
             used, following = scales
             return replace(
-                result, scaling=Scaling(used, following, skipped=not math.isfinite(grad_norm))
+                result, scaling=Scaling(used, following, is_skipped=not math.isfinite(grad_norm))
             )
 
         return numbers
@@ -219,10 +224,10 @@ class NativeEngine:
             total, correct, tokens = sums.tolist()
             return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
         counts = pair_counts(labels, segments, references)
-        counted = [self._count_sum(count).tolist() for count in counts]
-        sizes, numbers = [_size(words) for words in counted], sums.tolist()
+        count_sums = [self._count_sum(count).tolist() for count in counts]
+        sizes, numbers = [_size(words) for words in count_sums], sums.tolist()
         metrics = self._preference.metrics(numbers, sizes[0])
-        pairs = round(sizes[0]) if any(counted[0]) else 0
+        pairs = round(sizes[0]) if any(count_sums[0]) else 0
         return Evaluation(
             self._preference.loss(numbers, *sizes),
             pairs,
@@ -239,20 +244,20 @@ class NativeEngine:
         `pairs` is the most of a row; what has no labels gets 0. Collective; the same on the ranks
         of one `dp_rank`.
         """
-        nothing = torch.zeros(len(input_ids), pairs, 2)
-        made = self.pipeline.log_probabilities(
-            self._micro_batches(input_ids, labels, segments, nothing)
+        no_references = torch.zeros(len(input_ids), pairs, 2)
+        log_probs = self.pipeline.log_probabilities(
+            self._micro_batches(input_ids, labels, segments, no_references)
         )
-        dist.all_reduce(made, group=self.mesh.pp_group)
-        return made.cpu()
+        dist.all_reduce(log_probs, group=self.mesh.pp_group)
+        return log_probs.cpu()
 
-    def joined(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_data_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the values of all data-parallel ranks, on the host. Collective."""
-        summed = to_device(
+        total = to_device(
             values if not self.mesh.cp_rank else torch.zeros_like(values), self.device
         )
-        dist.all_reduce(summed, group=self.mesh.shard_group)
-        return summed.cpu()
+        dist.all_reduce(total, group=self.mesh.shard_group)
+        return total.cpu()
 
     def _count_sum(self, count: int) -> torch.Tensor:
         """`comm.count_sum` over the ranks with other rows; ranks that share rows have the same
@@ -277,11 +282,13 @@ class NativeEngine:
     def next_token(self, input_ids: torch.Tensor) -> int:
         """The likeliest token after ids [1, S] of any length, on every rank."""
         length = input_ids.shape[1]
-        padded = torch.nn.functional.pad(input_ids, (0, -length % self._parts))
-        own = self.mesh.own_tokens(padded).to(self.device)
-        h = self.pipeline.hidden(own, None)
+        padded_ids = torch.nn.functional.pad(input_ids, (0, -length % self._parts))
+        own_ids = self.mesh.own_tokens(padded_ids).to(self.device)
+        h = self.pipeline.hidden_states(own_ids, None)
         token = torch.full((), -1.0, device=self.device)  # below every token of the last stage
-        places = self.mesh.own_tokens(torch.arange(padded.shape[1], device="cpu")[None])[0].tolist()
+        places = self.mesh.own_tokens(torch.arange(padded_ids.shape[1], device="cpu")[None])[
+            0
+        ].tolist()
         if h is not None:
             likeliest = self.stage.likeliest(h)
             token = (
@@ -300,14 +307,20 @@ class NativeEngine:
         stage; else None.
         """
         self._check_length(input_ids)
-        h = self.pipeline.hidden(self.mesh.own_tokens(input_ids).to(self.device), packed(segments))
+        h = self.pipeline.hidden_states(
+            self.mesh.own_tokens(input_ids).to(self.device), packed_segments(segments)
+        )
         if h is None:
             return None
         local = self.stage.local_logits(h).float()
-        whole = comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
+        all_logits = (
+            comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
+        )
         if self.mesh.cp_group is not None:
-            whole = self.mesh.in_row_order(comm.all_gather(whole, self.mesh.cp_group, dim=1), 1)
-        return whole[..., : self.shape.vocab].cpu()
+            all_logits = self.mesh.in_row_order(
+                comm.all_gather(all_logits, self.mesh.cp_group, dim=1), 1
+            )
+        return all_logits[..., : self.shape.vocab].cpu()
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         self._saver.begin(Path(folder), step, state, copy=False)
@@ -329,25 +342,25 @@ class NativeEngine:
 
     def prune(
         self,
-        line: Lineage,
+        lineage: Lineage,
         keep: int,
-        arrived: Arrived | None = None,
-        distrusted: Collection[str] = (),
-        spared: Collection[str] = (),
+        has_arrived: Arrived | None = None,
+        distrusted_names: Collection[str] = (),
+        retained_names: Collection[str] = (),
     ) -> None:
         mesh = self.mesh
         prune(
-            line,
+            lineage,
             keep,
-            arrived,
+            has_arrived,
             manifest,
             RankGroup(mesh.gather, mesh.rank, local_rank()),
-            distrusted,
-            spared,
+            distrusted_names,
+            retained_names,
         )
 
-    def any(self, flag: bool) -> bool:
-        return self.mesh.any(flag)
+    def is_any_set(self, flag: bool) -> bool:
+        return self.mesh.is_any_set(flag)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -362,16 +375,17 @@ class NativeEngine:
     ) -> list[MicroBatch]:
         self._check_length(input_ids)
         size = self.options.micro_batch_size
-        own = [self.mesh.own_tokens(whole) for whole in (input_ids, labels)]
+        own_tensors = [self.mesh.own_tokens(tensor) for tensor in (input_ids, labels)]
         loss = self.stage.loss
-        labelled = [
-            None if loss is None else loss.labelled(few) for few in torch.split(own[1], size)
+        labelled_rows = [
+            None if loss is None else loss.select_labelled(chunk)
+            for chunk in torch.split(own_tensors[1], size)
         ]
-        inputs, targets = (torch.split(to_device(x, self.device), size) for x in own)
-        within = (
+        inputs, targets = (torch.split(to_device(x, self.device), size) for x in own_tensors)
+        segment_chunks = (
             [None] * len(inputs)
             if segments is None
-            else [packed(s) for s in torch.split(segments, size)]
+            else [packed_segments(s) for s in torch.split(segments, size)]
         )
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
@@ -379,10 +393,12 @@ class NativeEngine:
         if references is not None:
             assert segments is not None
             parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
-            pairs = [PairBatch.of(*both, self.mesh) for both in parts]
+            pairs = [PairBatch.of(*chunk_pair, self.mesh) for chunk_pair in parts]
         return [
             MicroBatch(*parts)
-            for parts in zip(inputs, targets, within, places, pairs, labelled, strict=True)
+            for parts in zip(
+                inputs, targets, segment_chunks, places, pairs, labelled_rows, strict=True
+            )
         ]
 
     @property
@@ -428,6 +444,6 @@ def _size(words: Sequence[float]) -> float:
     return max(1.0, comm.count_of(torch.tensor(words, dtype=torch.float64), torch.float64).item())
 
 
-def _counted(labels: torch.Tensor) -> int:
+def _count_labels(labels: torch.Tensor) -> int:
     """The labels that count, of a batch on the host."""
     return int((labels.numpy(force=True) != IGNORED).sum())

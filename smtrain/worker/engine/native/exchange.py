@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from smtrain.core.model.layout import FlatTable
-from smtrain.worker.engine.native.comm import Alike, gather_into, scatter_sum_into
-from smtrain.worker.engine.native.gradients import Gradients, Trained
+from smtrain.worker.engine.native.comm import ReplicaGroup, gather_into, scatter_sum_into
+from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
 from smtrain.worker.engine.parts import part
 
 _NUMBERS = 1 << 22  # in a span, unless one parameter has more: 16 MiB of gradients
@@ -54,30 +54,34 @@ class GradientSums:
     """
 
     def __init__(
-        self, alike: Alike, table: FlatTable, gradients: Gradients, late: Collection[str]
+        self,
+        replicas: ReplicaGroup,
+        table: FlatTable,
+        gradients: Gradients,
+        late_names: Collection[str],
     ) -> None:
         """`late` names parameters whose gradients change once more between the backward pass and
         `finish`.
         """
         grad = gradients.flat
-        self._alike, self._grad = alike, grad
-        self._ranks = [] if alike.group is None else dist.get_process_group_ranks(alike.group)
-        self._backend = dist.get_backend(alike.group)
-        shard = len(grad) // alike.size
-        self.own = grad[alike.rank * shard : (alike.rank + 1) * shard]
+        self._alike, self._grad = replicas, grad
+        self._ranks = [] if replicas.group is None else dist.get_process_group_ranks(replicas.group)
+        self._backend = dist.get_backend(replicas.group)
+        shard = len(grad) // replicas.size
+        self.own = grad[replicas.rank * shard : (replicas.rank + 1) * shard]
         self._spans: list[Span] = []
         self._of_span: list[int] = []
         self._missing: list[int] | None = None
         self._works: list[Any] = []
-        if alike.size > 1 and (
-            self._backend == "nccl" or (self._backend == "gloo" and alike.size == 2)
+        if replicas.size > 1 and (
+            self._backend == "nccl" or (self._backend == "gloo" and replicas.size == 2)
         ):
-            self._watch(table, gradients, shard, late)
-        elif alike.size > 1 and self._backend != "gloo":
+            self._watch(table, gradients, shard, late_names)
+        elif replicas.size > 1 and self._backend != "gloo":
             self.own = torch.empty_like(self.own)
 
     def _watch(
-        self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]
+        self, table: FlatTable, gradients: Gradients, shard: int, late_names: Collection[str]
     ) -> None:
         """Hook into each parameter's gradient; spans are sent in the order of the backward pass."""
         entries = [
@@ -88,7 +92,7 @@ class GradientSums:
             waits = any(
                 start < span.stop and span.start < stop
                 for name, start, stop in entries
-                if name in late
+                if name in late_names
             )
             return (
                 waits,
@@ -99,18 +103,18 @@ class GradientSums:
         self._spans = sorted(spans_of(table, shard, self._alike.size), key=order)
         self._of_span = [0] * len(self._spans)
         for name, start, stop in entries:
-            touched = [
+            span_indices = [
                 i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop
             ]
-            for i in touched:
+            for i in span_indices:
                 self._of_span[i] += 1
-            if name not in late:
-                gradients.when_added(name, self._ready(touched))
+            if name not in late_names:
+                gradients.when_added(name, self._ready(span_indices))
 
-    def _ready(self, touched: list[int]) -> Callable[[], None]:
+    def _ready(self, span_indices: list[int]) -> Callable[[], None]:
         def ready() -> None:
             if self._missing is not None:
-                for i in touched:
+                for i in span_indices:
                     self._missing[i] -= 1
                 # In one order on every rank, or collectives of different spans would meet: a ready
                 # span waits for those before it.
@@ -128,9 +132,9 @@ class GradientSums:
     def _send(self) -> None:
         """Send the next span in line, which is the same on every rank."""
         span = self._spans[len(self._works)]
-        sent = self._grad[span.start : span.stop]
+        span_grad = self._grad[span.start : span.stop]
         self._works.append(
-            dist.reduce(sent, self._ranks[span.owner], group=self._alike.group, async_op=True)
+            dist.reduce(span_grad, self._ranks[span.owner], group=self._alike.group, async_op=True)
         )
 
     def finish(self) -> None:
@@ -155,23 +159,23 @@ class WeightShares:
     buffer.
     """
 
-    def __init__(self, trained: Trained, place: dict[int, int], layers: int) -> None:
+    def __init__(self, flat_parameters: FlatParameters, place: dict[int, int], layers: int) -> None:
         """`place` has the first of the stage's `layers` that needs a parameter, by its id.
 
         The number `layers` itself stands for what comes after them; other parameters are needed
         before the first layer.
         """
-        alike = self._alike = trained.alike
-        self._flat = trained.flat
-        self._ranks = [] if alike.group is None else dist.get_process_group_ranks(alike.group)
-        self._backend = dist.get_backend(alike.group)
-        self._shard = len(trained.flat) // alike.size
+        replicas = self._alike = flat_parameters.replicas
+        self._flat = flat_parameters.flat
+        self._ranks = [] if replicas.group is None else dist.get_process_group_ranks(replicas.group)
+        self._backend = dist.get_backend(replicas.group)
+        self._shard = len(flat_parameters.flat) // replicas.size
         self._works: list[Any] = []
         self._there = 0
-        table = trained.table
+        table = flat_parameters.table
         spans = (
-            spans_of(table, self._shard, alike.size)
-            if self._backend == "gloo" and alike.size > 1
+            spans_of(table, self._shard, replicas.size)
+            if self._backend == "gloo" and replicas.size > 1
             else []
         )
         self._spans = sorted(
@@ -179,13 +183,13 @@ class WeightShares:
         )  # vectors first
         self._before = [0] * (layers + 1)
         for name, start, size in table.entries:
-            layer = place.get(id(trained.leaf(name)), 0)
-            touched = [
+            layer = place.get(id(flat_parameters.leaf(name)), 0)
+            span_indices = [
                 i
                 for i, span in enumerate(self._spans)
                 if start < span.stop and span.start < start + size
             ]
-            self._before[layer] = max(self._before[layer], *(i + 1 for i in touched), 0)
+            self._before[layer] = max(self._before[layer], *(i + 1 for i in span_indices), 0)
 
     def send(self) -> None:
         """Begin to send; `before` and `settle` wait."""
@@ -195,19 +199,23 @@ class WeightShares:
         with part("data parallel"):
             if self._spans:
                 for span in self._spans:
-                    sent = self._flat[span.start : span.stop]
+                    span_values = self._flat[span.start : span.stop]
                     source = self._ranks[span.owner]
                     self._works.append(
-                        dist.broadcast(sent, source, group=self._alike.group, async_op=True)
+                        dist.broadcast(span_values, source, group=self._alike.group, async_op=True)
                     )
                 return
-            own = self._flat[self._alike.rank * self._shard : (self._alike.rank + 1) * self._shard]
-            whole = own if self._backend == "nccl" else own.clone()  # NCCL gathers in place
+            own_part = self._flat[
+                self._alike.rank * self._shard : (self._alike.rank + 1) * self._shard
+            ]
+            send_buffer = (
+                own_part if self._backend == "nccl" else own_part.clone()
+            )  # NCCL gathers in place
             self._works.append(
-                gather_into(self._flat, whole, group=self._alike.group, async_op=True)
+                gather_into(self._flat, send_buffer, group=self._alike.group, async_op=True)
             )
 
-    def before(self, layer: int) -> None:
+    def wait_for_layer(self, layer: int) -> None:
         """Wait for the weights of a layer."""
         if self._works:
             self._wait(self._before[layer] if self._spans else len(self._works))
@@ -218,9 +226,9 @@ class WeightShares:
             self._wait(len(self._works))
             self._works, self._there = [], 0
 
-    def _wait(self, until: int) -> None:
-        if self._there < until:
+    def _wait(self, count: int) -> None:
+        if self._there < count:
             with part("data parallel"):
-                for work in self._works[self._there : until]:
+                for work in self._works[self._there : count]:
                     work.wait()
-            self._there = until
+            self._there = count

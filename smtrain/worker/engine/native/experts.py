@@ -34,7 +34,7 @@ from smtrain.core.model.lora import A, B, Lora
 from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.dispatch import all_to_all, invert, reorder, swap
-from smtrain.worker.engine.native.gradients import Trained
+from smtrain.worker.engine.native.gradients import FlatParameters
 from smtrain.worker.engine.native.grouped import RowBlocks, missing_width, multiply
 from smtrain.worker.engine.native.linears import Sink
 from smtrain.worker.engine.native.lora import Dropout
@@ -69,7 +69,7 @@ class Mixture(nn.Module):
         layer: int,
         layout: Layout,
         mesh: ProcessMesh,
-        described: HFConfig,
+        hf_config: HFConfig,
         balance: Balance | None,
         capacity: float | None,
         pair: bool,
@@ -80,14 +80,14 @@ class Mixture(nn.Module):
         """
         super().__init__()
         sizes, names, routing = (
-            described.shape.experts,
-            described.shape.rules.experts,
-            described.routing,
+            hf_config.shape.experts,
+            hf_config.shape.rules.experts,
+            hf_config.routing,
         )
         assert sizes is not None
         assert names is not None
         assert routing is not None
-        self._prefix = f"{described.shape.rules.prefix}.{described.shape.rules.layers}.{layer}."
+        self._prefix = f"{hf_config.shape.rules.prefix}.{hf_config.shape.rules.layers}.{layer}."
         self._layer, self._layout, self._mesh, self._balance, self._pair = (
             layer,
             layout,
@@ -97,7 +97,7 @@ class Mixture(nn.Module):
         )
         self._capacity = capacity
         self._sizes, self._names, self._normalised = sizes, names, routing.normalised
-        self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._factors: dict[str, ExpertFactors] = {}
         self._dropout: Dropout | None = None
@@ -117,19 +117,22 @@ class Mixture(nn.Module):
         """This rank's parameters of all its experts, and the names in files of which each consists,
         in its order.
         """
-        at, own = f"{self._prefix}{self._names.path}.", self._layout.experts(self._mesh.ep_rank)
+        at, own_experts = (
+            f"{self._prefix}{self._names.path}.",
+            self._layout.experts(self._mesh.ep_rank),
+        )
         gate, up, down = self._names.parts
         if self._names.stacked:
-            named = {
+            file_names = {
                 "gate_up": up,
                 "gate_up_bias": f"{up}_bias",
                 "down": down,
                 "down_bias": f"{down}_bias",
             }
-            return {leaf: [f"{at}{name}"] for leaf, name in named.items()}
+            return {leaf: [f"{at}{name}"] for leaf, name in file_names.items()}
         return {
-            "gate_up": [f"{at}{j}.{name}.weight" for j in own for name in (gate, up)],
-            "down": [f"{at}{j}.{down}.weight" for j in own],
+            "gate_up": [f"{at}{j}.{name}.weight" for j in own_experts for name in (gate, up)],
+            "down": [f"{at}{j}.{down}.weight" for j in own_experts],
         }
 
     @property
@@ -138,7 +141,7 @@ class Mixture(nn.Module):
         leaves = self.leaves()
         return {leaves[leaf][0]: matrices for leaf, matrices in self._writing.items()}
 
-    def take(self, dense: Trained, experts: Trained) -> None:
+    def take(self, dense: FlatParameters, experts: FlatParameters) -> None:
         """Set the parameters: the router's from `dense`, and the experts' from `experts`."""
         for name, leaf in zip(self.router_names, ("router", "router_bias"), strict=False):
             setattr(self, leaf, dense.parameters[name])
@@ -150,16 +153,20 @@ class Mixture(nn.Module):
                 )
             setattr(self, leaf, first)
 
-    def adapt(self, held: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None) -> None:
+    def adapt(
+        self, parameters: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None
+    ) -> None:
         """Add the factors of the experts that `lora` adapts; `held` has them by name."""
         self._dropout = dropout if lora.of_experts else None
         for leaf in (target.rpartition(".")[2] for target in lora.of_experts):
             at = f"{self._prefix}{self._names.path}.{leaf}"
             # Only a down projection's input is cut over tensor-parallel ranks: dropout needs its
             # place.
-            a, down = held[at + A], leaf in ("down_proj", self._names.parts[2])
+            a, down = parameters[at + A], leaf in ("down_proj", self._names.parts[2])
             start = self._mesh.tp_rank * a.shape[2] if down else 0
-            self._factors[leaf] = ExpertFactors(at, a, held[at + B], lora.scale, start, dropout)
+            self._factors[leaf] = ExpertFactors(
+                at, a, parameters[at + B], lora.scale, start, dropout
+            )
 
     def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Set the function that sums the outputs of the tensor-parallel ranks."""
@@ -168,23 +175,27 @@ class Mixture(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> Any:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         with part("router"):
-            weights, chosen, probabilities = self._route(x)
-            order, blocks = RowBlocks.sort(chosen, self._sizes.count)
+            weights, expert_ids, probabilities = self._route(x)
+            order, blocks = RowBlocks.sort(expert_ids, self._sizes.count)
             if self._balance is not None and probabilities is not None:
                 self._balance.count(self._layer, probabilities, blocks.counts)
         choices = None
         if self._dropout is not None:
-            choices = self._dropout.choices(chosen, len(hidden_states), self._sizes.count)
+            choices = self._dropout.choices(expert_ids, len(hidden_states), self._sizes.count)
         if self._capacity is None:
             inverse = invert(order)
             numbers = None if choices is None else choices.flatten()[order]
-            out = self._inside(reorder(x, order, inverse, self._sizes.chosen), blocks, numbers)
-            back = reorder(out, inverse, order, 1).view(*chosen.shape, -1)
+            out = self._forward_experts(
+                reorder(x, order, inverse, self._sizes.chosen), blocks, numbers
+            )
+            expert_out = reorder(out, inverse, order, 1).view(*expert_ids.shape, -1)
         else:
             # With a capacity every rank sends equally many rows, so shapes do not depend on the
             # router.
-            back = self._bounded(x, order, blocks, self._capacity, choices).view(*chosen.shape, -1)
-        y = (back * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
+            expert_out = self._forward_with_capacity(
+                x, order, blocks, self._capacity, choices
+            ).view(*expert_ids.shape, -1)
+        y = (expert_out * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
         y = self._exit(y)
         return (y, weights) if self._pair else y
 
@@ -201,17 +212,17 @@ class Mixture(nn.Module):
             if balance is not None and balance.watching:
                 probabilities = torch.softmax(logits.detach(), -1, dtype=torch.float32)
                 logits = balance.balance_logits(layer, logits, probabilities)
-            top, chosen = torch.topk(logits, self._sizes.chosen, dim=-1)
-            return torch.softmax(top, -1, dtype=top.dtype), chosen, probabilities
+            top, expert_ids = torch.topk(logits, self._sizes.chosen, dim=-1)
+            return torch.softmax(top, -1, dtype=top.dtype), expert_ids, probabilities
         probabilities = torch.softmax(logits, -1, dtype=torch.float32)
         if balance is not None:
             probabilities = balance.balance(layer, probabilities)
-        weights, chosen = torch.topk(probabilities, self._sizes.chosen, dim=-1)
+        weights, expert_ids = torch.topk(probabilities, self._sizes.chosen, dim=-1)
         if self._normalised:
             weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(logits.dtype), chosen, probabilities
+        return weights.to(logits.dtype), expert_ids, probabilities
 
-    def _inside(
+    def _forward_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
     ) -> torch.Tensor:
         """The experts' outputs for rows that are sorted by expert.
@@ -220,32 +231,36 @@ class Mixture(nn.Module):
         """
         mesh = self._mesh
         if mesh.ep == 1:
-            return self._computed(rows, blocks, choices)
+            return self._compute_experts(rows, blocks, choices)
         counts = blocks.counts.long()
         per = len(counts) // mesh.ep
         # Receivers cannot know how many rows each expert gets: the counts travel before the rows.
-        theirs = torch.empty_like(counts)
+        receive_counts = torch.empty_like(counts)
         with part("expert parallel"):
-            dist.all_to_all_single(theirs, counts, group=mesh.ep_group)
-        send, receive = (each.view(mesh.ep, per) for each in (counts, theirs))
-        own = receive.sum(0)
+            dist.all_to_all_single(receive_counts, counts, group=mesh.ep_group)
+        send, receive = (tensor.view(mesh.ep, per) for tensor in (counts, receive_counts))
+        own_counts = receive.sum(0)
         # All sizes at once: the host waits for the device, once a layer.
-        sizes = torch.cat([send.sum(1), receive.sum(1), own]).tolist()
-        sent, got, own_sizes = sizes[: mesh.ep], sizes[mesh.ep : 2 * mesh.ep], sizes[2 * mesh.ep :]
-        arrived = swap(rows, sent, got, mesh.ep_group)
+        sizes = torch.cat([send.sum(1), receive.sum(1), own_counts]).tolist()
+        send_sizes, receive_sizes, own_sizes = (
+            sizes[: mesh.ep],
+            sizes[mesh.ep : 2 * mesh.ep],
+            sizes[2 * mesh.ep :],
+        )
+        received_rows = swap(rows, send_sizes, receive_sizes, mesh.ep_group)
         # They arrive by sender, and each sender's by expert.
         expert = torch.arange(per, device=rows.device).repeat(mesh.ep)
         expert, order = torch.sort(
-            expert.repeat_interleave(receive.flatten(), output_size=len(arrived)), stable=True
+            expert.repeat_interleave(receive.flatten(), output_size=len(received_rows)), stable=True
         )
         inverse = invert(order)
         if choices is not None:
-            choices = all_to_all(choices, sent, got, mesh.ep_group)[order]
-        own_blocks = RowBlocks(expert, own, sizes=own_sizes)
-        out = self._computed(reorder(arrived, order, inverse, 1), own_blocks, choices)
-        return swap(reorder(out, inverse, order, 1), got, sent, mesh.ep_group)
+            choices = all_to_all(choices, send_sizes, receive_sizes, mesh.ep_group)[order]
+        own_blocks = RowBlocks(expert, own_counts, sizes=own_sizes)
+        out = self._compute_experts(reorder(received_rows, order, inverse, 1), own_blocks, choices)
+        return swap(reorder(out, inverse, order, 1), receive_sizes, send_sizes, mesh.ep_group)
 
-    def _bounded(
+    def _forward_with_capacity(
         self,
         x: torch.Tensor,
         order: torch.Tensor,
@@ -290,41 +305,46 @@ class Mixture(nn.Module):
             if numbers is not None:
                 numbers = all_to_all(numbers, even, even, mesh.ep_group)
                 numbers = numbers.view(mesh.ep, per, room).transpose(0, 1).flatten()
-        out = self._computed(rows, RowBlocks.evenly(per, mesh.ep * room, x.device), numbers)
+        out = self._compute_experts(rows, RowBlocks.evenly(per, mesh.ep * room, x.device), numbers)
         if mesh.ep > 1:
             out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
             out = swap(out, even, even, mesh.ep_group)
         if self._balance is not None:
             self._balance.drop((counts - room).clamp(min=0).sum())
-        back = torch.empty_like(row).scatter_(0, order, row)
-        return torch.cat([out, out.new_zeros(1, out.shape[1])])[back]
+        row_of_choice = torch.empty_like(row).scatter_(0, order, row)
+        return torch.cat([out, out.new_zeros(1, out.shape[1])])[row_of_choice]
 
-    def _computed(
+    def _compute_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
     ) -> torch.Tensor:
         """The outputs of this rank's experts for its blocks of rows; `choices` as in `_inside`."""
 
-        def adapted(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def add_adapter(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return self._factors[leaf](x, y, blocks, choices) if leaf in self._factors else y
 
         into, out_of = (self._writing[leaf].sink for leaf in ("gate_up", "down"))
         if self._names.stacked:
-            both = (
+            gate_up = (
                 multiply(rows, self.gate_up, blocks, False, into) + self.gate_up_bias[blocks.expert]
             )
-            both = adapted("gate_up_proj", rows, both)
+            gate_up = add_adapter("gate_up_proj", rows, gate_up)
             # gpt-oss interleaves gate and up in one matrix; only the gate has no lower bound.
-            gate, up = both[..., ::2].clamp(max=_LIMIT), both[..., 1::2].clamp(-_LIMIT, _LIMIT)
+            gate, up = (
+                gate_up[..., ::2].clamp(max=_LIMIT),
+                gate_up[..., 1::2].clamp(-_LIMIT, _LIMIT),
+            )
             inner = (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
-            out = adapted("down_proj", inner, multiply(inner, self.down, blocks, False, out_of))
+            out = add_adapter("down_proj", inner, multiply(inner, self.down, blocks, False, out_of))
             # Outputs are summed over the tensor-parallel ranks: one of them adds the bias.
             return out + self.down_bias[blocks.expert] if self._mesh.tp_rank == 0 else out
-        both = adapted("gate_up_proj", rows, multiply(rows, self.gate_up, blocks, True, into))
-        halves = zip(self._names.parts, both.chunk(2, -1), strict=False)
-        gate, up = (adapted(name, rows, half) for name, half in halves)
+        gate_up = add_adapter(
+            "gate_up_proj", rows, multiply(rows, self.gate_up, blocks, True, into)
+        )
+        halves = zip(self._names.parts, gate_up.chunk(2, -1), strict=False)
+        gate, up = (add_adapter(name, rows, half) for name, half in halves)
         inner = self._activation(gate) * up
         out = multiply(inner, self.down, blocks, True, out_of)
-        return adapted(
+        return add_adapter(
             "down_proj" if "down_proj" in self._factors else self._names.parts[2], inner, out
         )
 
@@ -357,8 +377,8 @@ class ExpertFactors:
             x = self._dropout.rows(self._name, x, choices, self._start)
         # The scale enters B, which is far smaller than the products.
         a, b = self._a.to(x.dtype), (self._b * self._scale).to(x.dtype)
-        if more := missing_width(
+        if padding := missing_width(
             x, a.shape[1]
         ):  # zeros change no number, and the loop would wait for the device
-            a, b = F.pad(a, (0, 0, 0, more)), F.pad(b, (0, more))
+            a, b = F.pad(a, (0, 0, 0, padding)), F.pad(b, (0, padding))
         return y + multiply(multiply(x, a, blocks, True), b, blocks, True)

@@ -21,16 +21,16 @@ from smtrain.core.model.footprint import IGNORED, loss_rows
 from smtrain.worker.engine.native.comm import likeliest, to_device
 from smtrain.worker.engine.native.cross_entropy import (
     Columns,
-    bounded,
-    combined,
+    combine_sums,
     cut_gradient,
     local_sums,
     loss_gradient,
+    scale_and_cap,
 )
-from smtrain.worker.engine.native.layers import compiled
+from smtrain.worker.engine.native.layers import compile_or_fall_back
 from smtrain.worker.engine.native.linears import Sink, add_product
 
-_ALIGNED = 128
+_ROW_MULTIPLE = 128
 """Selected rows are padded to a multiple of this, so that products stay aligned and graphs few."""
 _WORTH = 0.9
 """Rows are selected if fewer than this share have labels: the copies must cost less than the logits
@@ -38,7 +38,7 @@ saved.
 """
 
 
-class Labelled(NamedTuple):
+class LabelledRows(NamedTuple):
     """The rows of a micro-batch that need logits, at least one of them without a label."""
 
     rows: torch.Tensor
@@ -48,17 +48,17 @@ class Labelled(NamedTuple):
     """
 
     @classmethod
-    def of(cls, labels: torch.Tensor, device: torch.device) -> Labelled | None:
+    def of(cls, labels: torch.Tensor, device: torch.device) -> LabelledRows | None:
         """Select the rows of labels [B, S] of the host; None if that would not save enough."""
-        kept = labels.flatten() != IGNORED
-        count = int(kept.sum())
-        padded = (count // _ALIGNED + 1) * _ALIGNED
-        if padded > _WORTH * len(kept):
+        has_label = labels.flatten() != IGNORED
+        count = int(has_label.sum())
+        padded_count = (count // _ROW_MULTIPLE + 1) * _ROW_MULTIPLE
+        if padded_count > _WORTH * len(has_label):
             return None
-        rows = kept.nonzero().flatten()
-        unlabelled = (~kept).nonzero()[:1].flatten()
-        rows = torch.cat([rows, unlabelled.expand(padded - count)])
-        places = torch.where(kept, kept.cumsum(0) - 1, count)
+        rows = has_label.nonzero().flatten()
+        unlabelled_row = (~has_label).nonzero()[:1].flatten()
+        rows = torch.cat([rows, unlabelled_row.expand(padded_count - count)])
+        places = torch.where(has_label, has_label.cumsum(0) - 1, count)
         return cls(to_device(rows, device), to_device(places, device))
 
 
@@ -91,16 +91,16 @@ class LinearCrossEntropy:
         self._local, self._cut_gradient = local_sums, cut_gradient
         if fast:
             self._gradient, self._local, self._cut_gradient = (
-                compiled(function, "the loss", device.type)
+                compile_or_fall_back(function, "the loss", device.type)
                 for function in (loss_gradient, local_sums, cut_gradient)
             )
 
     def rows(self, tokens: int) -> int:
         """The rows of a piece of a micro-batch of so many tokens."""
-        columns, hidden = self._head.weight.shape
-        return min(tokens, loss_rows(tokens, hidden, columns, self._device.type))
+        columns, hidden_size = self._head.weight.shape
+        return min(tokens, loss_rows(tokens, hidden_size, columns, self._device.type))
 
-    def labelled(self, labels: torch.Tensor) -> Labelled | None:
+    def select_labelled(self, labels: torch.Tensor) -> LabelledRows | None:
         """The rows that need logits, from labels [B, S] of the host; None: all.
 
         A batch of one piece uses all rows, and so does Neuron, which would compile a graph for each
@@ -108,20 +108,20 @@ class LinearCrossEntropy:
         """
         if self._device.type == "neuron" or self.rows(labels.numel()) == labels.numel():
             return None
-        return Labelled.of(labels, self._device)
+        return LabelledRows.of(labels, self._device)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [..., ceil(V / tp)], with the padding of the
         vocabulary.
         """
-        return bounded(F.linear(h, self._head.weight), self._divisor, self._cap)
+        return scale_and_cap(F.linear(h, self._head.weight), self._divisor, self._cap)
 
     def sum(
         self,
         h: torch.Tensor,
         labels: torch.Tensor,
         scale: torch.Tensor,
-        labelled: Labelled | None = None,
+        labelled_rows: LabelledRows | None = None,
     ) -> torch.Tensor:
         """The sum of the token losses, fp32 [].
 
@@ -131,45 +131,51 @@ class LinearCrossEntropy:
         gradient is 1.
         """
         apply: Any = _Sum.apply
-        total: torch.Tensor = apply(h, self._head.weight, labels, scale, self, labelled)
+        total: torch.Tensor = apply(h, self._head.weight, labels, scale, self, labelled_rows)
         return total
 
-    def each(
-        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    def token_losses(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> torch.Tensor:
         """The loss of each token, fp32 like `labels`; 0 without a label.
 
         The backward pass computes logits again.
         """
-        apply: Any = _Each.apply
-        losses: torch.Tensor = apply(h, self._head.weight, labels, self, labelled)
+        apply: Any = _TokenLosses.apply
+        losses: torch.Tensor = apply(h, self._head.weight, labels, self, labelled_rows)
         return losses
 
     @torch.no_grad()
-    def evaluated(
-        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    def evaluate(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> torch.Tensor:
         """[3]: sum of losses, labels that are the likeliest token, and labels."""
         total, correct = torch.zeros((), device=h.device), torch.zeros((), device=h.device)
-        for few, wanted in self._pieces(h, labels, labelled=labelled):
-            logits = self.logits(few)
-            total += self._losses(logits, wanted).sum()
-            correct += (likeliest(logits, *self._columns) == wanted).sum().to(correct.dtype)
+        for hidden_rows, targets in self._pieces(h, labels, labelled_rows=labelled_rows):
+            logits = self.logits(hidden_rows)
+            total += self._losses(logits, targets).sum()
+            correct += (likeliest(logits, *self._columns) == targets).sum().to(correct.dtype)
         return torch.stack([total, correct, (labels != IGNORED).sum().to(total.dtype)])
 
     @torch.no_grad()
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
         """The likeliest token after each hidden state, int64 [...], on all tp ranks."""
-        tokens = [likeliest(self.logits(few), *self._columns) for (few,) in self._pieces(h)]
-        return _joined(tokens).view(h.shape[:-1])
+        tokens = [
+            likeliest(self.logits(hidden_rows), *self._columns)
+            for (hidden_rows,) in self._pieces(h)
+        ]
+        return _concatenate(tokens).view(h.shape[:-1])
 
     def losses(
-        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None
+        self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None
     ) -> torch.Tensor:
         """Compute the losses of `each` without a gradient."""
-        pieces = self._pieces(h, labels, labelled=labelled)
+        pieces = self._pieces(h, labels, labelled_rows=labelled_rows)
         return _spread(
-            _joined([self._losses(self.logits(few), wanted) for few, wanted in pieces]), labelled
+            _concatenate(
+                [self._losses(self.logits(hidden_rows), targets) for hidden_rows, targets in pieces]
+            ),
+            labelled_rows,
         ).view(labels.shape)
 
     def gradients(
@@ -177,8 +183,8 @@ class LinearCrossEntropy:
         h: torch.Tensor,
         labels: torch.Tensor,
         factors: torch.Tensor,
-        labelled: Labelled | None,
-        needed: bool,
+        labelled_rows: LabelledRows | None,
+        needs_weight: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The sum of the losses, and the gradients of the sum of each loss times its factor.
 
@@ -187,21 +193,29 @@ class LinearCrossEntropy:
         """
         weight, sink = self._head.weight, self.sink
         totals, of_h, of_weight = [], [], None
-        for few, wanted, times in self._pieces(h, labels, factors, labelled=labelled):
-            losses, gradient = self._piece(F.linear(few, weight), wanted, times)
+        for hidden_rows, targets, times in self._pieces(
+            h, labels, factors, labelled_rows=labelled_rows
+        ):
+            losses, gradient = self._piece(F.linear(hidden_rows, weight), targets, times)
             totals.append(losses.sum())
             of_h.append(gradient.mm(weight))
-            if needed and sink is not None:
-                sink.add_product(gradient, few)
-            elif needed and of_weight is None:
-                one = len(few) == h[..., 0].numel()
-                of_weight = torch.empty_like(weight, dtype=weight.dtype if one else torch.float32)
-                add_product(of_weight, gradient, few, fresh=True)
+            if needs_weight and sink is not None:
+                sink.add_product(gradient, hidden_rows)
+            elif needs_weight and of_weight is None:
+                is_one_piece = len(hidden_rows) == h[..., 0].numel()
+                of_weight = torch.empty_like(
+                    weight, dtype=weight.dtype if is_one_piece else torch.float32
+                )
+                add_product(of_weight, gradient, hidden_rows, fresh=True)
             elif of_weight is not None:
-                add_product(of_weight, gradient, few, fresh=False)
+                add_product(of_weight, gradient, hidden_rows, fresh=False)
             del gradient
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return torch.stack(totals).sum(), _spread(_joined(of_h), labelled).view(h.shape), of_weight
+        return (
+            torch.stack(totals).sum(),
+            _spread(_concatenate(of_h), labelled_rows).view(h.shape),
+            of_weight,
+        )
 
     @property
     def sink(self) -> Sink | None:
@@ -209,15 +223,15 @@ class LinearCrossEntropy:
         return self.shared or getattr(self._head, "sink", None)
 
     def _pieces(
-        self, h: torch.Tensor, *each: torch.Tensor, labelled: Labelled | None = None
+        self, h: torch.Tensor, *tensors: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> Iterator[Any]:
         """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if
         `labelled` has them.
         """
-        flat = [h.reshape(-1, h.shape[-1]), *(x.reshape(-1) for x in each)]
+        flat = [h.reshape(-1, h.shape[-1]), *(x.reshape(-1) for x in tensors)]
         size = self.rows(len(flat[0]))
-        if labelled is not None:
-            flat = [x.index_select(0, labelled.rows) for x in flat]
+        if labelled_rows is not None:
+            flat = [x.index_select(0, labelled_rows.rows) for x in flat]
         return zip(*(torch.split(x, size) for x in flat), strict=True)
 
     def _piece(
@@ -226,15 +240,15 @@ class LinearCrossEntropy:
         """The losses [R] of a piece, and the gradient of its product [R, C]."""
         columns = self._columns
         if columns.group is None:
-            made: tuple[torch.Tensor, torch.Tensor] = self._gradient(
+            result: tuple[torch.Tensor, torch.Tensor] = self._gradient(
                 product, labels, factors, self._divisor, self._cap
             )
-            return made
+            return result
         exponentials, sums = self._sums(product, labels)
-        losses, shares = combined(sums, labels, columns.group)
-        rest = columns.start, columns.valid, self._divisor, self._cap
+        losses, shares = combine_sums(sums, labels, columns.group)
+        column_args = columns.start, columns.valid, self._divisor, self._cap
         return losses, self._cut_gradient(
-            product, exponentials, labels, shares * factors, factors, *rest
+            product, exponentials, labels, shares * factors, factors, *column_args
         )
 
     def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -244,16 +258,16 @@ class LinearCrossEntropy:
         _, sums = local_sums(
             logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None
         )
-        return combined(sums, labels, self._columns.group)[0]
+        return combine_sums(sums, labels, self._columns.group)[0]
 
     def _sums(
         self, product: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         columns = self._columns
-        made: tuple[torch.Tensor, torch.Tensor] = self._local(
+        result: tuple[torch.Tensor, torch.Tensor] = self._local(
             product, labels, columns.start, columns.valid, self._padding, self._divisor, self._cap
         )
-        return made
+        return result
 
 
 class _Sum(torch.autograd.Function):
@@ -265,15 +279,17 @@ class _Sum(torch.autograd.Function):
         labels: torch.Tensor,
         scale: torch.Tensor,
         loss: LinearCrossEntropy,
-        labelled: Labelled | None,
+        labelled_rows: LabelledRows | None,
     ) -> torch.Tensor:
-        needed = ctx.needs_input_grad[1]
-        total, *ctx.made = loss.gradients(h, labels, scale.expand(labels.shape), labelled, needed)
-        ctx.sink = loss.sink if needed else None
+        needs_weight = ctx.needs_input_grad[1]
+        total, *ctx.made = loss.gradients(
+            h, labels, scale.expand(labels.shape), labelled_rows, needs_weight
+        )
+        ctx.sink = loss.sink if needs_weight else None
         return total
 
     @staticmethod
-    def backward(ctx: Any, one: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (of_h, of_weight), ctx.made = ctx.made, None
         if ctx.sink is not None:
             # not before: the last backward pass is announced after the forward pass
@@ -281,7 +297,7 @@ class _Sum(torch.autograd.Function):
         return of_h, of_weight, None, None, None, None
 
 
-class _Each(torch.autograd.Function):
+class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -289,26 +305,26 @@ class _Each(torch.autograd.Function):
         weight: torch.Tensor,
         labels: torch.Tensor,
         loss: LinearCrossEntropy,
-        labelled: Labelled | None,
+        labelled_rows: LabelledRows | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(h, labels)
-        ctx.loss, ctx.labelled = loss, labelled
-        return loss.losses(h, labels, labelled)
+        ctx.loss, ctx.labelled = loss, labelled_rows
+        return loss.losses(h, labels, labelled_rows)
 
     @staticmethod
     def backward(ctx: Any, factors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, labels = ctx.saved_tensors
-        needed = ctx.needs_input_grad[1]
-        _, of_h, of_weight = ctx.loss.gradients(h, labels, factors, ctx.labelled, needed)
-        if needed and ctx.loss.sink is not None:
+        needs_weight = ctx.needs_input_grad[1]
+        _, of_h, of_weight = ctx.loss.gradients(h, labels, factors, ctx.labelled, needs_weight)
+        if needs_weight and ctx.loss.sink is not None:
             ctx.loss.sink.added()
         return of_h, of_weight, None, None, None
 
 
-def _joined(pieces: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(pieces: list[torch.Tensor]) -> torch.Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _spread(values: torch.Tensor, labelled: Labelled | None) -> torch.Tensor:
+def _spread(values: torch.Tensor, labelled_rows: LabelledRows | None) -> torch.Tensor:
     """Values of all rows from those of the selected ones; rows without a label have 0."""
-    return values if labelled is None else values.index_select(0, labelled.places)
+    return values if labelled_rows is None else values.index_select(0, labelled_rows.places)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from smtrain.core.model.layout import FlatTable, Layout
-from smtrain.worker.engine.native.comm import Alike
+from smtrain.worker.engine.native.comm import ReplicaGroup
 from smtrain.worker.engine.native.linears import Sink, add_product
 
 
@@ -29,46 +29,48 @@ class Gradients:
     """The gradients of trained parameters."""
 
     def __init__(
-        self, trained: Trained, writing: Mapping[str, Writing], device: torch.device
+        self, flat_parameters: FlatParameters, writing: Mapping[str, Writing], device: torch.device
     ) -> None:
-        self.flat = torch.zeros(len(trained.flat), dtype=torch.float32, device=device)
+        self.flat = torch.zeros(len(flat_parameters.flat), dtype=torch.float32, device=device)
         self.of: dict[str, torch.Tensor] = {}
         """Views of `flat` by the parameter's name."""
-        self._trained = trained
-        self._writing = {name: writing[name] for name in trained.parameters if name in writing}
+        self._trained = flat_parameters
+        self._writing = {
+            name: writing[name] for name in flat_parameters.parameters if name in writing
+        }
         self._written: set[str] = set()
         self._then: dict[str, list[Callable[[], None]]] = {}
         self._leaves: dict[str, torch.Tensor] = {}
         """Views of `flat` in the shapes of the model's parameters, by the first name of each."""
-        zeroed, written = list[tuple[int, int]](), 0
-        for name, at, size in trained.table.entries:
-            leaf = trained.leaf(name)
-            self.of[name] = self.flat[at : at + size].view_as(trained.parameters[name])
-            if trained.first_name(name) != name:
+        zero_ranges, written_end = list[tuple[int, int]](), 0
+        for name, at, size in flat_parameters.table.entries:
+            leaf = flat_parameters.leaf(name)
+            self.of[name] = self.flat[at : at + size].view_as(flat_parameters.parameters[name])
+            if flat_parameters.first_name(name) != name:
                 continue
             view = self._leaves[name] = self.flat[at : at + leaf.numel()].view_as(leaf)
             if name in self._writing:
-                self._writing[name].sink = _Sink(self, name, view, trained.flat.dtype)
-                zeroed.append((written, at))
-                written = at + leaf.numel()
+                self._writing[name].sink = _Sink(self, name, view, flat_parameters.flat.dtype)
+                zero_ranges.append((written_end, at))
+                written_end = at + leaf.numel()
             elif leaf.requires_grad:
                 _accumulate(leaf, view)
         # Also after the last parameter: a step that overflows leaves NaN there.
-        zeroed.append((written, len(self.flat)))
-        self._zeroed = [self.flat[start:stop] for start, stop in zeroed if start < stop]
+        zero_ranges.append((written_end, len(self.flat)))
+        self._zeroed = [self.flat[start:stop] for start, stop in zero_ranges if start < stop]
         """The ranges that no module writes."""
 
     def expected(self, name: str) -> bool:
         """Whether a parameter has a gradient; it is 0 for stored numbers that are not trained."""
         return self._trained.leaf(name).requires_grad
 
-    def when_added(self, name: str, then: Callable[[], None]) -> None:
+    def when_added(self, name: str, callback: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
         first = self._trained.first_name(name)
         if first in self._writing:
-            self._then.setdefault(first, []).append(then)
+            self._then.setdefault(first, []).append(callback)
         else:
-            self._trained.leaf(name).register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
+            self._trained.leaf(name).register_post_accumulate_grad_hook(lambda _: callback())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
         """After the last backward pass: set gradients that it never reached to 0."""
@@ -92,18 +94,18 @@ class Gradients:
             else None
         )
 
-    def wrote(self, name: str) -> bool:
+    def note_write(self, name: str) -> bool:
         """Note that a module writes to a parameter's view; False if this is its first gradient of
         the step.
         """
-        before = name in self._written
+        was_written = name in self._written
         self._written.add(name)
-        return before
+        return was_written
 
-    def added(self, name: str) -> None:
+    def announce_added(self, name: str) -> None:
         """Announce that a micro-batch's gradient of a parameter has been added."""
-        for then in self._then.get(name, ()):
-            then()
+        for callback in self._then.get(name, ()):
+            callback()
 
 
 class _Sink:
@@ -116,19 +118,19 @@ class _Sink:
         self._gradients, self._name, self._view, self._dtype = gradients, name, view, dtype
 
     def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
-        if self._gradients.wrote(self._name):
+        if self._gradients.note_write(self._name):
             self._view.add_(gradient(None))
         elif self._dtype == self._view.dtype:
             gradient(self._view)
         else:
             self._view.copy_(gradient(None))
-        self.added()
+        self.announce_added()
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        add_product(self._view, left, right, fresh=not self._gradients.wrote(self._name))
+    def add_product(self, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        add_product(self._view, lhs, rhs, fresh=not self._gradients.note_write(self._name))
 
-    def added(self) -> None:
-        self._gradients.added(self._name)
+    def announce_added(self) -> None:
+        self._gradients.announce_added(self._name)
 
 
 class _SharedSink:
@@ -142,10 +144,10 @@ class _SharedSink:
     def __call__(self, gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
         self._view.add_(gradient(None))
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        add_product(self._view, left, right, fresh=False)
+    def add_product(self, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        add_product(self._view, lhs, rhs, fresh=False)
 
-    def added(self) -> None:
+    def announce_added(self) -> None:
         """torch announces the gradient, as the backward pass comes to the other module later."""
 
 
@@ -163,7 +165,7 @@ def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Trained:
+class FlatParameters:
     """The parameters of a stage that the optimizer updates: the model's, or its adapters'."""
 
     layout: Layout
@@ -172,7 +174,7 @@ class Trained:
     """All of them in one buffer, padded to equal parts for the ranks that are `alike`."""
     parameters: dict[str, nn.Parameter]
     """By name; views of `flat`."""
-    alike: Alike
+    replicas: ReplicaGroup
     leaves: dict[str, tuple[str, nn.Parameter]] = field(default_factory=dict)
     """The parameter of the model that has one of `parameters` as a part, if it has more than that
     one, and the name of its first part.
@@ -183,19 +185,21 @@ class Trained:
         cls,
         layout: Layout,
         table: FlatTable,
-        alike: Alike,
+        replicas: ReplicaGroup,
         dtype: torch.dtype,
         device: torch.device,
         tp_rank: int,
-    ) -> Trained:
+    ) -> FlatParameters:
         """Make a buffer of zeros and this rank's parameters in it."""
-        padded = max(1, -(-table.size // alike.size)) * alike.size  # a stage may have no experts
-        flat = torch.zeros(padded, dtype=dtype, device=device)
-        made = {
+        padded_size = (
+            max(1, -(-table.size // replicas.size)) * replicas.size
+        )  # a stage may have no experts
+        flat = torch.zeros(padded_size, dtype=dtype, device=device)
+        parameters = {
             name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, tp_rank)))
             for name, at, size in table.entries
         }
-        return cls(layout, table, flat, made, alike)
+        return cls(layout, table, flat, parameters, replicas)
 
     def leaf(self, name: str) -> nn.Parameter:
         """The parameter of the model that has this one, and its gradient."""

@@ -19,7 +19,7 @@ from smtrain.worker.engine.parts import part
 
 _ALIGNMENT = 16
 """Bytes of which the kernel wants each row and each address to be a multiple."""
-_MOST = 1024
+_MAX_EXPERTS = 1024
 """The kernel takes fewer groups than this."""
 _CAPABILITIES = (9, 10)
 """Major compute capabilities of NVIDIA cards for which torch has a kernel: Hopper and Blackwell."""
@@ -57,12 +57,12 @@ class RowBlocks:
         )
 
     @classmethod
-    def sort(cls, chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, RowBlocks]:
+    def sort(cls, expert_ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, RowBlocks]:
         """Sort choices [T, k]: the order [T * k] of the flat choices, and the blocks in this order.
 
         Stable.
         """
-        expert, order = torch.sort(chosen.flatten(), stable=True)
+        expert, order = torch.sort(expert_ids.flatten(), stable=True)
         if expert.device.type == "neuron":  # searchsorted has not been seen there
             return order, cls(expert, torch.bincount(expert, minlength=experts))
         # Not bincount: it makes the host wait for the largest number.
@@ -98,11 +98,11 @@ def can_group(x: torch.Tensor, weight: torch.Tensor) -> bool:
     pass too.
     """
     size = x.element_size()
-    aligned = not any(width * size % _ALIGNMENT for width in weight.shape[1:])
+    is_aligned = not any(width * size % _ALIGNMENT for width in weight.shape[1:])
     if (
         not len(x)
-        or len(weight) >= _MOST
-        or not aligned
+        or len(weight) >= _MAX_EXPERTS
+        or not is_aligned
         or (x.data_ptr() | weight.data_ptr()) % _ALIGNMENT
     ):
         return False
@@ -137,7 +137,7 @@ def multiply(
     x: torch.Tensor,
     weight: torch.Tensor,
     blocks: RowBlocks,
-    turned: bool,
+    transpose: bool,
     sink: Taker | None = None,
 ) -> torch.Tensor:
     """Each block of rows `x` [R, in] times its matrix of `weight` [E, ...].
@@ -145,8 +145,8 @@ def multiply(
     `turned`: a matrix is [out, in], otherwise [in, out]. `sink` takes the gradient of `weight`;
     None: autograd does.
     """
-    made: torch.Tensor = _product(x, weight, blocks, turned, sink)
-    return made
+    out: torch.Tensor = _product(x, weight, blocks, transpose, sink)
+    return out
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -156,48 +156,50 @@ class _GroupedProduct(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         blocks: RowBlocks,
-        turned: bool,
+        transpose: bool,
         sink: Taker | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.blocks, ctx.turned, ctx.sink = blocks, turned, sink
+        ctx.blocks, ctx.turned, ctx.sink = blocks, transpose, sink
         with part("experts"):
-            return _rows(x, weight, blocks, turned)
+            return _rows(x, weight, blocks, transpose)
 
     @staticmethod
     def backward(
         ctx: Any, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        blocks, turned, grad = ctx.blocks, ctx.turned, grad.contiguous()
+        blocks, transpose, grad = ctx.blocks, ctx.turned, grad.contiguous()
         of_x = of_weight = None
-        left, right = (grad, x) if turned else (x, grad)
+        lhs, rhs = (grad, x) if transpose else (x, grad)
         with part("experts"):
             if ctx.needs_input_grad[0]:
-                of_x = _rows(grad, weight, blocks, not turned)
+                of_x = _rows(grad, weight, blocks, not transpose)
             if ctx.needs_input_grad[1] and ctx.sink is None:
-                of_weight = _matrices(left, right, weight, blocks, None)
+                of_weight = _matrices(lhs, rhs, weight, blocks, None)
             elif ctx.needs_input_grad[1]:
-                ctx.sink(lambda out: _matrices(left, right, weight, blocks, out))
+                ctx.sink(lambda out: _matrices(lhs, rhs, weight, blocks, out))
         return of_x, of_weight, None, None, None
 
 
-def _rows(x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, turned: bool) -> torch.Tensor:
+def _rows(
+    x: torch.Tensor, weight: torch.Tensor, blocks: RowBlocks, transpose: bool
+) -> torch.Tensor:
     """Rows [R, out] of rows times matrices."""
-    weight = weight.transpose(1, 2) if turned else weight
+    weight = weight.transpose(1, 2) if transpose else weight
     if blocks.are_even:
         return torch.bmm(blocks.stack(x), weight).flatten(0, 1)
     if can_group(x, weight):
         return _kernel()(x, weight, offs=blocks.ends)
     out = x.new_empty(len(x), weight.shape[2])
-    for matrix, rows, made in zip(weight, blocks.split(x), blocks.split(out), strict=True):
-        torch.mm(rows, matrix, out=made)
+    for matrix, rows, out_rows in zip(weight, blocks.split(x), blocks.split(out), strict=True):
+        torch.mm(rows, matrix, out=out_rows)
     return out
 
 
 def _matrices(
-    left: torch.Tensor,
-    right: torch.Tensor,
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
     like: torch.Tensor,
     blocks: RowBlocks,
     out: torch.Tensor | None,
@@ -208,14 +210,14 @@ def _matrices(
     They are written into `out` if it is a tensor.
     """
     if blocks.are_even:
-        stacked = blocks.stack(left).transpose(1, 2), blocks.stack(right)
-        return torch.bmm(*stacked) if out is None else torch.bmm(*stacked, out=out)
-    if can_group(left, like):
-        made: torch.Tensor = _kernel()(left.t(), right, offs=blocks.ends)
-        return made if out is None else out.copy_(made)
+        operands = blocks.stack(lhs).transpose(1, 2), blocks.stack(rhs)
+        return torch.bmm(*operands) if out is None else torch.bmm(*operands, out=out)
+    if can_group(lhs, like):
+        result: torch.Tensor = _kernel()(lhs.t(), rhs, offs=blocks.ends)
+        return result if out is None else out.copy_(result)
     out = torch.empty_like(like) if out is None else out
-    for matrix, one, other in zip(out, blocks.split(left), blocks.split(right), strict=True):
-        torch.mm(one.t(), other, out=matrix)
+    for matrix, lhs_rows, rhs_rows in zip(out, blocks.split(lhs), blocks.split(rhs), strict=True):
+        torch.mm(lhs_rows.t(), rhs_rows, out=matrix)
     return out
 
 

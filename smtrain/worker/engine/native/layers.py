@@ -24,12 +24,12 @@ Forward = Callable[..., Any]
 class Stateful(Protocol):
     """A state that changes with each micro-batch."""
 
-    def kept(self, block: Forward) -> Forward:
+    def bind(self, block: Forward) -> Forward:
         """`block` with the state of now, whenever it is called."""
         ...
 
 
-COMPILED: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic": False}}
+COMPILE_OPTIONS: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic": False}}
 """Arguments of torch.compile by device. TorchNeuron refuses graphs of changing shapes."""
 
 GRAPHS = 32
@@ -56,11 +56,15 @@ class Layers:
         self._states, self._whole = states, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for module in mixers:
-                again = self._again(module.forward)
+                recomputing_forward = self._recompute_in_backward(module.forward)
                 # A compiled graph would compute it again with the state of the backward pass's
                 # moment.
                 disable: Any = torch.compiler.disable
-                module.forward = disable(again) if options.compile and states else again
+                module.forward = (
+                    disable(recomputing_forward)
+                    if options.compile and states
+                    else recomputing_forward
+                )
         self._shapes: set[torch.Size] = set()
         """Shapes of hidden states that are compiled."""
         if options.compile:
@@ -71,11 +75,11 @@ class Layers:
                 )
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        out = (self._again(block) if self._whole else block)(h, **kwargs)
-        made: torch.Tensor = (
+        out = (self._recompute_in_backward(block) if self._whole else block)(h, **kwargs)
+        hidden_states: torch.Tensor = (
             out[0] if isinstance(out, tuple) else out
         )  # transformers 4 returns tuples
-        return made
+        return hidden_states
 
     def _of_usual_shapes(self, forward: Forward, name: str, device: str) -> Forward:
         """Compile a block for the shapes of training, and for the first one if it is evaluated
@@ -84,7 +88,7 @@ class Layers:
         Other shapes, such as the last batch of a validation and an answer that grows by a token,
         run uncompiled: a graph for each costs more than it saves.
         """
-        fast = compiled(forward, name, device)
+        fast = compile_or_fall_back(forward, name, device)
 
         def run(h: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if h.shape not in self._shapes and (torch.is_grad_enabled() or not self._shapes):
@@ -93,23 +97,25 @@ class Layers:
 
         return run
 
-    def _again(self, forward: Forward) -> Forward:
+    def _recompute_in_backward(self, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            again = forward
+            bound_forward = forward
             for state in self._states:
-                again = state.kept(again)
-            return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+                bound_forward = state.bind(bound_forward)
+            return checkpoint(
+                bound_forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+            )
 
         return run
 
 
-def compiled(forward: Forward, name: str, device: str) -> Forward:
+def compile_or_fall_back(forward: Forward, name: str, device: str) -> Forward:
     """Compile a function at its first call; if the compiler fails on it, say so once and run it as
     it is.
     """
-    fast: Forward | None = torch.compile(forward, **COMPILED.get(device, {}))
+    fast: Forward | None = torch.compile(forward, **COMPILE_OPTIONS.get(device, {}))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal fast
@@ -140,17 +146,17 @@ def compilable(options: ParallelOptions, device: str) -> ParallelOptions:
 def compiler_fault(device: str) -> str | None:
     """Explain why torch.compile cannot work for a kind of device here; None if it can."""
     if device == "cpu":
-        wanted = os.environ.get("CXX") or "g++"
+        compiler = os.environ.get("CXX") or "g++"
         return (
             None
-            if shutil.which(wanted)
-            else f"torch.compile needs the C++ compiler {wanted}, which is not there"
+            if shutil.which(compiler)
+            else f"torch.compile needs the C++ compiler {compiler}, which is not there"
         )
     if device != "cuda":
         return None  # its own backend reports it
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton, which is not installed here"
-    wanted = os.environ.get("CC") or "gcc"
-    if not any(map(shutil.which, (wanted, "clang"))):
-        return f"torch.compile needs the C compiler {wanted}, which is not there"
+    compiler = os.environ.get("CC") or "gcc"
+    if not any(map(shutil.which, (compiler, "clang"))):
+        return f"torch.compile needs the C compiler {compiler}, which is not there"
     return None

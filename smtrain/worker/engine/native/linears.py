@@ -30,35 +30,35 @@ class Sink(Protocol):
     def __call__(self, gradient: Gradient) -> None:
         """Take a function that computes the gradient, into the given tensor or a new one."""
 
-    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+    def add_product(self, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
         """Take a part of the gradient: left [N, out], transposed, times right [N, in].
 
         `added` follows the last one.
         """
 
-    def added(self) -> None:
+    def announce_added(self) -> None:
         """Announce that the gradient is complete."""
 
 
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
+def add_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, fresh: bool) -> None:
     """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if
     `fresh`.
 
     `total` may be fp32 when the factors are in half precision. The product is then not rounded if
     the device can.
     """
-    same, device = total.dtype == left.dtype, left.device.type
-    if same and fresh:
-        torch.mm(left.t(), right, out=total)
-    elif same and device in ("cpu", "cuda"):
-        total.addmm_(left.t(), right)
-    elif not _has_wide_products(left.device, left.dtype, total.dtype):
-        product = left.t().mm(right)
+    same_dtype, device = total.dtype == lhs.dtype, lhs.device.type
+    if same_dtype and fresh:
+        torch.mm(lhs.t(), rhs, out=total)
+    elif same_dtype and device in ("cpu", "cuda"):
+        total.addmm_(lhs.t(), rhs)
+    elif not _has_wide_products(lhs.device, lhs.dtype, total.dtype):
+        product = lhs.t().mm(rhs)
         total.copy_(product) if fresh else total.add_(product)
     elif fresh:
-        torch.mm(left.t(), right, out_dtype=total.dtype, out=total)
+        torch.mm(lhs.t(), rhs, out_dtype=total.dtype, out=total)
     else:
-        torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
+        torch.addmm(total, lhs.t(), rhs, out_dtype=total.dtype, out=total)
 
 
 @cache
@@ -70,16 +70,16 @@ def _has_wide_products(device: torch.device, dtype: torch.dtype, wide: torch.dty
     """
     if device.type != "cuda":  # no other device has the kernels in torch 2.13
         return False
-    one, total = (
+    eye, total = (
         torch.eye(16, dtype=dtype, device=device),
         torch.zeros(16, 16, dtype=wide, device=device),
     )
     try:
-        torch.mm(one.t(), one, out_dtype=wide, out=total)
-        torch.addmm(total, one.t(), one, out_dtype=wide, out=total)
+        torch.mm(eye.t(), eye, out_dtype=wide, out=total)
+        torch.addmm(total, eye.t(), eye, out_dtype=wide, out=total)
     except (RuntimeError, TypeError, NotImplementedError):
         return False
-    return torch.equal(total, 2 * one.to(wide))
+    return torch.equal(total, 2 * eye.to(wide))
 
 
 class Linear(nn.Module):
@@ -123,10 +123,18 @@ class RowParallel(nn.Module):
     """
 
     def __init__(
-        self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False
+        self,
+        linear: Any,
+        leave: Callable[[torch.Tensor], torch.Tensor],
+        is_transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.weight, self.bias, self._leave, self.turned = linear.weight, linear.bias, leave, turned
+        self.weight, self.bias, self._leave, self.turned = (
+            linear.weight,
+            linear.bias,
+            leave,
+            is_transposed,
+        )
         self.factors: Factors | None = None
         self.quantized: QuantizedWeight | None = None
         self.sink: Sink | None = None
@@ -161,10 +169,10 @@ class WideNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
-        normed: torch.Tensor = self.weight * (
+        out: torch.Tensor = self.weight * (
             wide * torch.rsqrt(squares / self._width + self.variance_epsilon)
         )
-        return normed.to(x.dtype)
+        return out.to(x.dtype)
 
 
 class HandedOver:
@@ -260,16 +268,16 @@ class _Rows(torch.autograd.Function):
         def product(out: torch.Tensor | None) -> torch.Tensor:
             if out is None:
                 padding = -1 if ctx.padding is None else ctx.padding
-                made: torch.Tensor = torch.ops.aten.embedding_dense_backward(
+                weight_grad: torch.Tensor = torch.ops.aten.embedding_dense_backward(
                     grad, ids, ctx.rows, padding, False
                 )
-                return made
-            kept = (
+                return weight_grad
+            token_grads = (
                 grad
                 if ctx.padding is None
                 else grad.masked_fill((ids == ctx.padding)[..., None], 0)
             )
-            return out.zero_().index_add_(0, ids.flatten(), kept.flatten(0, -2))
+            return out.zero_().index_add_(0, ids.flatten(), token_grads.flatten(0, -2))
 
         ctx.sink(product)
         return None, None, None, None

@@ -44,14 +44,14 @@ class Factors:
         b: nn.Parameter,
         scale: float,
         width: int,
-        seen: tuple[tuple[int, int], ...],
+        input_ranges: tuple[tuple[int, int], ...],
         dropout: Dropout | None,
     ) -> None:
         """`seen` are the (start, stop) of the linear's input, `width` numbers, that this rank
         sees.
         """
         self._a, self._b, self._scale = a, b, scale
-        self._width, self._seen, self._dropout = width, seen, dropout
+        self._width, self._seen, self._dropout = width, input_ranges, dropout
         self._place = torch.empty(0) if dropout is None else dropout.place(name)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class Dropout:
         """Set the optimizer step `at[0]` and its first sample `at[1]`; None drops nothing."""
         self._at, self._drops = at, at is not None
 
-    def choices(self, chosen: torch.Tensor, batch: int, experts: int) -> torch.Tensor | None:
+    def choices(self, expert_ids: torch.Tensor, batch: int, experts: int) -> torch.Tensor | None:
         """A number for each choice [T, k] of an expert by the tokens of `batch` samples, for
         `rows`.
 
@@ -107,12 +107,12 @@ class Dropout:
         """
         if self._at is None:
             return None
-        length = len(chosen) // batch * self._mesh.cp
+        length = len(expert_ids) // batch * self._mesh.cp
         tokens = (
-            torch.arange(batch * length, device=chosen.device).view(batch, length)
+            torch.arange(batch * length, device=expert_ids.device).view(batch, length)
             + self._at[1] * length
         )
-        return self._mesh.own_tokens(tokens).reshape(-1, 1) * experts + chosen
+        return self._mesh.own_tokens(tokens).reshape(-1, 1) * experts + expert_ids
 
     def rows(self, name: str, x: torch.Tensor, choices: torch.Tensor, start: int) -> torch.Tensor:
         """Drop numbers of the inputs `x` [R, own columns from `start`] of experts, and enlarge the
@@ -127,31 +127,35 @@ class Dropout:
             (x.device if x.device.type in ("cpu", "cuda") else torch.device("cpu")),
         )
         digest = hashlib.sha256(f"{self._seed} {self._at[0]} {name}".encode()).digest()
-        of_row = _hashed(choices.to(device) + int.from_bytes(digest[:7], "big"))
+        of_row = _mix_bits(choices.to(device) + int.from_bytes(digest[:7], "big"))
         of_column = torch.arange(start, start + x.shape[1], device=device) * _ODD
-        few = torch.split(of_row, max(1, _AT_ONCE // x.shape[1]))
-        drawn = [
-            _hashed(some[:, None] + of_column) >> 40 & (1 << 24) - 1 < round(keep * (1 << 24))
-            for some in few
+        chunks = torch.split(of_row, max(1, _AT_ONCE // x.shape[1]))
+        masks = [
+            _mix_bits(chunk[:, None] + of_column) >> 40 & (1 << 24) - 1 < round(keep * (1 << 24))
+            for chunk in chunks
         ]
-        return x * torch.cat(drawn).to(x.device) / keep
+        return x * torch.cat(masks).to(x.device) / keep
 
-    def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
+    def bind(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """`block` with the masks of now, whenever it is called."""
         at = self._at
 
-        def again(*args: Any, **kwargs: Any) -> Any:
-            before = self._at
+        def run(*args: Any, **kwargs: Any) -> Any:
+            previous = self._at
             self.begin(at)
             try:
                 return block(*args, **kwargs)
             finally:
-                self.begin(before)
+                self.begin(previous)
 
-        return again
+        return run
 
     def __call__(
-        self, place: torch.Tensor, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]
+        self,
+        place: torch.Tensor,
+        x: torch.Tensor,
+        width: int,
+        input_ranges: tuple[tuple[int, int], ...],
     ) -> torch.Tensor:
         """Drop numbers of `x` [B, own tokens, in] and enlarge the rest; `seen` is their place in
         the whole input.
@@ -160,13 +164,13 @@ class Dropout:
         """
         if not self._drops:
             return x
-        mask: torch.Tensor = _kept(
-            x.detach(), place, width, [edge for pair in seen for edge in pair]
+        mask: torch.Tensor = _dropout_mask(
+            x.detach(), place, width, [edge for pair in input_ranges for edge in pair]
         )
         return x * mask / (1.0 - self._probability)
 
     def mask(
-        self, linear: int, x: torch.Tensor, width: int, seen: Iterable[Sequence[int]]
+        self, linear: int, x: torch.Tensor, width: int, input_ranges: Iterable[Sequence[int]]
     ) -> torch.Tensor:
         """bool like `x`: the numbers that stay, in the step and the samples of now."""
         assert self._at is not None
@@ -182,8 +186,10 @@ class Dropout:
             ).digest()
             generator.manual_seed(int.from_bytes(digest[:7], "big"))
             length = x.shape[1] * self._mesh.cp
-            drawn = torch.rand(length, width, generator=generator, device=generator.device) < keep
-            rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
+            keep_mask = (
+                torch.rand(length, width, generator=generator, device=generator.device) < keep
+            )
+            rows.append(torch.cat([keep_mask[:, start:stop] for start, stop in input_ranges], 1))
         return self._mesh.own_tokens(torch.stack(rows)).to(x.device)
 
 
@@ -196,19 +202,21 @@ _DROPOUTS: WeakValueDictionary[int, Dropout] = WeakValueDictionary()
 @torch.library.custom_op(
     "smtrain::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
-def _kept(x: torch.Tensor, place: torch.Tensor, width: int, seen: list[int]) -> torch.Tensor:
+def _dropout_mask(
+    x: torch.Tensor, place: torch.Tensor, width: int, input_ranges: list[int]
+) -> torch.Tensor:
     dropout, linear = place.tolist()
     return _DROPOUTS[dropout].mask(
-        linear, x, width, [seen[at : at + 2] for at in range(0, len(seen), 2)]
+        linear, x, width, [input_ranges[at : at + 2] for at in range(0, len(input_ranges), 2)]
     )
 
 
-@_kept.register_fake
-def _(x: torch.Tensor, place: torch.Tensor, width: int, seen: list[int]) -> torch.Tensor:
+@_dropout_mask.register_fake
+def _(x: torch.Tensor, place: torch.Tensor, width: int, input_ranges: list[int]) -> torch.Tensor:
     return torch.empty_like(x, dtype=torch.bool)
 
 
-def _hashed(x: torch.Tensor) -> torch.Tensor:
+def _mix_bits(x: torch.Tensor) -> torch.Tensor:
     """Numbers int64 whose bits depend on all bits of `x`; products wrap around."""
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor

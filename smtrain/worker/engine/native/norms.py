@@ -43,10 +43,12 @@ def merge(ranges: Iterable[tuple[int, int, float, str]]) -> list[Range]:
 
 
 def _square_sum(x: torch.Tensor) -> torch.Tensor:
-    whole = x.numel() // NORM_CHUNK * NORM_CHUNK
-    norms = [torch.linalg.vector_norm(x[:whole].view(-1, NORM_CHUNK), dim=1)] if whole else []
-    if whole < x.numel():
-        norms.append(torch.linalg.vector_norm(x[whole:])[None])
+    chunks_end = x.numel() // NORM_CHUNK * NORM_CHUNK
+    norms = (
+        [torch.linalg.vector_norm(x[:chunks_end].view(-1, NORM_CHUNK), dim=1)] if chunks_end else []
+    )
+    if chunks_end < x.numel():
+        norms.append(torch.linalg.vector_norm(x[chunks_end:])[None])
     return torch.cat(norms).square().sum()
 
 

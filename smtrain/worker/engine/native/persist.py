@@ -42,19 +42,19 @@ class StageContents:
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine = self._engine
         engine.optimizer.settle()
-        mesh, optimizer, trained = engine.mesh, engine.optimizer, engine.stage.trained
+        mesh, optimizer, flat_parameters = engine.mesh, engine.optimizer, engine.stage.trained
         state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
         if optimizer.experts is not None:
             state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
-        if trained.flat.dtype == torch.float32:
+        if flat_parameters.flat.dtype == torch.float32:
             state = {
                 kind: values for kind, values in state.items() if not kind.endswith("master")
             }  # in model files
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         if mesh.shard_rank == 0:
-            out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
+            out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(flat_parameters.parameters)
         experts = engine.stage.trained_experts
-        if experts is not None and experts.alike.rank == 0:
+        if experts is not None and experts.replicas.rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
         return out
 
@@ -103,11 +103,11 @@ def _ep(engine: NativeEngine) -> int:
 def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
-    filled: set[str] = set()
+    filled_kinds: set[str] = set()
     if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven, _ep(engine)):
 
         def put(kind: str, at: int, numbers: Bits) -> None:
-            filled.add(kind)
+            filled_kinds.add(kind)
             shard = optimizer.experts if kind.startswith(EXPERTS) else optimizer
             getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(
                 tensor(numbers, FP32)
@@ -119,12 +119,12 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
         if read is not None and crc is not None:
             read[name] = crc
     for kind, shard in product(KINDS, optimizer.shards):
-        if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled:
+        if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled_kinds:
             continue
         target = getattr(shard, kind)
         target.zero_()  # also the padding, which may hold values of a damaged checkpoint
         for name, at, size in shard.table.entries:
             low, high = max(at, shard.start), min(at + size, shard.start + shard.shard)
             if low < high:
-                whole = reader.read(kind, name, layout, mesh.tp_rank, mesh.ep_rank).reshape(-1)
-                target[low - shard.start : high - shard.start].copy_(whole[low - at : high - at])
+                values = reader.read(kind, name, layout, mesh.tp_rank, mesh.ep_rank).reshape(-1)
+                target[low - shard.start : high - shard.start].copy_(values[low - at : high - at])

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from smtrain.worker.engine.native.balance import Routed
+from smtrain.worker.engine.native.balance import RoutingCounts
 from smtrain.worker.engine.native.comm import ProcessMesh
-from smtrain.worker.engine.native.fused_loss import Labelled
+from smtrain.worker.engine.native.fused_loss import LabelledRows
 from smtrain.worker.engine.native.preference import SUMS, PairBatch, PreferenceLoss
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
@@ -42,14 +42,14 @@ class MicroBatch(NamedTuple):
     """
     pairs: PairBatch | None = None
     """The pairs among the segments, if the loss is theirs."""
-    labelled: Labelled | None = None
+    labelled_rows: LabelledRows | None = None
     """The rows that need logits; None: all."""
 
 
 class Message(NamedTuple):
     """Hidden states or gradients from one stage to its neighbour."""
 
-    hidden: torch.Tensor
+    hidden_states: torch.Tensor
     """Hidden states, or their gradients."""
     loads: torch.Tensor | None = None
     """`Balance.totals` of the stages so far, or with gradients of all."""
@@ -101,51 +101,53 @@ class Pipeline:
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
-        in_flight: deque[tuple[torch.Tensor, torch.Tensor, Routed | None]] = deque()
+        in_flight: deque[tuple[torch.Tensor, torch.Tensor, RoutingCounts | None]] = deque()
         preference, balance = self._preference, stage.balance
         losses = torch.zeros(() if preference is None else (SUMS,), device=self.mesh.device)
-        aux, routed = torch.zeros((), device=self.mesh.device), list[Routed]()
-        left = n
+        aux, routings = torch.zeros((), device=self.mesh.device), list[RoutingCounts]()
+        passes_left = n
 
         def forward(i: int, h: Message | None) -> Message | None:
-            x = batches[i].ids if h is None else h.hidden.requires_grad_()
+            x = batches[i].ids if h is None else h.hidden_states.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
-            now = None if balance is None else balance.begin(batches[i].ids.numel())
+            routing = None if balance is None else balance.begin(batches[i].ids.numel())
             out = stage.hidden(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
                 if not self.mesh.cp_rank:  # other ranks that share the rows have the same sums
                     losses.add_(out.detach())
-                out = preference.scaled(out, scale)
+                out = preference.scale_loss(out, scale)
             elif stage.last:
-                out = stage.loss_sum(out, batches[i].labels, scale, batches[i].labelled)
+                out = stage.loss_sum(out, batches[i].labels, scale, batches[i].labelled_rows)
                 losses.add_(out.detach())
-            if balance is not None and now is not None:
-                balance.join(now)
-                now.totals = balance.totals(now, None if h is None else h.loads)
-                routed.append(now)
-            in_flight.append((x, out, now))
+            if balance is not None and routing is not None:
+                balance.join(routing)
+                routing.totals = balance.totals(routing, None if h is None else h.loads)
+                routings.append(routing)
+            in_flight.append((x, out, routing))
             return (
-                None if stage.last else Message(out.detach(), None if now is None else now.totals)
+                None
+                if stage.last
+                else Message(out.detach(), None if routing is None else routing.totals)
             )
 
         def backward(gradient: Message | None) -> Message | None:
-            nonlocal left
-            x, out, now = in_flight.popleft()
-            left -= 1
-            if balance is not None and now is not None and aux_scale is not None:
+            nonlocal passes_left
+            x, out, routing = in_flight.popleft()
+            passes_left -= 1
+            if balance is not None and routing is not None and aux_scale is not None:
                 if gradient is not None and gradient.loads is not None:
-                    now.totals = gradient.loads
-                balance.finish(now, aux_scale)
+                    routing.totals = gradient.loads
+                balance.finish(routing, aux_scale)
                 if stage.last or not balance.together:
-                    aux.add_(balance.loss(now))
-            if not left:
+                    aux.add_(balance.loss(routing))
+            if not passes_left:
                 before_last()
-            torch.autograd.backward(out, None if gradient is None else gradient.hidden)
+            torch.autograd.backward(out, None if gradient is None else gradient.hidden_states)
             if stage.first or x.grad is None:
                 return None
-            return Message(x.grad, None if now is None else now.totals)
+            return Message(x.grad, None if routing is None else routing.totals)
 
         def shape(i: int) -> Shape | None:
             return stage.hidden_shape(batches[i].ids) if i < n else None
@@ -168,7 +170,7 @@ class Pipeline:
             _, gradient = self._exchange(shape_after=shape(i), loads=loads)
             self._exchange(to_before=backward(gradient), loads=loads)
         if balance is not None:
-            self.routing = balance.numbers(aux, routed) * (
+            self.routing = balance.numbers(aux, routings) * (
                 not self.mesh.cp_rank
             )  # ranks of the same rows have the same
             balance.end()
@@ -184,11 +186,11 @@ class Pipeline:
         def add(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
             if preference is None:
-                sums.add_(self.stage.evaluated(h, batch.labels, batch.labelled))
+                sums.add_(self.stage.evaluated(h, batch.labels, batch.labelled_rows))
             else:
                 sums.add_(self._sums(preference, h, batch) * (not self.mesh.cp_rank))
 
-        self._each(batches, add)
+        self._forward_all(batches, add)
         return sums
 
     def log_probabilities(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
@@ -196,24 +198,24 @@ class Pipeline:
         on the last stage.
         """
         pairs = [batch.pairs for batch in batches if batch.pairs is not None]
-        made = [torch.zeros_like(one.references) for one in pairs]
+        log_probs = [torch.zeros_like(pair_batch.references) for pair_batch in pairs]
 
         def fill(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
-            made[number] = pairs[number].sums(
-                -self.stage.token_losses(h, batch.labels, batch.labelled)
+            log_probs[number] = pairs[number].sums(
+                -self.stage.token_losses(h, batch.labels, batch.labelled_rows)
             )
 
-        self._each(batches, fill)
-        return torch.cat(made)
+        self._forward_all(batches, fill)
+        return torch.cat(log_probs)
 
     def _sums(self, preference: PreferenceLoss, h: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         assert batch.pairs is not None
-        losses = self.stage.token_losses(h, batch.labels, batch.labelled)
+        losses = self.stage.token_losses(h, batch.labels, batch.labelled_rows)
         return preference.sums(losses, batch.labels, batch.pairs)
 
     @torch.no_grad()
-    def _each(
+    def _forward_all(
         self, batches: Sequence[MicroBatch], last: Callable[[int, torch.Tensor], None]
     ) -> None:
         """Run the batches forward; on the last stage call `last` with the number and final hidden
@@ -228,7 +230,9 @@ class Pipeline:
                 self._exchange(to_after=Message(h))
 
     @torch.no_grad()
-    def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
+    def hidden_states(
+        self, ids: torch.Tensor, segments: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """The final hidden states of one batch on the last stage, else None."""
         self._drop_nothing()
         return self.through(ids, lambda x: self.stage.hidden(x, segments))
@@ -245,7 +249,7 @@ class Pipeline:
         self._exchange(to_after=Message(out))
         return None
 
-    def back(self, values: torch.Tensor) -> None:
+    def broadcast_from_last(self, values: torch.Tensor) -> None:
         """Give the first stage the last stage's values; the stages between take part."""
         last = dist.get_process_group_ranks(self.mesh.pp_group)[-1]
         dist.broadcast(values, last, group=self.mesh.pp_group)
@@ -256,7 +260,7 @@ class Pipeline:
 
     def _arrive(self, ids: torch.Tensor) -> torch.Tensor:
         h, _ = self._exchange(shape_before=self.stage.hidden_shape(ids))
-        return ids if h is None else h.hidden
+        return ids if h is None else h.hidden_states
 
     def _without_messages(self) -> dict[int, dist.ProcessGroup] | None:
         """Try a message each way between neighbours; if the backend has none, make groups to
@@ -291,8 +295,8 @@ class Pipeline:
         for p in range(self.mesh.pp - 1):
             group = self.mesh.subgroup("pp", [(p, p + 1)])
             if group is not None:
-                other = p + 1 if p == self.mesh.pp_rank else p
-                out[dist.get_process_group_ranks(self.mesh.pp_group)[other]] = group
+                neighbour = p + 1 if p == self.mesh.pp_rank else p
+                out[dist.get_process_group_ranks(self.mesh.pp_group)[neighbour]] = group
         return out
 
     def _exchange(
@@ -313,7 +317,7 @@ class Pipeline:
 
         def send(message: Message | None, peer: int | None) -> None:
             if message is not None and peer is not None:
-                sends.append((dist.isend, message.hidden.contiguous(), peer))
+                sends.append((dist.isend, message.hidden_states.contiguous(), peer))
                 if loads is not None and message.loads is not None:
                     sends.append((dist.isend, message.loads, peer))
 
@@ -341,9 +345,11 @@ class Pipeline:
     def _move(self, ops: Sequence[tuple[Any, torch.Tensor, int]]) -> None:
         """Run (isend or irecv, tensor, peer) in order, and wait."""
         if self._pairs is not None:
-            for what, x, peer in ops:
+            for send_or_receive, x, peer in ops:
                 dist.broadcast(
-                    x, self.mesh.rank if what is dist.isend else peer, group=self._pairs[peer]
+                    x,
+                    self.mesh.rank if send_or_receive is dist.isend else peer,
+                    group=self._pairs[peer],
                 )
         elif ops:
             for work in dist.batch_isend_irecv([dist.P2POp(*op, self.mesh.pp_group) for op in ops]):

@@ -77,7 +77,7 @@ class PreferenceLoss:
         lengths = pairs.sums((labels != IGNORED).to(logps.dtype))
         real = lengths.amin(-1) > 0
         gains = logps - pairs.references
-        chosen, rejected = logps.detach().unbind(-1)
+        chosen_logps, rejected_logps = logps.detach().unbind(-1)
         better, worse = (self._options.beta * gains.detach()).unbind(-1)
         numbers = (
             self._of_pairs(gains, lengths),
@@ -85,8 +85,8 @@ class PreferenceLoss:
             better,
             worse,
             (better > worse).to(logps.dtype),
-            chosen,
-            rejected,
+            chosen_logps,
+            rejected_logps,
         )
         return torch.stack([torch.where(real, x, 0.0).sum() for x in numbers])
 
@@ -96,7 +96,7 @@ class PreferenceLoss:
         """
         return torch.stack([pair, token * self._options.sft_weight])
 
-    def scaled(self, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """The part of the step's loss that has these sums."""
         pair, token = scale.unbind()
         losses, answers = sums.unbind()[:2]
@@ -117,8 +117,8 @@ class PreferenceLoss:
         o = self._options
         if o.loss in ("ipo", "sigmoid_norm"):
             gains = gains / lengths.clamp(min=1)
-        chosen, rejected = gains.unbind(-1)
-        difference = chosen - rejected
+        chosen_gain, rejected_gain = gains.unbind(-1)
+        difference = chosen_gain - rejected_gain
         if o.loss == "ipo":
             return (difference - 1 / (2 * o.beta)).square()
         if o.loss == "hinge":
@@ -138,5 +138,5 @@ def pair_counts(
     """The pairs of a batch on the host, and the labels of their chosen answers."""
     assert segments is not None
     assert references is not None
-    chosen = (labels != IGNORED) & (segments % 2 == 0)
-    return int(references[..., 0].isfinite().sum()), int(chosen.sum())
+    is_chosen_label = (labels != IGNORED) & (segments % 2 == 0)
+    return int(references[..., 0].isfinite().sum()), int(is_chosen_label.sum())

@@ -41,11 +41,11 @@ def functional() -> Any:
 class QuantizedWeight:
     """This rank's part of a linear's weight [out, in]."""
 
-    def __init__(self, shape: tuple[int, int], whole: tuple[int, int], shard: Shard) -> None:
+    def __init__(self, shape: tuple[int, int], full_shape: tuple[int, int], shard: Shard) -> None:
         """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or
         columns.
         """
-        self.shape, self._whole, self._is_part = shape, whole, shape != whole
+        self.shape, self._whole, self._is_part = shape, full_shape, shape != full_shape
         ranges = [at for cut in shard.ranges for at in cut]
         self._rows = ranges if self._is_part and shard.dim == 0 else []
         self._columns = ranges if self._is_part and shard.dim == 1 else []
@@ -76,32 +76,38 @@ class QuantizedWeight:
         self, scales: torch.Tensor, group: dist.ProcessGroup | None, device: torch.device
     ) -> None:
         """Quantise the scales as those of the whole matrix, and move everything to the device."""
-        bnb, whole = functional(), scales
-        own = _places(*self.shape, self._whole[1], self._rows, self._columns, "cpu")
+        bnb, all_scales = functional(), scales
+        own_indices = _places(*self.shape, self._whole[1], self._rows, self._columns, "cpu")
         if group is not None and self._is_part:
-            whole = torch.zeros(-(-self._whole[0] * self._whole[1] // BLOCK))
-            whole[own] = scales
-            there = whole.to(device)
-            dist.all_reduce(there, op=dist.ReduceOp.MAX, group=group)  # scales are at least 0
-            whole = there.cpu()
-        offset = whole.mean()
-        made, state = bnb.quantize_blockwise(whole - offset, blocksize=NESTED)
-        self.scales = (made if len(made) == len(own) else made[own]).contiguous().to(device)
+            all_scales = torch.zeros(-(-self._whole[0] * self._whole[1] // BLOCK))
+            all_scales[own_indices] = scales
+            device_scales = all_scales.to(device)
+            dist.all_reduce(
+                device_scales, op=dist.ReduceOp.MAX, group=group
+            )  # scales are at least 0
+            all_scales = device_scales.cpu()
+        offset = all_scales.mean()
+        scale_codes, state = bnb.quantize_blockwise(all_scales - offset, blocksize=NESTED)
+        self.scales = (
+            (scale_codes if len(scale_codes) == len(own_indices) else scale_codes[own_indices])
+            .contiguous()
+            .to(device)
+        )
         self.packed, self.nested = self.packed.to(device), state.absmax.to(device)
         self.codes, self.offset = state.code.to(device), offset.to(device)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, in] times the weights, transposed: [R, out]."""
-        held = self.packed, self.scales, self.nested, self.codes, self.offset
-        made: torch.Tensor = _linear(
-            x, *held, *self.shape, self._whole[1], self._rows, self._columns
+        buffers = self.packed, self.scales, self.nested, self.codes, self.offset
+        out: torch.Tensor = _linear(
+            x, *buffers, *self.shape, self._whole[1], self._rows, self._columns
         )
-        return made
+        return out
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in]."""
-        held = self.packed, self.scales, self.nested, self.codes, self.offset
-        return _dequantize(*held, *self.shape, self._whole[1], self._rows, self._columns, dtype)
+        buffers = self.packed, self.scales, self.nested, self.codes, self.offset
+        return _dequantize(*buffers, *self.shape, self._whole[1], self._rows, self._columns, dtype)
 
     def placeholder(self) -> nn.Parameter:
         """A parameter without memory, for the module that would have the weight."""
@@ -123,9 +129,9 @@ def _places(
     """
 
     def numbers(ends: Sequence[int], size: int) -> torch.Tensor:
-        each = zip(ends[::2], ends[1::2], strict=True)
+        spans = zip(ends[::2], ends[1::2], strict=True)
         return torch.cat(
-            [torch.arange(a * size // BLOCK, b * size // BLOCK, device=device) for a, b in each]
+            [torch.arange(a * size // BLOCK, b * size // BLOCK, device=device) for a, b in spans]
         )
 
     if columns:
@@ -135,9 +141,9 @@ def _places(
 
 
 def _dequantize(
-    packed: torch.Tensor,
+    packed_weights: torch.Tensor,
     scales: torch.Tensor,
-    nested: torch.Tensor,
+    nested_scales: torch.Tensor,
     codes: torch.Tensor,
     offset: torch.Tensor,
     out: int,
@@ -148,15 +154,15 @@ def _dequantize(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     # The weights [out, into] of a part; `width`, `rows` and `columns` as in `_places`.
-    places = _places(out, into, width, rows, columns, packed.device)
-    absmax = codes[scales.int()] * nested[places // NESTED] + offset
+    places = _places(out, into, width, rows, columns, packed_weights.device)
+    absmax = codes[scales.int()] * nested_scales[places // NESTED] + offset
     # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so
     # it gets one row then.
     shape = (out, into) if into % BLOCK == 0 else (1, out * into)
-    made: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
-        packed, absmax, BLOCK, KIND, shape, dtype
+    weights: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
+        packed_weights, absmax, BLOCK, KIND, shape, dtype
     )
-    return made.view(out, into)
+    return weights.view(out, into)
 
 
 _WEIGHT = """Tensor packed, Tensor scales, Tensor nested, Tensor codes, Tensor offset, int out, int into, int width,
@@ -182,14 +188,14 @@ def _linear_backward(grad: torch.Tensor, *weight: Any) -> torch.Tensor:
 
 @_linear.register_fake
 def _(x: Any, *weight: Any) -> torch.Tensor:
-    made: torch.Tensor = x.new_empty((x.shape[0], weight[5]))
-    return made
+    out: torch.Tensor = x.new_empty((x.shape[0], weight[5]))
+    return out
 
 
 @_linear_backward.register_fake
 def _(grad: Any, *weight: Any) -> torch.Tensor:
-    made: torch.Tensor = grad.new_empty((grad.shape[0], weight[6]))
-    return made
+    out: torch.Tensor = grad.new_empty((grad.shape[0], weight[6]))
+    return out
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

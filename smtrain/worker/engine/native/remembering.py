@@ -26,7 +26,7 @@ first.
 """
 
 
-class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types here
+class KVCache(DynamicCache):  # type: ignore[misc]  # transformers has no types here
     """A rank's memory of some texts: keys and values of its heads in its layers, and states of
     delta nets.
     """
@@ -46,12 +46,12 @@ class Memory(DynamicCache):  # type: ignore[misc]  # transformers has no types h
         for layer in self.layers:
             layer.reorder_cache(rows)
         self.nets = {
-            i: NetState(*(part[rows.to(part.device)] for part in kept))
-            for i, kept in self.nets.items()
+            i: NetState(*(part[rows.to(part.device)] for part in net_state))
+            for i, net_state in self.nets.items()
         }
 
 
-class Remembering:
+class CachedStage:
     """A stage and its neighbours as a model that takes only new tokens.
 
     Every method is collective.
@@ -60,7 +60,7 @@ class Remembering:
     def __init__(self, stage: Stage) -> None:
         self.stage, self.mesh = stage, stage.mesh
         self._pipeline = Pipeline(stage, stage.mesh)
-        self._memory = Memory()
+        self._memory = KVCache()
         self._names = [_argument(block) for block in stage.blocks]
         layers = stage.layout.layers(stage.mesh.pp_rank)
         for i, mixer in zip(layers, stage.mixers, strict=True):
@@ -68,53 +68,58 @@ class Remembering:
                 mixer.forward = self._net(i, mixer)
 
     @torch.inference_mode()
-    def logits(self, ids: torch.Tensor, mask: torch.Tensor, memory: Memory) -> torch.Tensor | None:
+    def logits(
+        self, ids: torch.Tensor, mask: torch.Tensor, kv_cache: KVCache
+    ) -> torch.Tensor | None:
         """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on every other rank.
 
         `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which
         begins a row.
         """
         stage, mesh = self.stage, self.mesh
-        self._memory = memory
-        h = self._pipeline.through(ids, lambda x: self._hidden(x, ids.shape[1], mask))
-        memory.seen = mask.shape[1]
-        made = torch.empty(len(ids), stage.layout.shape.vocab, device=mesh.device)
+        self._memory = kv_cache
+        h = self._pipeline.through(ids, lambda x: self._hidden_states(x, ids.shape[1], mask))
+        kv_cache.seen = mask.shape[1]
+        last_logits = torch.empty(len(ids), stage.layout.shape.vocab, device=mesh.device)
         if h is not None:
             local = stage.local_logits(h[:, -1:]).float()
-            whole = comm.all_gather(local, mesh.tp_group, dim=2) if mesh.tp > 1 else local
-            made = whole[:, 0, : stage.layout.shape.vocab].contiguous()
+            all_logits = comm.all_gather(local, mesh.tp_group, dim=2) if mesh.tp > 1 else local
+            last_logits = all_logits[:, 0, : stage.layout.shape.vocab].contiguous()
         if mesh.pp > 1 and mesh.tp_rank == 0:
-            self._pipeline.back(made)
-        return made if mesh.rank == 0 else None
+            self._pipeline.broadcast_from_last(last_logits)
+        return last_logits if mesh.rank == 0 else None
 
-    def _hidden(self, x: torch.Tensor, new: int, mask: torch.Tensor) -> torch.Tensor:
-        stage, described = self.stage, self.stage.described
+    def _hidden_states(self, x: torch.Tensor, new: int, mask: torch.Tensor) -> torch.Tensor:
+        stage, hf_config = self.stage, self.stage.described
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         rotary = self._rotary(positions, new)
-        padded = bool((mask == 0).any())
-        windows = set(described.windows)
+        has_padding = bool((mask == 0).any())
+        windows = set(hf_config.windows)
         if (
             stage.context.varlen and new > 1
         ):  # one new token needs no mask of its text's length squared
-            looks = self._documents(mask, new, windows)
+            masks = self._documents(mask, new, windows)
         else:
-            looks = {window: _seen(mask, new, window, padded) for window in windows}
-        number = torch.where(mask[:, -new:] > 0, 0, -1).int() if padded else None
-        own = positions[:, -new:]
+            masks = {window: _visible_mask(mask, new, window, has_padding) for window in windows}
+        number = torch.where(mask[:, -new:] > 0, 0, -1).int() if has_padding else None
+        new_positions = positions[:, -new:]
         h = stage._embed(x) if stage.first else x
         if stage.positions is not None:
-            h = h + stage.positions(own)
+            h = h + stage.positions(new_positions)
         layers = zip(stage.layout.layers(self.mesh.pp_rank), stage.blocks, self._names, strict=True)
         for i, block, name in layers:
             net = stage.layout.shape.by_layer[i].delta is not None
-            window = described.windows[i]
+            window = hf_config.windows[i]
             kwargs: dict[str, Any] = {
-                "attention_mask": number if net else looks[window],
+                "attention_mask": number if net else masks[window],
                 name: self._memory,
             }
             if rotary:
-                turned = rotary[window is not None and True in rotary]
-                kwargs |= {"position_ids": own, **dict.fromkeys(stage._turned_by, turned)}
+                embeddings = rotary[window is not None and True in rotary]
+                kwargs |= {
+                    "position_ids": new_positions,
+                    **dict.fromkeys(stage._turned_by, embeddings),
+                }
             h = stage.layers(block, h, **kwargs)
         return stage.norm(h) if stage.norm is not None else h
 
@@ -137,7 +142,7 @@ class Remembering:
             .int()
             .contiguous()
         )
-        rows = DocumentBounds.of(host, self.mesh.device, compiled=False)
+        rows = DocumentBounds.of(host, self.mesh.device, is_compiled=False)
         return {window: rows._replace(window=window) for window in windows}
 
     def _rotary(self, positions: torch.Tensor, new: int) -> dict[bool, Any]:
@@ -145,14 +150,14 @@ class Remembering:
         stage = self.stage
         rope = stage.described.rope
         # longrope's factors depend on the length of the text, which `turn` takes from the row.
-        whole = rope is not None and rope.original is not None
-        at = (positions if whole else positions[:, -new:]).float()
+        needs_all_positions = rope is not None and rope.original is not None
+        at = (positions if needs_all_positions else positions[:, -new:]).float()
         like = torch.empty(*at.shape, 1, dtype=stage.dtype, device=self.mesh.device)
-        turned = {sliding: turn(like, at) for sliding, turn in stage.rotary.items()}
+        embeddings = {sliding: turn(like, at) for sliding, turn in stage.rotary.items()}
         return (
-            {key: tuple(part[:, -new:] for part in both) for key, both in turned.items()}
-            if whole
-            else turned
+            {key: tuple(part[:, -new:] for part in pair) for key, pair in embeddings.items()}
+            if needs_all_positions
+            else embeddings
         )
 
     def _net(self, layer: int, net: Any) -> Any:
@@ -170,17 +175,19 @@ class Remembering:
 
 def _argument(block: Any) -> str:
     """The name of a block's argument for the cache."""
-    known = inspect.signature(type(block).forward).parameters
-    return next((name for name in _CACHES if name in known), _CACHES[0])
+    parameters = inspect.signature(type(block).forward).parameters
+    return next((name for name in _CACHES if name in parameters), _CACHES[0])
 
 
-def _seen(mask: torch.Tensor, new: int, window: int | None, padded: bool) -> torch.Tensor | None:
+def _visible_mask(
+    mask: torch.Tensor, new: int, window: int | None, has_padding: bool
+) -> torch.Tensor | None:
     """[B, 1, new, all]: the tokens that each new one sees; None if it sees all before it."""
     total = mask.shape[1]
-    if not padded and (window is None or total <= window) and new in (1, total):
+    if not has_padding and (window is None or total <= window) and new in (1, total):
         return None
     index = torch.arange(total, device=mask.device)
-    back = index[-new:, None] - index
-    near = (back >= 0) if window is None else (back >= 0) & (back < window)
+    distances = index[-new:, None] - index
+    is_visible = (distances >= 0) if window is None else (distances >= 0) & (distances < window)
     # Padding sees itself: a row that sees nothing has no softmax.
-    return ((near & (mask > 0)[:, None, :]) | (back == 0))[:, None]
+    return ((is_visible & (mask > 0)[:, None, :]) | (distances == 0))[:, None]

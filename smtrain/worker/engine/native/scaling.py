@@ -35,15 +35,15 @@ class LossScale:
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         """Steps of the run that were skipped."""
 
-    def update(self, overflowed: torch.Tensor) -> None:
+    def update(self, has_overflow: torch.Tensor) -> None:
         """Update after a step. Makes new tensors, because those of the step may still be read."""
-        good = torch.where(overflowed, 0, self.good + 1)
-        doubled = torch.where(good >= GOOD_STEPS, self.scale * 2, self.scale)
+        good = torch.where(has_overflow, 0, self.good + 1)
+        larger_scale = torch.where(good >= GOOD_STEPS, self.scale * 2, self.scale)
         # Doubled often enough, the scale itself would overflow, and every step after it.
-        kept = torch.where(doubled.isfinite(), doubled, self.scale)
-        self.scale = torch.where(overflowed, (self.scale / 2).clamp(min=FLOOR), kept)
+        next_scale = torch.where(larger_scale.isfinite(), larger_scale, self.scale)
+        self.scale = torch.where(has_overflow, (self.scale / 2).clamp(min=FLOOR), next_scale)
         self.good = torch.where(good >= GOOD_STEPS, 0, good)
-        self.skipped = self.skipped + overflowed
+        self.skipped = self.skipped + has_overflow
 
     def state(self) -> dict[str, float]:
         """The state for a checkpoint; waits for the device."""

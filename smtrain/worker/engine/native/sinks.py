@@ -31,20 +31,20 @@ def attend(
     the last of the keys.
     """
     length, groups = query.shape[2], module.num_key_value_groups
-    before = key.shape[2] - length
+    past_length = key.shape[2] - length
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     out = []
     for start in range(0, length, SINK_QUERIES):
         stop = min(start + SINK_QUERIES, length)
-        first = 0 if sliding_window is None else max(0, before + start - sliding_window + 1)
-        keys = slice(first, before + stop)
-        seen = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
+        first = 0 if sliding_window is None else max(0, past_length + start - sliding_window + 1)
+        keys = slice(first, past_length + stop)
+        block_mask = None if attention_mask is None else attention_mask[:, :, start:stop, keys]
         block = (
             query[:, :, start:stop],
             key[:, :, keys],
             value[:, :, keys],
             module.sinks,
-            seen,
+            block_mask,
             scaling,
         )
         if length > SINK_QUERIES and torch.is_grad_enabled():
@@ -61,15 +61,15 @@ def attend_block(
     key: torch.Tensor,
     value: torch.Tensor,
     sinks: torch.Tensor,
-    seen: torch.Tensor | None,
+    mask: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:
     """Attention with sinks; the last query is that of the last key."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if seen is None:
+    if mask is None:
         rows, columns = scores.shape[-2:]
-        seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
-    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
     probabilities = torch.softmax(torch.cat([scores, column], -1), -1, dtype=torch.float32).to(
         value.dtype

@@ -44,8 +44,8 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.experts import Mixture
-from smtrain.worker.engine.native.fused_loss import Labelled, LinearCrossEntropy
-from smtrain.worker.engine.native.gradients import Gradients, Trained, Writing
+from smtrain.worker.engine.native.fused_loss import LabelledRows, LinearCrossEntropy
+from smtrain.worker.engine.native.gradients import FlatParameters, Gradients, Writing
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import (
     Embedding,
@@ -142,11 +142,11 @@ class Stage(nn.Module):
         self.before_layer: Callable[[int], None] = lambda layer: (
             None
         )  # called once more after the last
-        kept = [one for one in (self.dropout, self.balance) if one is not None]
-        self.layers = Layers(self.blocks, self.mixers, options, kept, mesh.device.type)
+        stateful = [state for state in (self.dropout, self.balance) if state is not None]
+        self.layers = Layers(self.blocks, self.mixers, options, stateful, mesh.device.type)
         self.context = AttentionContext(
             self.rotary,
-            self._sights(),
+            self._attention_windows(),
             self.dtype,
             mesh,
             [kind.head_dim for kind in layout.shape.by_layer],
@@ -154,13 +154,15 @@ class Stage(nn.Module):
             layout.shape.rules.sinks,
         )
 
-    def own(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes
         once.
         """
-        held = {**self.dense.parameters, **self.experts.parameters}
+        parameters = {**self.dense.parameters, **self.experts.parameters}
         yield from (
-            (name, held[name]) for name in self.layout.names(self.mesh.pp_rank) if name in held
+            (name, parameters[name])
+            for name in self.layout.names(self.mesh.pp_rank)
+            if name in parameters
         )
 
     # Building
@@ -174,8 +176,10 @@ class Stage(nn.Module):
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
         layers = getattr(base, family.layers)
-        own = nn.ModuleDict({str(i): layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
-        setattr(base, family.layers, own)
+        own_layers = nn.ModuleDict(
+            {str(i): layers[i] for i in self.layout.layers(self.mesh.pp_rank)}
+        )
+        setattr(base, family.layers, own_layers)
         for name in (family.embed, family.positions) if not self.first else ():
             if name is not None:
                 setattr(base, name, None)
@@ -195,7 +199,7 @@ class Stage(nn.Module):
         self.positions: nn.Embedding | None = (
             getattr(base, family.positions) if family.positions else None
         )
-        self.blocks: list[Any] = list(own.values())
+        self.blocks: list[Any] = list(own_layers.values())
         for block in (
             self.blocks if family.full_sizes else ()
         ):  # Gemma 4: for assistants that share keys and values
@@ -248,29 +252,37 @@ class Stage(nn.Module):
     def _make_parameters(self, quantizes: bool) -> None:
         """Make all parameters views of one flat buffer, but for those that are quantised."""
         mesh, layout = self.mesh, self.layout
-        rest = self.dtype, mesh.device, mesh.tp_rank
+        buffer_args = self.dtype, mesh.device, mesh.tp_rank
         if quantizes:
             self._make_quantized()
-        self.dense = Trained.of(
-            layout, layout.flat_table(mesh.pp_rank, without=self.quantized), mesh.alike, *rest
+        self.dense = FlatParameters.of(
+            layout,
+            layout.flat_table(mesh.pp_rank, without=self.quantized),
+            mesh.alike,
+            *buffer_args,
         )
         self.experts = self.dense
         if mesh.ep > 1:
-            self.experts = Trained.of(
-                layout, layout.flat_table(mesh.pp_rank, mesh.ep_rank), mesh.expert_alike, *rest
+            self.experts = FlatParameters.of(
+                layout,
+                layout.flat_table(mesh.pp_rank, mesh.ep_rank),
+                mesh.expert_alike,
+                *buffer_args,
             )
-        made = self.dense.parameters
+        parameters = self.dense.parameters
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
-            there = made[name] if name in made else self.quantized[name].placeholder()
-            setattr(self.model.get_submodule(module), leaf, there)
+            parameter = (
+                parameters[name] if name in parameters else self.quantized[name].placeholder()
+            )
+            setattr(self.model.get_submodule(module), leaf, parameter)
         # Stored numbers that are not trained: parameters without a gradient, so that checkpoints
         # hold them too.
-        for name in [name for name, _ in self.model.named_buffers() if name in made]:
+        for name in [name for name, _ in self.model.named_buffers() if name in parameters]:
             module, _, leaf = name.rpartition(".")
             delattr(self.model.get_submodule(module), leaf)
-            setattr(self.model.get_submodule(module), leaf, made[name].requires_grad_(False))
+            setattr(self.model.get_submodule(module), leaf, parameters[name].requires_grad_(False))
         for mixture in self.mixtures:
             mixture.take(self.dense, self.experts)
 
@@ -299,12 +311,14 @@ class Stage(nn.Module):
             raise ConfigError(faults, code="config.combination")
         mesh, ep = self.mesh, self.mesh.ep if lora.of_experts else 1
         layout = Layout(shape, mesh.tp, mesh.pp, cuts=cuts or None, ep=ep)
-        rest = torch.float32, mesh.device, mesh.tp_rank
-        self.trained = Trained.of(layout, layout.flat_table(mesh.pp_rank), mesh.alike, *rest)
+        buffer_args = torch.float32, mesh.device, mesh.tp_rank
+        self.trained = FlatParameters.of(
+            layout, layout.flat_table(mesh.pp_rank), mesh.alike, *buffer_args
+        )
         self.trained_experts, experts = None, self.trained.parameters
         if ep > 1:
             table = layout.flat_table(mesh.pp_rank, mesh.ep_rank)
-            self.trained_experts = Trained.of(layout, table, mesh.expert_alike, *rest)
+            self.trained_experts = FlatParameters.of(layout, table, mesh.expert_alike, *buffer_args)
             experts = self.trained_experts.parameters
         for mixture in self.mixtures:
             mixture.adapt(experts, lora, self.dropout)
@@ -314,9 +328,11 @@ class Stage(nn.Module):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
             width = layout.spec(name).shape[1]
-            seen = ((0, width),) if cut.dim is None else cut.ranges
-            both = (self.trained.parameters[name], self.trained.parameters[module_name + B])
-            factors = Factors(module_name, *both, lora.scale, width, seen, self.dropout)
+            input_ranges = ((0, width),) if cut.dim is None else cut.ranges
+            factor_pair = (self.trained.parameters[name], self.trained.parameters[module_name + B])
+            factors = Factors(
+                module_name, *factor_pair, lora.scale, width, input_ranges, self.dropout
+            )
             self._own_linear(module_name).factors = factors
         for name, weight in self.quantized.items():
             self._own_linear(name.removesuffix(".weight")).quantized = weight
@@ -361,18 +377,18 @@ class Stage(nn.Module):
         for name, module in list(self.model.named_modules()):
             if not isinstance(module, (nn.Linear, Conv1D)):
                 continue
-            turned = isinstance(module, Conv1D)
+            is_transposed = isinstance(module, Conv1D)
             dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
-            if dim == (0 if turned else 1):
-                self._replace(name, RowParallel(module, self._leave, turned))
-            elif turned:
+            if dim == (0 if is_transposed else 1):
+                self._replace(name, RowParallel(module, self._leave, is_transposed))
+            elif is_transposed:
                 module.nf = module.weight.shape[1]
 
     def _check_cut_rows(self) -> None:
         if faults := self.layout.shape.mesh_faults(self.mesh.tp, self.mesh.pp, cp=self.mesh.cp):
             raise ConfigError(faults, code="config.combination")
 
-    def _sights(self) -> tuple[int | Literal["state"] | None, ...]:
+    def _attention_windows(self) -> tuple[int | Literal["state"] | None, ...]:
         """Each layer's view of a row, for `AttentionContext`."""
         by_layer = zip(self.described.windows, self.layout.shape.by_layer, strict=True)
         return tuple(window if kind.delta is None else "state" for window, kind in by_layer)
@@ -387,44 +403,46 @@ class Stage(nn.Module):
             norm = getattr(attention, name)
             setattr(attention, name, WideNorm(norm, heads * shape.head_dim, copies, group))
 
-    def _find_writing(self, compiled: bool) -> None:
+    def _find_writing(self, is_compiled: bool) -> None:
         """Replace modules whose weights are used only once by ours, but not in layers that are
         compiled.
 
         A compiled graph has no place for a sink, so autograd hands the gradients of its parameters
         over.
         """
-        shared = self._shares_head
-        inside = {id(p) for block in self.blocks for p in block.parameters()} if compiled else set()
+        shares_head = self._shares_head
+        compiled_ids = (
+            {id(p) for block in self.blocks for p in block.parameters()} if is_compiled else set()
+        )
         for name, module in list(self.model.named_modules()):
-            ours: Any = None
-            if id(getattr(module, "weight", None)) in inside:
+            replacement: Any = None
+            if id(getattr(module, "weight", None)) in compiled_ids:
                 continue
             if (
                 isinstance(module, nn.Embedding)
                 and module is self.embed
-                and not shared
+                and not shares_head
                 and self.mesh.tp == 1
             ):
-                self.embed = ours = Embedding(module)
+                self.embed = replacement = Embedding(module)
             elif type(module) is nn.Linear and not (
-                shared and module is self.model.get_output_embeddings()
+                shares_head and module is self.model.get_output_embeddings()
             ):
-                ours = Linear(module)
+                replacement = Linear(module)
             elif isinstance(module, RowParallel) and not module.turned:
-                ours = module
-            if ours is not None:
-                self._replace(name, ours)
-                self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
+                replacement = module
+            if replacement is not None:
+                self._replace(name, replacement)
+                self.writing[self.layout.shape.file_name(f"{name}.weight")] = replacement
         for name, parameter in self.dense.parameters.items():
-            if id(parameter) in inside and parameter.requires_grad:
+            if id(parameter) in compiled_ids and parameter.requires_grad:
                 self.writing[name] = HandedOver(parameter)
 
-    def _replace(self, name: str, ours: Any) -> Any:
+    def _replace(self, name: str, replacement: Any) -> Any:
         """Put another module in the place of the model's module `name`; returns it."""
         parent, _, leaf = name.rpartition(".")
-        setattr(self.model.get_submodule(parent), leaf, ours)
-        return ours
+        setattr(self.model.get_submodule(parent), leaf, replacement)
+        return replacement
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Make activations whole for a tensor-parallel region."""
@@ -449,14 +467,17 @@ class Stage(nn.Module):
         """
         names = set(source.names())
         self._load_quantized(source, names)
-        for name, parameter in self.own():
-            stored = name_in(source, names, self.layout, name)
+        for name, parameter in self.named_own_parameters():
+            stored_name = name_in(source, names, self.layout, name)
             # Filled on the host: a cut along columns is a write into slices, for which Neuron has
             # no kernel.
             direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
             wide = parameter if direct else torch.empty(parameter.shape)
             self._fill(
-                self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut)
+                self.layout,
+                name,
+                wide,
+                lambda *cut, stored_name=stored_name: source.read(stored_name, *cut),
             )
             if wide is not parameter:
                 keep(name, wide)
@@ -465,10 +486,13 @@ class Stage(nn.Module):
     def _load_quantized(self, source: WeightSource | RandomWeights, names: set[str]) -> None:
         """Quantise this rank's parts as they are read: one of them exists in full at a time."""
         for name, weight in self.quantized.items():
-            stored = name_in(source, names, self.layout, name)
+            stored_name = name_in(source, names, self.layout, name)
             wide = torch.empty(weight.shape)
             self._fill(
-                self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut)
+                self.layout,
+                name,
+                wide,
+                lambda *cut, stored_name=stored_name: source.read(stored_name, *cut),
             )
             scales = weight.quantize(wide.to(self.dtype))
             if self.mesh.tp == 1:
@@ -487,11 +511,14 @@ class Stage(nn.Module):
     @torch.no_grad()
     def load_adapters(self, source: RandomFactors) -> None:
         """Fill this rank's parts of the factors."""
-        for held in filter(None, (self.trained, self.trained_experts)):
-            for name, parameter in held.parameters.items():
+        for flat_parameters in filter(None, (self.trained, self.trained_experts)):
+            for name, parameter in flat_parameters.parameters.items():
                 values = torch.empty(parameter.shape)
                 self._fill(
-                    held.layout, name, values, lambda *cut, name=name: source.read(name, *cut)
+                    flat_parameters.layout,
+                    name,
+                    values,
+                    lambda *cut, name=name: source.read(name, *cut),
                 )
                 parameter.copy_(values)
 
@@ -500,8 +527,8 @@ class Stage(nn.Module):
     ) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)
         if layout.ep > 1 and layout.spec(name).stacked:
-            own = layout.experts(self.mesh.ep_rank)
-            block = read(0, own.start, own.stop)
+            own_experts = layout.experts(self.mesh.ep_rank)
+            block = read(0, own_experts.start, own_experts.stop)
 
             def read(dim: int | None = None, start: int = 0, stop: int = 0) -> torch.Tensor:
                 return block if dim is None else block.narrow(dim, start, stop - start)
@@ -532,38 +559,38 @@ class Stage(nn.Module):
         h: torch.Tensor,
         labels: torch.Tensor,
         scale: torch.Tensor,
-        labelled: Labelled | None = None,
+        labelled_rows: LabelledRows | None = None,
     ) -> torch.Tensor:
         """The sum of the losses of final hidden states, fp32 []; `LinearCrossEntropy.sum` has its
         gradient.
         """
-        return self._last_loss.sum(self._whole(h), labels, scale, labelled)
+        return self._last_loss.sum(self._head_input(h), labels, scale, labelled_rows)
 
     def token_losses(
-        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+        self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> torch.Tensor:
         """The loss of each token of final hidden states, fp32 [B, S]; 0 without a label."""
-        return self._last_loss.each(self._whole(h), labels, labelled)
+        return self._last_loss.token_losses(self._head_input(h), labels, labelled_rows)
 
-    def evaluated(
-        self, h: torch.Tensor, labels: torch.Tensor, labelled: Labelled | None = None
+    def evaluate(
+        self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> torch.Tensor:
         """[3]: sum of losses, labels that are the likeliest token, and labels; without a
         gradient.
         """
-        return self._last_loss.evaluated(self._whole(h), labels, labelled)
+        return self._last_loss.evaluate(self._head_input(h), labels, labelled_rows)
 
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
         """The likeliest token after each position of final hidden states, int64 [B, S], on all tp
         ranks.
         """
-        return self._last_loss.likeliest(self._whole(h))
+        return self._last_loss.likeliest(self._head_input(h))
 
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the
         vocabulary.
         """
-        return self._last_loss.logits(self._whole(h))
+        return self._last_loss.logits(self._head_input(h))
 
     def share_head(self, gradients: Gradients) -> None:
         """Let the loss add its gradient of a matrix shared with this stage's embedding to the
@@ -586,7 +613,7 @@ class Stage(nn.Module):
         assert self.loss is not None, "only the last stage has logits"
         return self.loss
 
-    def _whole(self, h: torch.Tensor) -> torch.Tensor:
+    def _head_input(self, h: torch.Tensor) -> torch.Tensor:
         """Hidden states for this rank's columns of the output matrix."""
         return self._enter(h) if self.mesh.tp > 1 else h
 
@@ -599,7 +626,7 @@ class Stage(nn.Module):
         # transformers applies these scales in the model's forward pass, which is not called
         return LinearCrossEntropy(head, columns, self.described.scales, mesh.device, fast)
 
-    def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
+    def hidden_states(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
         """Run this stage's layers, and the final norm on the last stage; attention stays within
         `segments`, which have whole rows.
         """
@@ -608,13 +635,13 @@ class Stage(nn.Module):
         self.before_layer(0)
         h = self._embed(x) if self.first else x
         if self.positions is not None:
-            own = (
+            own_positions = (
                 positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank]
                 if self.sequence_parallel
                 else positions
             )
             h = h + self.positions(
-                own.clamp(max=self.described.positions - 1)
+                own_positions.clamp(max=self.described.positions - 1)
             )  # beyond that there is only padding
         for at, (i, block) in enumerate(
             zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)
@@ -627,23 +654,25 @@ class Stage(nn.Module):
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
 
-    def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
+    def _scale_embeddings(self, embeddings: torch.Tensor) -> torch.Tensor:
+        return embeddings if self._embedding_scale == 1 else embeddings * self._embedding_scale
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         assert self.embed is not None
         if self.mesh.tp == 1:
-            whole: torch.Tensor = self.embed(ids)
-            return self._scaled(whole)
+            all_embeddings: torch.Tensor = self.embed(ids)
+            return self._scale_embeddings(all_embeddings)
         weight, padding = self.embed.weight, self.embed.padding_idx
         rows = weight.shape[0]
         start = self.mesh.tp_rank * rows
         local = ids - start
-        here = (local >= 0) & (local < rows)
+        is_own = (local >= 0) & (local < rows)
         if padding is not None:
             padding = padding - start if 0 <= padding - start < rows else None
-        embedded = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
-        return self._scaled(self._leave(embedded * here[..., None].to(embedded.dtype)))
+        own_embeddings = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
+        return self._scale_embeddings(
+            self._leave(own_embeddings * is_own[..., None].to(own_embeddings.dtype))
+        )
 
 
 def _plain_embedding(embedding: nn.Embedding) -> nn.Embedding:

@@ -43,14 +43,14 @@ class DocumentBounds(NamedTuple):
     """The last keys that a query sees, itself included; None: all."""
 
     @classmethod
-    def of(cls, host: torch.Tensor, device: torch.device, compiled: bool) -> DocumentBounds:
+    def of(cls, host: torch.Tensor, device: torch.device, is_compiled: bool) -> DocumentBounds:
         """From bounds on the host; `compiled`: torch.compile must not make a graph for each number
         of documents.
         """
-        there = to_device(host, device)
-        for bounds in (there, host) if compiled else ():
+        device_bounds = to_device(host, device)
+        for bounds in (device_bounds, host) if is_compiled else ():
             torch._dynamo.maybe_mark_dynamic(bounds, 1)
-        return cls(there, host)
+        return cls(device_bounds, host)
 
 
 def find_bounds(
@@ -84,8 +84,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, key, value))
     out, _ = _varlen(q, k, v, sinks, documents.cu_seqlens, documents.host, documents.window, scale)
-    made: torch.Tensor = out.view(query.shape[0], query.shape[2], *out.shape[1:])
-    return made
+    result: torch.Tensor = out.view(query.shape[0], query.shape[2], *out.shape[1:])
+    return result
 
 
 def _kernel(query: torch.Tensor) -> ModuleType:
@@ -141,10 +141,10 @@ def _varlen_backward(
     window: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel(query).backward(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel(query).backward(
         grad.contiguous(), query, key, value, out, lse, cu_seqlens, host, window, scale
     )
-    return made
+    return gradients
 
 
 @_varlen.register_fake
@@ -172,10 +172,10 @@ def _differentiate(
     if sinks is not None:
         delta = (grad.float() * out.float()).sum(-1).T
         of_sinks = -((sinks.float()[:, None] - lse).exp() * delta).sum(1).to(sinks.dtype)
-    made = _varlen_backward(
+    gradients = _varlen_backward(
         grad, query, key, value, out, lse, cu_seqlens, host, ctx.window, ctx.scale
     )
-    return *made, of_sinks, None, None, None, None
+    return *gradients, of_sinks, None, None, None, None
 
 
 _varlen.register_autograd(_differentiate, setup_context=_save)

@@ -18,7 +18,7 @@ from torch import nn
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
-from smtrain.worker.engine.native.gradients import Gradients, Trained
+from smtrain.worker.engine.native.gradients import FlatParameters, Gradients
 from smtrain.worker.engine.native.norms import Range, merge, part_of
 from smtrain.worker.engine.native.scaling import LossScale
 from smtrain.worker.engine.native.stage import Stage
@@ -31,22 +31,26 @@ class OptimizerShard:
     """
 
     def __init__(
-        self, stage: Stage, trained: Trained, mesh: ProcessMesh, options: OptimizerOptions
+        self,
+        stage: Stage,
+        flat_parameters: FlatParameters,
+        mesh: ProcessMesh,
+        options: OptimizerOptions,
     ) -> None:
         self.mesh, self.options = mesh, options
-        self.table, self.flat = trained.table, trained.flat
-        self.shard = len(self.flat) // trained.alike.size
+        self.table, self.flat = flat_parameters.table, flat_parameters.flat
+        self.shard = len(self.flat) // flat_parameters.replicas.size
         # The flat buffer is padded to equal shards: rank r owns [r * shard, (r + 1) * shard).
-        self.start = trained.alike.rank * self.shard
-        self.gradients = Gradients(trained, stage.writing, mesh.device)
+        self.start = flat_parameters.replicas.rank * self.shard
+        self.gradients = Gradients(flat_parameters, stage.writing, mesh.device)
         stage.share_head(self.gradients)
         self._summed_over_tp: list[torch.Tensor] = []
-        kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
+        kv_heads = [kind.kv_heads for kind in flat_parameters.layout.shape.kinds]
         self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
         self._tied: torch.Tensor | None = None
         self._weighted: list[tuple[int, int, float, str]] = []
         """The ranges of this rank's part, their weight in norms, and the parameter of each."""
-        layout, late = trained.layout, set[str]()
+        layout, late_names = flat_parameters.layout, set[str]()
         self._shape = layout.shape
         for name, at, size in self.table.entries:
             grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
@@ -55,15 +59,15 @@ class OptimizerShard:
                 # A replicated parameter has partial gradients if it is `partial`, or if each rank
                 # saw only its tokens.
                 self._summed_over_tp.append(grad)
-                late.add(name)
+                late_names.add(name)
             elif cut.dim is not None and cut.copies > 1:
                 self._summed_over_copies[layout.kind(name).kv_heads].append(grad)
-                late.add(name)
+                late_names.add(name)
             if len(layout.stages(name)) > 1:
                 # Tied embeddings live on the first and the last stage: each has part of the
                 # gradient, and the first counts it in the norm.
                 self._tied = grad
-                late.add(name)
+                late_names.add(name)
                 weight = weight if stage.first else 0.0
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
             if low < high and weight:
@@ -75,13 +79,15 @@ class OptimizerShard:
         }
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
-        own = self.part(self.flat)
+        own_part = self.part(self.flat)
         # In fp32 the weights are their own masters; a copy would double their memory.
-        self.master = own if own.dtype == torch.float32 else own.float()
+        self.master = own_part if own_part.dtype == torch.float32 else own_part.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self.sums = GradientSums(trained.alike, trained.table, self.gradients, late)
+        self.sums = GradientSums(
+            flat_parameters.replicas, flat_parameters.table, self.gradients, late_names
+        )
         self._grad_part = self.sums.own
-        self.shares = WeightShares(trained, *_needed_by(stage))
+        self.shares = WeightShares(flat_parameters, *_needed_by(stage))
         self._places = {name: (at, size) for name, at, size in self.table.entries}
         self._adamw = self._make_adamw()
 
@@ -179,12 +185,12 @@ class OptimizerShard:
         """Round the master weights to the parameters' dtype, and send them; the next forward pass
         may begin.
         """
-        mine = self.part(self.flat)
-        if mine.dtype != self.master.dtype:
-            mine.copy_(self.master)
+        own_part = self.part(self.flat)
+        if own_part.dtype != self.master.dtype:
+            own_part.copy_(self.master)
         self.shares.send()
 
-    def updated(self, steps: int) -> None:
+    def set_step_count(self, steps: int) -> None:
         """Set the number of updates so far."""
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
@@ -210,7 +216,7 @@ class Zero1AdamW(OptimizerShard):
 
     def _before_layer(self, layer: int) -> None:
         for shard in self.shards:
-            shard.shares.before(layer)
+            shard.shares.wait_for_layer(layer)
 
     def take(self, name: str, values: torch.Tensor) -> None:
         super().take(name, values)
@@ -234,8 +240,8 @@ class Zero1AdamW(OptimizerShard):
         norm, scaling, found_inf = self._norm(), self.loss_scale, None
         if scaling is not None:
             norm = norm / scaling.scale
-            overflowed = norm.isfinite().logical_not()
-            found_inf = overflowed.float()
+            has_overflow = norm.isfinite().logical_not()
+            found_inf = has_overflow.float()
         divisor = (
             ((norm + 1e-6) / self.options.grad_clip).clamp(min=1.0)
             if self.options.grad_clip
@@ -243,7 +249,7 @@ class Zero1AdamW(OptimizerShard):
         )
         if scaling is not None:
             divisor = scaling.scale if divisor is None else divisor * scaling.scale
-            scaling.update(overflowed)
+            scaling.update(has_overflow)
         self.steps += 1
         for shard in self.shards:
             shard.update(lr, divisor, found_inf)
@@ -269,7 +275,7 @@ class Zero1AdamW(OptimizerShard):
             self.loss_scale.restore(loss_scale)
             self.steps += int(loss_scale["skipped"])
         for shard in self.shards:
-            shard.updated(steps)
+            shard.set_step_count(steps)
             shard.publish()
         self.settle()
 

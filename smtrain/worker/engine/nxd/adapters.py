@@ -46,13 +46,15 @@ class AdapterState:
         moments = {kind: self._moments(kind) for kind in _MOMENTS}
         for stage in self._stages:
             table = self._layout.flat_table(stage)
-            each = -(-table.size // engine.dp_size)
+            part_size = -(-table.size // engine.dp_size)
             state = {}
             for kind, values in moments.items():
-                flat = torch.zeros(each * engine.dp_size)
+                flat = torch.zeros(part_size * engine.dp_size)
                 for name, at, size in table.entries:
                     flat[at : at + size] = values[name].reshape(-1)
-                state[kind] = flat[engine.dp_rank * each : (engine.dp_rank + 1) * each].clone()
+                state[kind] = flat[
+                    engine.dp_rank * part_size : (engine.dp_rank + 1) * part_size
+                ].clone()
             out[optimizer_file(engine.dp_rank, engine.tp_rank, stage)] = state
             if engine.dp_rank == 0:
                 out[model_file(engine.tp_rank, stage)] = {
@@ -94,55 +96,59 @@ class AdapterState:
         return manifest.state
 
     def _fill(self, reader: StateReader) -> None:
-        for name, parameter, own in self._parts():
+        for name, parameter, master in self._parts():
             factor = reader.read("master", name, self._layout, self._engine.tp_rank)
             parameter.copy_(factor.to(parameter.device))
-            own.copy_(self._part(factor).to(own.device))
-            state = self._engine.adamw.state_of(own)
+            master.copy_(self._part(factor).to(master.device))
+            state = self._engine.adamw.state_of(master)
             state["step"].fill_(reader.manifest.optimizer_steps)
             for kind in _MOMENTS:
                 moment = reader.read(kind, name, self._layout, self._engine.tp_rank)  # type: ignore[arg-type]
-                state[kind].copy_(self._part(moment).to(own.device))
+                state[kind].copy_(self._part(moment).to(master.device))
 
     def _parts(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
         """Yield each factor's name, the model's parameter, and the optimizer's: the same, or
         ZeRO-1's part.
         """
-        names = {id(p): factor_of(name) for name, p in self._engine.named()}
-        for group, own in zip(
+        names = {id(p): factor_of(name) for name, p in self._engine.named_parameters()}
+        for group, master_group in zip(
             self._engine.optimizer.param_groups, self._engine.adamw.param_groups, strict=True
         ):
-            for parameter, part in zip(group["params"], own["params"], strict=True):
+            for parameter, part in zip(group["params"], master_group["params"], strict=True):
                 name = names[id(parameter)]
                 assert name is not None
                 yield name, parameter, part
 
-    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+    def _part(self, factor: torch.Tensor) -> torch.Tensor:
         """ZeRO-1's part of a factor: its rows, padded to a multiple of the data-parallel ranks,
         dealt evenly.
         """
         if not self._engine.options.zero1:
-            return whole
-        each = -(-whole.shape[0] // self._engine.dp_size)
-        mine = whole[self._engine.dp_rank * each : (self._engine.dp_rank + 1) * each]
-        return torch.cat([mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])])
+            return factor
+        rows_per_rank = -(-factor.shape[0] // self._engine.dp_size)
+        own_rows = factor[
+            self._engine.dp_rank * rows_per_rank : (self._engine.dp_rank + 1) * rows_per_rank
+        ]
+        return torch.cat(
+            [own_rows, own_rows.new_zeros(rows_per_rank - own_rows.shape[0], *own_rows.shape[1:])]
+        )
 
     def _moments(self, kind: str) -> dict[str, torch.Tensor]:
         """Whole moments on the host, by factor."""
         state = self._engine.adamw.state
-        mine = [
-            (name, p, state[own][kind].cpu() if state.get(own) else torch.zeros(own.shape))
-            for name, p, own in self._parts()
+        own_moments = [
+            (name, p, state[master][kind].cpu() if state.get(master) else torch.zeros(master.shape))
+            for name, p, master in self._parts()
         ]
         if self._group is None:
-            return {name: moment[: p.shape[0]] for name, p, moment in mine}
-        flat = torch.cat([moment.reshape(-1) for _, _, moment in mine])
-        every = [torch.empty_like(flat) for _ in range(self._engine.dp_size)]
-        dist.all_gather(every, flat, group=self._group)
+            return {name: moment[: p.shape[0]] for name, p, moment in own_moments}
+        flat = torch.cat([moment.reshape(-1) for _, _, moment in own_moments])
+        rank_parts = [torch.empty_like(flat) for _ in range(self._engine.dp_size)]
+        dist.all_gather(rank_parts, flat, group=self._group)
         out, at = {}, 0
-        for name, p, moment in mine:
+        for name, p, moment in own_moments:
             size = moment.numel()
-            out[name] = torch.cat([part[at : at + size].view(moment.shape) for part in every])[
+            out[name] = torch.cat([part[at : at + size].view(moment.shape) for part in rank_parts])[
                 : p.shape[0]
             ]
             at += size
@@ -150,8 +156,8 @@ class AdapterState:
 
     def _gathering(self) -> Any:
         """A gloo group of this rank's data-parallel ranks."""
-        made = [(ranks, dist.new_group(list(ranks), backend="gloo")) for ranks in _replicas()]
-        return next(group for ranks, group in made if self._engine.rank in ranks)
+        groups = [(ranks, dist.new_group(list(ranks), backend="gloo")) for ranks in _replicas()]
+        return next(group for ranks, group in groups if self._engine.rank in ranks)
 
 
 def _replicas() -> list[list[int]]:

@@ -40,13 +40,13 @@ class Rotary:
     turn: cos 1, sin 0.
     """
 
-    def __init__(self, config: Any, described: HFConfig) -> None:
-        family = described.shape.family
+    def __init__(self, config: Any, hf_config: HFConfig) -> None:
+        family = hf_config.shape.family
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         self._rotary = getattr(module, _ROTARY[family])(config)
-        assert described.rope is not None  # `refusals` refuses models without
-        check_rotary(self._rotary, described.rope)
-        self._head = described.shape.head_dim
+        assert hf_config.rope is not None  # `refusals` refuses models without
+        check_rotary(self._rotary, hf_config.rope)
+        self._head = hf_config.shape.head_dim
         self._kept: dict[
             tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]
         ] = {}
@@ -64,9 +64,9 @@ class Rotary:
                 for x in self._rotary(torch.empty(1, key[0], 1, dtype=key[1]), position_ids=ids)
             )
             self.turned = cos.shape[-1]
-            still = self._head - self.turned
-            cos = torch.cat([cos, cos.new_ones(key[0], still)], -1)
-            sin = torch.cat([sin, sin.new_zeros(key[0], still)], -1)
+            unrotated_size = self._head - self.turned
+            cos = torch.cat([cos, cos.new_ones(key[0], unrotated_size)], -1)
+            sin = torch.cat([sin, sin.new_zeros(key[0], unrotated_size)], -1)
             self._kept[key] = cos.to(like.device), sin.to(like.device)
         return self._kept[key]
 
@@ -78,8 +78,10 @@ class Rotary:
         if positions is not None:
             cos, sin = cos[positions][:, None], sin[positions][:, None]
         half = self.turned // 2
-        swapped = torch.cat([-x[..., half : self.turned], x[..., :half], x[..., self.turned :]], -1)
-        return x * cos + swapped * sin
+        rotated_halves = torch.cat(
+            [-x[..., half : self.turned], x[..., :half], x[..., self.turned :]], -1
+        )
+        return x * cos + rotated_halves * sin
 
 
 class CoreAttention(nn.Module):
@@ -113,14 +115,14 @@ class CoreAttention(nn.Module):
             )
             return out
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[3] ** -0.5
-        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        hidden_mask = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         if self.window is not None and length > self.window:
-            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=q.device).tril(
-                -self.window
-            )
+            hidden_mask = hidden_mask | torch.ones(
+                length, length, dtype=torch.bool, device=q.device
+            ).tril(-self.window)
         if samples is not None:
-            hidden = hidden | (samples[:, None, :, None] != samples[:, None, None, :])
-        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+            hidden_mask = hidden_mask | (samples[:, None, :, None] != samples[:, None, None, :])
+        scores = scores.masked_fill(hidden_mask, torch.finfo(scores.dtype).min)
         return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype), v)
 
     def _kernel_fits(self, length: int, head: int) -> bool:
@@ -138,7 +140,7 @@ def places_of(segments: torch.Tensor) -> torch.Tensor:
     return torch.stack([positions, (positions == 0).cumsum(-1)], 1)
 
 
-def unpacked(places: torch.Tensor | None) -> Places:
+def unpack_places(places: torch.Tensor | None) -> Places:
     """The two parts of what `places_of` made."""
     if places is None:
         return None, None

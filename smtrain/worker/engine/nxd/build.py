@@ -60,7 +60,7 @@ class Build:
             sequence_dimension=0,
         )
 
-    def adapted(self, layer: int, block: str, *linears: str) -> Adapters:
+    def adapters_of(self, layer: int, block: str, *linears: str) -> Adapters:
         """The adapters of a block of a decoder layer, such as `mlp`, with these linears."""
         prefix = f"{FAMILIES[self.shape.family].prefix}.layers.{layer}.{block}"
         return Adapters(self.adapters, prefix, linears, self.sequence_parallel)

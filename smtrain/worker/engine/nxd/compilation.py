@@ -28,7 +28,7 @@ class Totals:
 
     total: int
     successful: int
-    failed: int
+    failed_entries: int
 
 
 class Listener:
@@ -56,20 +56,22 @@ class Listener:
 class Cache:
     """The graphs of a cache folder."""
 
-    whole: tuple[Path, ...]
-    failed: tuple[Path, ...]
+    complete_entries: tuple[Path, ...]
+    failed_entries: tuple[Path, ...]
 
     @classmethod
     def read(cls, folder: Path) -> Cache:
         entries = sorted(path for path in folder.glob("*/MODULE_*") if path.is_dir())
-        whole = tuple(path for path in entries if (path / "model.neff").is_file())
-        return cls(whole, tuple(path for path in entries if path not in whole))
+        complete_entries = tuple(path for path in entries if (path / "model.neff").is_file())
+        return cls(
+            complete_entries, tuple(path for path in entries if path not in complete_entries)
+        )
 
     def files(self) -> list[Path]:
         """The files of whole graphs, without locks."""
         return [
             p
-            for entry in self.whole
+            for entry in self.complete_entries
             for p in sorted(entry.rglob("*"))
             if p.is_file() and p.suffix != ".lock"
         ]

@@ -67,7 +67,10 @@ def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
         kind: record[kind] for kind in ("sha256", "crc32") if isinstance(record.get(kind), dict)
     }
     return {
-        name: {"size": size, **{kind: each[name] for kind, each in sums.items() if name in each}}
+        name: {
+            "size": size,
+            **{kind: hashes[name] for kind, hashes in sums.items() if name in hashes},
+        }
         for name, size in record["files"].items()
     }
 
@@ -77,12 +80,16 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
     everyone's.
     """
     tp, _, dp = mesh
-    own = (rank // tp % dp, rank % tp, rank // (tp * dp))
+    own_ranks = (rank // tp % dp, rank % tp, rank // (tp * dp))
     out = set()
     for name in _record(checkpoint)["files"]:
         match = _RANKS.search(name)
         ranks = None if match is None else tuple(map(int, match.groups()))
-        if ranks is None or ranks == own or (name.startswith("model/") and ranks[1:] == own[1:]):
+        if (
+            ranks is None
+            or ranks == own_ranks
+            or (name.startswith("model/") and ranks[1:] == own_ranks[1:])
+        ):
             out.add(name)
     return out
 

@@ -97,13 +97,13 @@ class NxdEngine:
         if options.pp == 1:
             # moving from `meta` unties; with a pipeline the library ties again
             self.model.original_module().tie()
-        for name, parameter in self.named():
+        for name, parameter in self.named_parameters():
             parameter.requires_grad_(lora is None or factor_of(name) is not None)
         fault = None
         exact: dict[str, torch.Tensor] = {}
         try:
             exact = fill(
-                self.named(),
+                self.named_parameters(),
                 weights or RandomWeights(config, self.shape, seed),
                 self.layout,
                 self.tp_rank,
@@ -111,7 +111,7 @@ class NxdEngine:
             )
             if lora is not None and self.adapters is not None:
                 factors = RandomFactors(AdapterShape.of(self.shape, lora), seed)
-                fill_adapters(self.named(), factors, self.adapters, self.tp_rank)
+                fill_adapters(self.named_parameters(), factors, self.adapters, self.tp_rank)
         except CheckpointError as error:
             fault = str(error)
         self.everyone.agree(fault, "the weights cannot be loaded")
@@ -128,7 +128,7 @@ class NxdEngine:
             clip=optimizer.grad_clip,
         )
         if exact and lora is None:
-            begin_with(exact, self.named(), self.optimizer.optimizer)
+            begin_with(exact, self.named_parameters(), self.optimizer.optimizer)
         self.optimizer_steps = 0
         self._saver: Saver | None = None
         if self.adapters is not None:
@@ -148,8 +148,8 @@ class NxdEngine:
     def adamw(self) -> ClippedAdamW:
         """Our optimizer, within the library's wrappers."""
         inner = self.optimizer.optimizer
-        own: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
-        return own
+        adamw: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
+        return adamw
 
     def step(
         self,
@@ -245,20 +245,20 @@ class NxdEngine:
 
     def prune(
         self,
-        line: Lineage,
+        lineage: Lineage,
         keep: int,
-        arrived: Arrived | None = None,
-        distrusted: Collection[str] = (),
-        spared: Collection[str] = (),
+        has_arrived: Arrived | None = None,
+        distrusted_names: Collection[str] = (),
+        retained_names: Collection[str] = (),
     ) -> None:
         everyone = self.everyone
         disk, ranks = (
             completeness if self._saver is None else manifest,
             RankGroup(everyone.gather, everyone.rank, local_rank()),
         )
-        prune(line, keep, arrived, disk, ranks, distrusted, spared)
+        prune(lineage, keep, has_arrived, disk, ranks, distrusted_names, retained_names)
 
-    def any(self, flag: bool) -> bool:
+    def is_any_set(self, flag: bool) -> bool:
         return self.everyone.sum(float(flag))[0] > 0
 
     def close(self) -> None:
@@ -270,13 +270,13 @@ class NxdEngine:
     # Building
 
     def _build(self) -> CausalLM:
-        described = normalise(self.config)
-        rotary = Rotary(transformers_config(self.config), described)
+        hf_config = normalise(self.config)
+        rotary = Rotary(transformers_config(self.config), hf_config)
         padding = self.config.get("pad_token_id")
         model = PackedCausalLM if self.options.apart else CausalLM
         return model(
             Build(
-                described,
+                hf_config,
                 self.layout,
                 padding,
                 self.dtype,
@@ -289,10 +289,14 @@ class NxdEngine:
     def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
         replicas = 1 if self.options.zero1 else self.options.dp
         if self.adapters is not None:
-            return adapter_groups(self.named(), self.adapters, self.tp_rank, replicas, weight_decay)
-        return groups(self.named(), self.layout, self.tp_rank, self.pp_rank, replicas, weight_decay)
+            return adapter_groups(
+                self.named_parameters(), self.adapters, self.tp_rank, replicas, weight_decay
+            )
+        return groups(
+            self.named_parameters(), self.layout, self.tp_rank, self.pp_rank, replicas, weight_decay
+        )
 
-    def named(self) -> list[tuple[str, nn.Parameter]]:
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(NxD's name, parameter) of this rank, without the wrappers' part of the names."""
         return [
             (name.replace("_checkpoint_wrapped_module.", ""), p)
@@ -339,12 +343,12 @@ class NxdEngine:
         """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean
         over all tokens.
         """
-        counted = labels != IGNORED
+        has_label = labels != IGNORED
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
         batch = {
             "input_ids": input_ids,
             "labels": labels.clamp(min=0),
-            "weights": counted.float() * scale,
+            "weights": has_label.float() * scale,
         }
         return batch if segments is None else {**batch, "places": places_of(segments)}
 
@@ -369,5 +373,5 @@ class NxdEngine:
 
     def _means(self, numbers: list[float]) -> list[float]:
         """The means of the last stages' numbers, on every rank."""
-        mine = numbers if self.last and self.tp_rank == 0 else [0.0] * len(numbers)
-        return [total / self.dp_size for total in self.everyone.sum(*mine)]
+        own_numbers = numbers if self.last and self.tp_rank == 0 else [0.0] * len(numbers)
+        return [total / self.dp_size for total in self.everyone.sum(*own_numbers)]

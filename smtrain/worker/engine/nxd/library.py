@@ -19,14 +19,14 @@ def require() -> None:
     os.environ.setdefault("NXD_LOG_LEVEL", "warning")  # else it prints every group of ranks
     images = table("images")
     image = f"{images['repository']}:{images['default_tag']}"
-    lacking = [
+    missing_packages = [
         name
         for name in ("torch_xla", "neuronx_distributed")
         if importlib.util.find_spec(name) is None
     ]
-    if lacking:
+    if missing_packages:
         raise ConfigError(
-            f"train.engine: nxd needs {' and '.join(lacking)}, which this container lacks; "
+            f"train.engine: nxd needs {' and '.join(missing_packages)}, which this container lacks; "
             f"leave compute.image out for the image {image}, which has it",
             code="package.missing",
         )
@@ -89,8 +89,8 @@ class Everyone:
         dist.all_reduce(total, group=self._group)
         return [float(n) for n in total]
 
-    def agree(self, fault: str | None, what: str) -> None:
+    def agree(self, fault: str | None, failure: str) -> None:
         """Raise `CheckpointError` on every rank if any has a `fault`."""
         from smtrain.worker.engine.saving import raise_any
 
-        raise_any(self.gather(fault), what)
+        raise_any(self.gather(fault), failure)

@@ -55,7 +55,7 @@ def library_config(
     """Configure the library for a number of micro-batches a step; it makes its groups of ranks
     here.
     """
-    recomputed: dict[str, type[nn.Module]] = {
+    checkpointed_modules: dict[str, type[nn.Module]] = {
         "full": layer_class(shape),
         "selective": CoreAttention,
     }
@@ -65,7 +65,7 @@ def library_config(
         pipeline_config=_pipeline(shape, options, micro_batches) if options.pp > 1 else None,
         optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
         sequence_parallel=options.sequence_parallel and options.tp > 1,
-        activation_checkpoint_config=recomputed.get(options.activation_checkpointing),
+        activation_checkpoint_config=checkpointed_modules.get(options.activation_checkpointing),
         model_init_config={
             "meta_device_init": True,
             "param_init_fn": _leave_empty,

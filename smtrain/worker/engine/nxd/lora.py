@@ -56,11 +56,12 @@ class LinearAdapter(nn.Module):
         """`y`, the linear's product with `x` [S, B, in], plus the product of the factors."""
         a = F.linear(x, self.lora_A.to(x.dtype))
         return (
-            y + F.linear(self._moved(a) if self._cut else a, self.lora_B.to(x.dtype)) * self._scale
+            y
+            + F.linear(self._exchange(a) if self._cut else a, self.lora_B.to(x.dtype)) * self._scale
         )
 
-    def _moved(self, a: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor
+    def _exchange(self, a: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor
         if self._rows:
             move = (
                 gather_from_sequence_parallel_region if self._sequence_parallel else _copied_to_all
@@ -71,8 +72,8 @@ class LinearAdapter(nn.Module):
                 if self._sequence_parallel
                 else _summed_over_all
             )
-        moved = move(a)
-        return moved
+        out = move(a)
+        return out
 
     def sum_copies(self) -> None:
         """Sum the gradients of repeated key/value heads' rows; call it once the parameters are on
@@ -107,14 +108,14 @@ class Adapters(nn.ModuleDict):
 
 def sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:
     """Sum a gradient over the tensor-parallel ranks that hold the same key/value heads."""
-    whole = gradient.clone()
-    torch.distributed.all_reduce(whole, group=get_kv_shared_group())
-    return whole
+    total = gradient.clone()
+    torch.distributed.all_reduce(total, group=get_kv_shared_group())
+    return total
 
 
 def _copied_to_all(a: torch.Tensor) -> torch.Tensor:
-    copied: torch.Tensor = copy_to_tensor_model_parallel_region(a)
-    return copied
+    out: torch.Tensor = copy_to_tensor_model_parallel_region(a)
+    return out
 
 
 def _summed_over_all(a: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from torch import nn
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.nxd.names import factor_of
-from smtrain.worker.engine.nxd.attention import CoreAttention, unpacked
+from smtrain.worker.engine.nxd.attention import CoreAttention, unpack_places
 from smtrain.worker.engine.nxd.build import Build, HeadNorm
 from smtrain.worker.engine.nxd.lora import sum_over_copies
 
@@ -56,7 +56,9 @@ class LlamaAttention(nn.Module):
             )
         self.core = CoreAttention(build.config.windows[layer])
         self.o_proj = build.row(shape.heads * self.head, bias=shape.o_bias)
-        self.adapters = build.adapted(layer, "self_attn", "q_proj", "k_proj", "v_proj", "o_proj")
+        self.adapters = build.adapters_of(
+            layer, "self_attn", "q_proj", "k_proj", "v_proj", "o_proj"
+        )
 
     def _add_biases(self, build: Build) -> None:
         """Add our own biases: NxD's cannot be built on `meta`, and it would not sum the gradients
@@ -77,7 +79,7 @@ class LlamaAttention(nn.Module):
                     bias.register_hook(sum_over_copies)
 
     def forward(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-        positions, samples = unpacked(places)
+        positions, samples = unpack_places(places)
         parts = zip(("q_proj", "k_proj", "v_proj"), self.qkv_proj(x), strict=True)
         q, k, v = (self._heads(self.adapters.add(name, x, part)) for name, part in parts)
         if self.q_norm is not None and self.k_norm is not None:
@@ -85,8 +87,8 @@ class LlamaAttention(nn.Module):
         q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        attended = _joined(self.core(q, k, v, samples))
-        return self.adapters.add("o_proj", attended, self.o_proj(attended))
+        attention_out = _merge_heads(self.core(q, k, v, samples))
+        return self.adapters.add("o_proj", attention_out, self.o_proj(attention_out))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], -1, self.head).permute(1, 2, 0, 3)
@@ -101,7 +103,7 @@ class LlamaMLP(nn.Module):
         self.gate_up_proj = build.column(2 * shape.intermediate, bias=shape.mlp_bias, stride=2)
         self.down_proj = build.row(shape.intermediate, bias=shape.mlp_bias)
         self.act = _activation(build.config.activation)
-        self.adapters = build.adapted(layer, "mlp", "gate_proj", "up_proj", "down_proj")
+        self.adapters = build.adapters_of(layer, "mlp", "gate_proj", "up_proj", "down_proj")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
@@ -136,16 +138,16 @@ class NeoXAttention(nn.Module):
         self.query_key_value = build.column(3 * shape.heads * self.head, bias=shape.qkv_bias)
         self.core = CoreAttention(build.config.windows[layer])
         self.dense = build.row(shape.heads * self.head, bias=shape.o_bias)
-        self.adapters = build.adapted(layer, "attention", "query_key_value", "dense")
+        self.adapters = build.adapters_of(layer, "attention", "query_key_value", "dense")
 
     def forward(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-        positions, samples = unpacked(places)
+        positions, samples = unpack_places(places)
         rows = self.adapters.add("query_key_value", x, self.query_key_value(x))
         rows = rows.view(rows.shape[0], rows.shape[1], -1, 3 * self.head).permute(1, 2, 0, 3)
         q, k, v = rows.split(self.head, -1)
         q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
-        attended = _joined(self.core(q, k, v, samples))
-        return self.adapters.add("dense", attended, self.dense(attended))
+        attention_out = _merge_heads(self.core(q, k, v, samples))
+        return self.adapters.add("dense", attention_out, self.dense(attention_out))
 
 
 class NeoXMLP(nn.Module):
@@ -154,7 +156,7 @@ class NeoXMLP(nn.Module):
         self.dense_h_to_4h = build.column(build.shape.intermediate, bias=build.shape.mlp_bias)
         self.dense_4h_to_h = build.row(build.shape.intermediate, bias=build.shape.mlp_bias)
         self.act = _activation(build.config.activation)
-        self.adapters = build.adapted(layer, "mlp", "dense_h_to_4h", "dense_4h_to_h")
+        self.adapters = build.adapters_of(layer, "mlp", "dense_h_to_4h", "dense_4h_to_h")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.act(self.adapters.add("dense_h_to_4h", x, self.dense_h_to_4h(x)))
@@ -171,10 +173,10 @@ class NeoXDecoderLayer(nn.Module):
         self.parallel = build.config.parallel_residual
 
     def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-        attended = self.attention(self.input_layernorm(x), places)
+        attention_out = self.attention(self.input_layernorm(x), places)
         if self.parallel:
-            return x + attended + self.mlp(self.post_attention_layernorm(x))
-        x = x + attended
+            return x + attention_out + self.mlp(self.post_attention_layernorm(x))
+        x = x + attention_out
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -209,8 +211,8 @@ class WeighedLoss(nn.Module):
         best = logits.max(-1).values
         dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
         local = targets - get_tensor_model_parallel_rank() * rows
-        own = logits.gather(-1, local.clamp(0, rows - 1)[..., None])[..., 0]
-        hits = ((local >= 0) & (local < rows) & (own == best)).float()
+        label_logits = logits.gather(-1, local.clamp(0, rows - 1)[..., None])[..., 0]
+        hits = ((local >= 0) & (local < rows) & (label_logits == best)).float()
         dist.all_reduce(hits, op=dist.ReduceOp.MAX, group=group)
         return hits
 
@@ -325,7 +327,7 @@ def layer_class(shape: ModelShape) -> type[nn.Module]:
     return NeoXDecoderLayer if shape.family == "gpt_neox" else LlamaDecoderLayer
 
 
-def _joined(heads: torch.Tensor) -> torch.Tensor:
+def _merge_heads(heads: torch.Tensor) -> torch.Tensor:
     """[B, heads, S, head size] -> [S, B, heads x head size]."""
     return heads.permute(2, 0, 1, 3).flatten(2)
 
@@ -336,5 +338,5 @@ def _activation(name: str) -> Any:
     return F.silu if name == "silu" else ACT2FN[name]
 
 
-def _with_gradient(_module: nn.Module, _args: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
+def _with_gradient(_module: nn.Module, _args: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    return hidden_states.requires_grad_() if torch.is_grad_enabled() else hidden_states

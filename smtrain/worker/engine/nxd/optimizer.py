@@ -47,7 +47,7 @@ def groups(
             return 0.0  # the first stage's embedding counts for both
         return 1.0 / (layout.shard(parts[name], tp_rank).copies * replicas)
 
-    return _grouped(((p, share(name)) for name, p in parameters), weight_decay)
+    return _group_by_decay(((p, share(name)) for name, p in parameters), weight_decay)
 
 
 def adapter_groups(
@@ -59,21 +59,21 @@ def adapter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups of LoRA's factors only; `layout` is theirs."""
     factors = ((factor_of(name), p) for name, p in parameters)
-    counted = (
+    factor_shares = (
         (p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None
     )
-    return _grouped(counted, weight_decay)
+    return _group_by_decay(factor_shares, weight_decay)
 
 
-def _grouped(
+def _group_by_decay(
     parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float
 ) -> list[dict[str, Any]]:
     by_kind: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for parameter, share in parameters:
         by_kind.setdefault((parameter.ndim > 1, share), []).append(parameter)
     return [
-        {"params": members, "weight_decay": weight_decay if decayed else 0.0, SHARE: share}
-        for (decayed, share), members in sorted(
+        {"params": members, "weight_decay": weight_decay if is_decayed else 0.0, SHARE: share}
+        for (is_decayed, share), members in sorted(
             by_kind.items(), key=lambda item: item[0], reverse=True
         )
     ]
@@ -99,23 +99,27 @@ class ClippedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Clip, then update."""
-        updated = [
+        groups_with_gradients = [
             (group, [p for p in group["params"] if p.grad is not None])
             for group in self.param_groups
         ]
         total = torch.stack(
-            [group[SHARE] * p.grad.float().square().sum() for group, own in updated for p in own]
+            [
+                group[SHARE] * p.grad.float().square().sum()
+                for group, parameters in groups_with_gradients
+                for p in parameters
+            ]
         ).sum()
         torch.distributed.all_reduce(total)
         self.norm = total.sqrt()
         if self.clip:
             factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
-            for _, own in updated:
-                for p in own:
+            for _, parameters in groups_with_gradients:
+                for p in parameters:
                     p.grad.mul_(factor.to(p.grad.dtype))
-        for group, own in updated:
-            if own:
-                self._update(group, own)
+        for group, parameters in groups_with_gradients:
+            if parameters:
+                self._update(group, parameters)
         self.finite = torch.stack(
             [p.isfinite().all() for group in self.param_groups for p in group["params"]]
         ).all()
@@ -132,21 +136,23 @@ class ClippedAdamW(torch.optim.AdamW):
             bool(p.cpu().isfinite().all()) for p in parameters
         )  # on the host: the device needs no graph for it
 
-    def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
+    def _update(self, group: dict[str, Any], parameters: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]
-        states = [self.state_of(p) for p in own]
+        states = [self.state_of(p) for p in parameters]
         steps = float(states[0]["step"]) + 1
         changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
-        kept, size, correction = (
-            torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
+        decay_factor, size, correction = (
+            torch.tensor([*changing, math.sqrt(1.0 - second**steps)])
+            .to(parameters[0].device)
+            .unbind()
         )
-        for p, state in zip(own, states, strict=True):
+        for p, state in zip(parameters, states, strict=True):
             assert p.grad is not None
             state["step"].fill_(steps)
             average, square = state["exp_avg"], state["exp_avg_sq"]
             average.lerp_(p.grad, 1.0 - first)
             square.mul_(second).addcmul_(p.grad, p.grad, value=1.0 - second)
-            p.mul_(kept).add_(size * average / (square.sqrt() / correction + group["eps"]))
+            p.mul_(decay_factor).add_(size * average / (square.sqrt() / correction + group["eps"]))
 
     def state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """The state of a parameter, as torch's AdamW keeps it.

@@ -63,7 +63,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
     except OSError as error:
         fault = f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} was not begun")
-    about = {
+    record = {
         "format": completeness.FORMAT,
         "version": completeness.VERSION,
         "step": step,
@@ -77,7 +77,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
             tag=path.name,
             model=engine.model,
             optimizer=engine.optimizer,
-            user_content=about,
+            user_content=record,
             use_xser=engine.saving.form == "xser",
             num_kept_ckpts=None,
             async_save=engine.saving.asynchronous,
@@ -87,7 +87,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
             f"checkpoint {path.name} was not written: {error.strerror or error}; check the disk"
             f" ({path}), or raise compute.volume_gb"
         ) from None
-    engine.saving.pending = path, about
+    engine.saving.pending = path, record
 
 
 def finish(engine: NxdEngine) -> int | None:
@@ -120,14 +120,14 @@ def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
     record = completeness.read(checkpoint)
     fault = completeness.fault(checkpoint)
     if fault is None and isinstance(record, dict):
-        there, here = record["made_by"], _made_by(engine)
-        if other := [
-            f"{key} {there.get(key)} (here {here[key]})"
-            for key in here
-            if there.get(key) != here[key]
+        writer, reader = record["made_by"], _made_by(engine)
+        if differences := [
+            f"{key} {writer.get(key)} (here {reader[key]})"
+            for key in reader
+            if writer.get(key) != reader[key]
         ]:
             fault = (
-                f"it was written with {', '.join(other)}, and NxD's optimizer state fits only what"
+                f"it was written with {', '.join(differences)}, and NxD's optimizer state fits only what"
                 " wrote it; restore that, or start another run from the weights (`smtrain"
                 " convert`)"
             )
@@ -159,18 +159,18 @@ def _made_by(engine: NxdEngine) -> dict[str, Any]:
 def _complete(engine: NxdEngine) -> None:
     """Write the record of a checkpoint once every rank has written its part."""
     assert engine.saving.pending is not None
-    path, about = engine.saving.pending
+    path, record = engine.saving.pending
     engine.saving.pending = None
     everyone, fault = engine.everyone, None
-    together: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     sums: dict[str, dict[str, Any]] = {}
-    mine = sizes_in(path)
-    for files in everyone.gather(mine if local_rank() == 0 else {}):
-        together.update(files)
-    here = host_of(everyone.gather(local_rank()), everyone.rank)
-    own = deal([mine] * len(here), mine)[everyone.rank - here.start]
+    own_sizes = sizes_in(path)
+    for files in everyone.gather(own_sizes if local_rank() == 0 else {}):
+        sizes.update(files)
+    host_ranks = host_of(everyone.gather(local_rank()), everyone.rank)
+    own_files = deal([own_sizes] * len(host_ranks), own_sizes)[everyone.rank - host_ranks.start]
     try:
-        hashes = {name: sums_of(path / name, "sha256", "crc32") for name in own}
+        hashes = {name: sums_of(path / name, "sha256", "crc32") for name in own_files}
     except OSError as error:
         hashes, fault = {}, f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
@@ -179,11 +179,11 @@ def _complete(engine: NxdEngine) -> None:
     try:
         if everyone.rank == 0:
             engine.allowed()
-            kept = {
+            file_hashes = {
                 kind: {name: sums[name][kind] for name in sorted(sums)}
                 for kind in ("sha256", "crc32")
             }
-            completeness.write(path, {**about, "files": together, **kept})
+            completeness.write(path, {**record, "files": sizes, **file_hashes})
     except OSError as error:
         fault = f"{error.strerror or error}; check the disk ({path})"
     except SmtrainError as error:

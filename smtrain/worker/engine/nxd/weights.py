@@ -35,19 +35,23 @@ def fill(
         for p in range(layout.pp)
         for tensor in stored(layout, p, "grouped")
     }
-    known = set(source.names())
+    source_names = set(source.names())
     exact: dict[str, torch.Tensor] = {}
     rank, size = dp
     for name, parameter in parameters:
         if factor_of(name) is not None:
             continue
-        values = torch.cat([_local(part, source, known, layout, tp_rank) for part in parts[name]])
-        rounded = values.to(parameter.dtype)
-        parameter.data.copy_(rounded)
-        if values.dtype != rounded.dtype:
+        values = torch.cat(
+            [_local(part, source, source_names, layout, tp_rank) for part in parts[name]]
+        )
+        rounded_values = values.to(parameter.dtype)
+        parameter.data.copy_(rounded_values)
+        if values.dtype != rounded_values.dtype:
             rows = -(-values.shape[0] // size)
-            mine = values[rank * rows : (rank + 1) * rows].float()
-            exact[name] = torch.cat([mine, mine.new_zeros(rows - mine.shape[0], *mine.shape[1:])])
+            own_rows = values[rank * rows : (rank + 1) * rows].float()
+            exact[name] = torch.cat(
+                [own_rows, own_rows.new_zeros(rows - own_rows.shape[0], *own_rows.shape[1:])]
+            )
     return exact
 
 
@@ -74,16 +78,22 @@ def begin_with(
 ) -> None:
     """Give the library's ZeRO-1 the source's fp32 values; it has taken the rounded ones."""
     names = {id(parameter): name for name, parameter in parameters}
-    for group, own in zip(zero1.param_groups, zero1.base_optimizer.param_groups, strict=True):
-        for parameter, master in zip(group["params"], own["params"], strict=True):
+    for group, master_group in zip(
+        zero1.param_groups, zero1.base_optimizer.param_groups, strict=True
+    ):
+        for parameter, master in zip(group["params"], master_group["params"], strict=True):
             if (values := exact.get(names[id(parameter)])) is not None:
                 master.data.copy_(values.to(master.device))
 
 
 def _local(
-    name: str, source: WeightSource | RandomWeights, known: set[str], layout: Layout, tp_rank: int
+    name: str,
+    source: WeightSource | RandomWeights,
+    source_names: set[str],
+    layout: Layout,
+    tp_rank: int,
 ) -> torch.Tensor:
-    stored_as = name_in(source, known, layout, name)
+    stored_as = name_in(source, source_names, layout, name)
     return _cut(lambda *part: source.read(stored_as, *part), layout, name, tp_rank)
 
 
@@ -94,5 +104,11 @@ def _cut(
     if shard.dim is None:
         return read()
     part = torch.cat([read(shard.dim, start, stop) for start, stop in shard.ranges], shard.dim)
-    missing = shard.size - part.shape[shard.dim]  # rows of a vocabulary that tp does not divide
-    return part if not missing else torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
+    missing_rows = (
+        shard.size - part.shape[shard.dim]
+    )  # rows of a vocabulary that tp does not divide
+    return (
+        part
+        if not missing_rows
+        else torch.cat([part, part.new_zeros(missing_rows, *part.shape[1:])])
+    )
