@@ -142,10 +142,10 @@ def retry(
     waits: Sequence[float] = WAITS,
     min_wait: Callable[[Exception], float | None] = may_pass,
 ) -> T:
-    """Call until it succeeds, again after each of `waits`, or after `least(error)` seconds if that
-    is longer.
+    """Call until it succeeds, again after each of `waits`, or after `min_wait(error)` seconds if
+    that is longer.
 
-    Raises the error of the last try, or one for which `least` returns None.
+    Raises the error of the last try, or one for which `min_wait` returns None.
     """
     for wait in (*waits, None):
         try:

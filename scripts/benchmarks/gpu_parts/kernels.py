@@ -206,9 +206,9 @@ def loss(bench: Bench) -> None:
 
     compiled = torch.compile(plain, dynamic=False)
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        "smtrain": lambda: stage.loss_sum(stage.hidden(ids), labels, one),
-        "torch": lambda: plain(F.linear(stage.hidden(ids), head)),
-        "torch compiled": lambda: compiled(F.linear(stage.hidden(ids), head)),
+        "smtrain": lambda: stage.loss_sum(stage.hidden_states(ids), labels, one),
+        "torch": lambda: plain(F.linear(stage.hidden_states(ids), head)),
+        "torch compiled": lambda: compiled(F.linear(stage.hidden_states(ids), head)),
     }
     if has_liger(bench, "loss", "Liger"):
         try:
@@ -217,7 +217,9 @@ def loss(bench: Bench) -> None:
             )
 
             fused = LigerFusedLinearCrossEntropyLoss(reduction="sum")
-            ways["Liger"] = lambda: fused(head, stage.hidden(ids).flatten(0, 1), labels.flatten())
+            ways["Liger"] = lambda: fused(
+                head, stage.hidden_states(ids).flatten(0, 1), labels.flatten()
+            )
         except ModuleNotFoundError:
             bench.emit(
                 row="loss",
@@ -225,7 +227,7 @@ def loss(bench: Bench) -> None:
                 role="peer",
                 missing="not installed: pip install liger-kernel",
             )
-    below = 0.0 if bench.toy else timed(bench, lambda: stage.hidden(ids).sum().backward())
+    below = 0.0 if bench.toy else timed(bench, lambda: stage.hidden_states(ids).sum().backward())
     for system, way in ways.items():
         for on in (False, True):
             title = system + (", deterministic" if on else "")

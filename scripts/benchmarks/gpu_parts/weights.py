@@ -39,7 +39,7 @@ class DrawnEngine(NativeEngine):
     @torch.no_grad()
     def begin_from(self, weights: Any) -> None:
         assert isinstance(weights, RandomWeights)
-        for name, parameter in self.stage.own():
+        for name, parameter in self.stage.named_own_parameters():
             values = drawn(self.shape, name, tuple(parameter.shape), parameter.device)
             if self.lora is None:
                 self.optimizer.take(name, values)

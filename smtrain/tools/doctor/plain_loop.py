@@ -34,7 +34,7 @@ class DrawnWeights(RandomWeights):
     def _make_tensor(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
         if self._device.type != "cuda" or len(shape) == 1:
-            return super()._made(name)
+            return super()._make_tensor(name)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
         return torch.empty(shape, device=self._device).normal_(0.0, 0.02, generator=generator).cpu()
 

@@ -365,9 +365,9 @@ class Engine(Protocol):
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have
         arrived.
 
-        Every host deletes on its own disk. Rank 0 calls `arrived` to find out which are whole in
-        S3; without it the disks count. `distrusted` checkpoints, named relative to the prefix, do
-        not count as whole; `spared` ones stay whatever their age.
+        Every host deletes on its own disk. Rank 0 calls `has_arrived` to find out which are whole
+        in S3; without it the disks count. `distrusted_names`, relative to the prefix, do not count
+        as whole; `retained_names` stay whatever their age.
         """
         ...
 

@@ -91,7 +91,7 @@ class _Writing(threading.Thread):
 
 
 class Saver:
-    """The saves of one engine, one at a time; `allowed` is `Engine.allowed`."""
+    """The saves of one engine, one at a time; `require_owner` is `Engine.require_owner`."""
 
     def __init__(
         self,

@@ -76,8 +76,8 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Position:
-    """Makes the state that checkpoints of this attempt keep; `before` is that of the checkpoint it
-    resumed from.
+    """Makes the state that checkpoints of this attempt keep; `resumed_state` is that of the
+    checkpoint it resumed from.
     """
 
     config: JobConfig

@@ -36,7 +36,7 @@ class Destination:
 
         Raises `OwnerError`, which names the owner, if another job has them.
         """
-        self.line, self._say, self._in_job = lineage, say, bool(container.job)
+        self.lineage, self._say, self._in_job = lineage, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""
         self._there: set[str] = set()
         self._s3: Any = None
@@ -84,10 +84,10 @@ class Destination:
 
         Without access to S3 we assume that all but the newest are.
         """
-        name = self.line.name(checkpoint)
+        name = self.lineage.name(checkpoint)
         if not self._in_job or self._shared or name in self._there:
             return True
-        older = checkpoint != self.line.checkpoints()[-1][1]
+        older = checkpoint != self.lineage.checkpoints()[-1][1]
         if self._s3 is None:
             return older
         try:
@@ -111,18 +111,20 @@ class Destination:
         """
         if not self._in_job or self._shared or self._fence:
             return set()
-        other_checkpoints = lines_in(self.line.root).left(self.line.parts[1:])
+        other_checkpoints = lines_in(self.lineage.root).left(self.lineage.parts[1:])
         return {
             name
             for _, name in other_checkpoints
-            if not any((self.line.root / name / record).exists() for record in RECORDS.values())
+            if not any((self.lineage.root / name / record).exists() for record in RECORDS.values())
         }
 
     def wait(self, seconds: float) -> None:
         """Wait until the newest checkpoint has arrived; not at all without access to S3."""
         if self._s3 is not None:
             poll(
-                lambda: all(self.has_arrived(folder) for _, folder in self.line.checkpoints()[-1:]),
+                lambda: all(
+                    self.has_arrived(folder) for _, folder in self.lineage.checkpoints()[-1:]
+                ),
                 0.5,
                 seconds,
             )
@@ -152,7 +154,7 @@ class Destination:
             try:
                 self._fence.keep()
             except OwnerError:
-                return  # `allowed` raises it before the next manifest
+                return  # `require_owner` raises it before the next manifest
             except Exception as error:
                 self._say(
                     f"the ownership of the checkpoints could not be renewed ({_short(error)});"

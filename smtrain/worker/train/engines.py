@@ -127,7 +127,7 @@ def lora_of(config: JobConfig, model_config: dict[str, Any]) -> Lora | None:
 def build(
     config: JobConfig, model_config: dict[str, Any], weights: WeightSource | RandomWeights | None
 ) -> Engine:
-    """Build the engine with its weights; `described` is the model's config.json."""
+    """Build the engine with its weights; `model_config` is the model's config.json."""
     options = ParallelOptions.of(config)
     optimizer, seed, lora = (
         OptimizerOptions.of(config.train),

@@ -156,7 +156,7 @@ class RoutingWatch:
     """
 
     def __init__(self, *, has_frozen_routers: bool = False) -> None:
-        """Routers are `frozen` if only adapters are trained: no auxiliary loss moves them."""
+        """`has_frozen_routers` if only adapters are trained: no auxiliary loss moves routers."""
         self._remedy = (
             "lower train.lr" if has_frozen_routers else "raise train.aux_loss, or lower train.lr"
         )
@@ -196,8 +196,8 @@ class PairWatch:
     """
 
     def __init__(self, precision: str, *, has_reference: bool = True, fresh: bool = True) -> None:
-        """Without a reference (`referred`) rewards do not begin at 0, so only their difference says
-        anything; a run that resumes is not `fresh`.
+        """Without a reference (`has_reference`) rewards do not begin at 0, so only their difference
+        says anything; a run that resumes is not `fresh`.
         """
         self._precision, self._referred, self._at_once = precision, has_reference, fresh
         self._steps: deque[PairMetrics] = deque(maxlen=HISTORY)

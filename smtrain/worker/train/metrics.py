@@ -144,9 +144,9 @@ class MetricsLog:
         """Record one step with its samples, and the validation after it.
 
         Rates are the mean from the time at which the device had the last record's numbers to the
-        time at which it had these, without the time of the validation. `waited` is the total time
-        that the run had waited for data when the step began, in seconds. A skipped step has
-        `skipped` instead of its norm, which is not finite.
+        time at which it had these, without the time of the validation. `wait_seconds` is the total
+        time that the run had waited for data when the step began. A skipped step has `skipped`
+        instead of its norm, which is not finite.
         """
         validation_seconds = validation.seconds if validation else 0.0
         ready = time.perf_counter() - validation_seconds if result.ready is None else result.ready

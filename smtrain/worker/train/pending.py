@@ -30,7 +30,7 @@ class PendingStep(NamedTuple):
 
     def read(self, previous_ready: float) -> StepResult:
         """Wait for the result, and note when the device had it; it had that of the step before at
-        `before`.
+        `previous_ready`.
 
         The host can read it a step later, or two results at once, so the time of reading says
         nothing about the step.
@@ -50,8 +50,8 @@ def ready_time(previous_ready: float, launch_time: float, read_began: float, rea
     """Estimate when the device had the numbers of a step from the times of the host.
 
     A read that had to wait ends at that time. If it had not, the device is faster than the host and
-    works off each launch at once: the last one, unless the device was busy with the step `before`
-    until later.
+    works off each launch at once: the last one, unless the device was busy with the step before
+    until `previous_ready`.
     """
     if read - read_began > MIN_WAIT:
         return read

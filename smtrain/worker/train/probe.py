@@ -224,7 +224,7 @@ def _seconds(
 
 
 def _mean(work: Callable[[], object], is_unfinished: Callable[[int, float], bool]) -> float:
-    """Mean seconds of the calls for which `more`, given their number and seconds so far, asks."""
+    """Mean seconds of a call; `is_unfinished` gets the calls and seconds so far before each."""
     began, calls = time.perf_counter(), 0
     while is_unfinished(calls, time.perf_counter() - began):
         work()

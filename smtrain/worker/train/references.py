@@ -59,8 +59,8 @@ class References:
         checkpoints: Path,
         resumed_digest: str | None,
     ) -> None:
-        """`source` has the reference's weights; None: they are gone, and `resumed` is their digest
-        in a checkpoint.
+        """`source` has the reference's weights; None: they are gone, and `resumed_digest` is their
+        digest in a checkpoint.
 
         Raises `CheckpointError` on every rank if the file with the numbers is damaged, or of
         another reference.
@@ -116,12 +116,12 @@ class References:
         beat: Callable[[str], None],
         is_stopped: StopCheck,
     ) -> None:
-        """Give the pairs of all `parts` their numbers, by a pass over them unless they are `known`.
+        """Give the pairs of all `parts` their numbers, by a pass over them unless `is_complete`.
 
         Collective.
 
-        The engine has the weights of the run's start, which `start` can fill in again. If it is
-        `stopped`, the pairs stay without numbers, and no step may follow.
+        The engine has the weights of the run's start, which `start` can fill in again. If
+        `is_stopped` becomes true, the pairs stay without numbers, and no step may follow.
         """
         if self._none:
             return

@@ -79,8 +79,8 @@ def start(config: JobConfig, container: Container) -> None:
     choice = _choose(config, lineage, records, gather)
     resume = Resume(choice, records, gather, config)
     references = _references(config, container, base_config, manifest, choice, gather)
-    # The weights that a run starts from are those of `given`, whose rotary embeddings model.rope
-    # replaces.
+    # The weights that a run starts from are those of `base_config`, whose rotary embeddings
+    # model.rope replaces.
     engine, model = _build_engine(
         config, container, base_config, model_config, manifest, choice, gather, references
     )
@@ -111,7 +111,7 @@ def start(config: JobConfig, container: Container) -> None:
     trackers = trackers_of(config, container) if engine.rank == 0 else []
     lineage = lineage.begun(good.step if good else None)
     if destination:
-        destination.line, engine.require_owner = lineage, destination.require_owner
+        destination.lineage, engine.require_owner = lineage, destination.require_owner
         lineage.record()
     log = _log(config, container, engine, shape, good, trackers) if engine.rank == 0 else None
     validator = _validator(config, container, manifest, engine, held_out, state.get("validation"))

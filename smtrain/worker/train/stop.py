@@ -46,7 +46,7 @@ class StopRequest:
 
 
 class FirstStep:
-    """Ends the process with status 0 some seconds after SIGTERM, unless `done` was called.
+    """Ends the process with status 0 some seconds after SIGTERM, unless `mark_done` was called.
 
     There is nothing to save yet, and the first step can take hours to compile. Python runs no
     signal handler while a library compiles, but writes the signal's number to a pipe at once; a

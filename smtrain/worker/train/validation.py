@@ -63,8 +63,9 @@ class ValidationResult:
 class Validator:
     """Validates every `options.interval` steps, and at the first and the last step of a run.
 
-    `before` is the state that `kept` returned for the checkpoint to resume from. `answers` prints
-    sample answers. All methods are collective, except `kept`, `spared` and `saved`.
+    `previous_state` is the state that `checkpoint_state` returned for the checkpoint to resume
+    from. `answers` prints sample answers. All methods are collective, except `checkpoint_state`,
+    `retained_checkpoints` and `note_saved`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Validator:
     def judge(
         self, step: int, beat: Callable[[str], None], is_stopped: Callable[[], bool]
     ) -> ValidationResult | None:
-        """Validate after `step`; None if it was `stopped` before the end."""
+        """Validate after `step`; None if `is_stopped` was true before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
         margins: list[float] = []
         for number in range(self._held_out.batches):

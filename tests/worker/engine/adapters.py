@@ -331,9 +331,13 @@ def frozen(
     )
     return {
         "unchanged": torch.equal(before, e.stage.dense.flat),
-        "gradients": [name for name, p in e.stage.own() if p.grad is not None or p.requires_grad],
+        "gradients": [
+            name
+            for name, p in e.stage.named_own_parameters()
+            if p.grad is not None or p.requires_grad
+        ],
         "dtypes": (
-            {str(p.dtype) for _, p in e.stage.own()}
+            {str(p.dtype) for _, p in e.stage.named_own_parameters()}
             | {str(p.dtype) for p in e.stage.trained.parameters.values()}
         ),
         "numbers": max(len(t) for t in state),

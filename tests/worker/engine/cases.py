@@ -441,7 +441,7 @@ def parameter_norms(
     e = engine(config, options)
     result = e.step(*own(e, batch(config, 0)), lr(0))
     whole: dict[str, float] = {}
-    for name, parameter in e.stage.own() if e.world_size == 1 else ():
+    for name, parameter in e.stage.named_own_parameters() if e.world_size == 1 else ():
         if parameter.requires_grad:
             whole[name] = float(parameter.detach().double().norm())
     return result.param_norms, whole

@@ -7,7 +7,7 @@ windows and sinks have `DocumentBounds` in place of a mask, so that time and mem
 documents. Elsewhere packed rows have block-diagonal masks, so that samples do not see each other.
 
 With context parallelism a rank has a part of every row, whose positions are those in the whole row;
-`CutRows` stands in the place of a mask.
+`ContextParallelRows` stands in the place of a mask.
 
 Positions and the numbers of samples are computed on the host, which has the segments anyway, and
 arrive in 32 bits: Neuron has no kernel for a running maximum, and computes 64 bits by way of the
@@ -95,8 +95,8 @@ class AttentionContext:
         over the row).
 
         The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows
-        `CutRows`, and on CUDA `DocumentBounds`. `length` counts own tokens, `segments` has whole
-        rows.
+        `ContextParallelRows`, and on CUDA `DocumentBounds`. `length` counts own tokens, `segments`
+        has whole rows.
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host
         numbers the samples of a row; None makes every row one sample.
@@ -162,8 +162,8 @@ class AttentionContext:
         ]
 
     def _documents(self, positions: torch.Tensor) -> dict[int | None, Any]:
-        """`DocumentBounds`, or `CutRows` with them, for each window, by positions [B, S] on the
-        host.
+        """`DocumentBounds`, or `ContextParallelRows` with them, for each window, by positions [B, S]
+        on the host.
         """
         mesh, windows = self._mesh, {*self._windows}
         if mesh.cp > 1:

@@ -136,7 +136,7 @@ def _group_heads(x: torch.Tensor, key: torch.Tensor, chunk: _QueryChunk) -> torc
 
 
 def _by_token(x: torch.Tensor, chunk: _QueryChunk) -> torch.Tensor:
-    """The opposite of `_grouped`: [n, heads, D]."""
+    """The opposite of `_group_heads`: [n, heads, D]."""
     return (
         x.view(x.shape[0], -1, chunk.stop - chunk.start, x.shape[2])
         .permute(2, 0, 1, 3)

@@ -7,9 +7,9 @@ it runs.
 | a tensor, true for keys that a query sees | the CPU and Neuron; generation | torch's SDPA |
 | None or a tensor, and sinks (gpt-oss) | the CPU and Neuron; generation | `sinks` |
 | `DocumentBounds` | CUDA: documents, windows, sinks, or no FlashAttention | `varlen` |
-| `CutRows` | context parallelism | `cut_rows`: one of the above for each chunk |
+| `ContextParallelRows` | context parallelism | `cut_rows`: one of the above for each chunk |
 
-`AttentionContext` and `Remembering` choose the mask.
+`AttentionContext` and `CachedStage` choose the mask.
 """
 
 from __future__ import annotations

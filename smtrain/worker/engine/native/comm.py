@@ -167,8 +167,8 @@ class ProcessMesh:
         self.cp_group = self.subgroup("shard", of_cp)
         """The ranks that share this one's sequences; None if cp is 1."""
         self.ep = options.ep
-        self.alike = ReplicaGroup(self.shards, self.shard_rank, self.shard_group)
-        self.expert_alike, self.ep_rank, self.ep_group = self.alike, 0, self.shard_group
+        self.replicas = ReplicaGroup(self.shards, self.shard_rank, self.shard_group)
+        self.expert_replicas, self.ep_rank, self.ep_group = self.replicas, 0, self.shard_group
         if self.ep > 1:
             self._divide_experts()
         if self.pp > 1:
@@ -240,7 +240,7 @@ class ProcessMesh:
         replica_group = self.subgroup(
             "shard", [range(e, self.shards, self.ep) for e in range(self.ep)]
         )
-        self.expert_alike = ReplicaGroup(blocks, index, replica_group)
+        self.expert_replicas = ReplicaGroup(blocks, index, replica_group)
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no
@@ -391,8 +391,8 @@ class Numbers:
     """Numbers of the device, fp32, sent to the host in one message as soon as they exist."""
 
     def __init__(self, values: Sequence[torch.Tensor], previous: Numbers | None = None) -> None:
-        """`values` are of one dimension or none; `before` are the numbers of the step before, which
-        are read first.
+        """`values` are of one dimension or none; `previous` are the numbers of the step before,
+        which are read first.
         """
         self._values, self._made, self._before = (
             torch.cat([v.reshape(-1) for v in values]),

@@ -137,7 +137,7 @@ def _less_target(
 def _through_bounds(
     gradient: torch.Tensor, logits: torch.Tensor, divisor: float, cap: float | None
 ) -> torch.Tensor:
-    """The gradient of a product from that of `bounded`'s logits, in place."""
+    """The gradient of a product from that of `scale_and_cap`'s logits, in place."""
     if cap is not None:
         tangent = logits.to(torch.float32, copy=True).div_(cap)
         gradient = gradient.mul_(tangent.mul_(tangent).mul_(-1).add_(1))

@@ -155,8 +155,8 @@ def _heads_forward(
     head_params: _Heads,
     number: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own`
-    are theirs.
+    """Outputs [B, S, heads, D] of the heads in `qkv` before their norm; `taps` [C, taps] and
+    `head_params` are theirs.
     """
     conv_out = _causal_conv(qkv, taps, number)
     return _rows(delta_rule(*_rule_inputs(net, conv_out, b, a, head_params), number), qkv.dtype)
@@ -214,7 +214,7 @@ def _next(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_ruled` of one more token."""
+    """`_delta_rule_with_state` of one more token."""
     state = state * decay[..., None].exp()
     state = state + k.transpose(-1, -2) @ ((v - k @ state) * beta[..., None])
     return q * q.shape[-1] ** -0.5 @ state, state
@@ -228,8 +228,8 @@ def _rows(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _rule_inputs(
     net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, head_params: _Heads
 ) -> _Inputs:
-    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `own` are the
-    heads in it.
+    """q, k, v, decay and beta of `delta_rule`, from the output of the convolution; `head_params` are
+    those of the heads in it.
     """
     activations = ACT2FN[net.activation](qkv)
     times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
@@ -237,7 +237,7 @@ def _rule_inputs(
     q, k, v = torch.split(activations, [keys, keys, values], -1)
 
     def heads(x: torch.Tensor, repeats: int, size: int) -> torch.Tensor:
-        """fp32 [B, heads, S, D]; each key head serves `often` neighbours."""
+        """fp32 [B, heads, S, D]; each key head serves `repeats` neighbours."""
         x = x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, repeats, -1).flatten(2, 3)
         return x.transpose(1, 2).float()
 

@@ -70,7 +70,7 @@ class NativeEngine:
         self.config, self.options = config, (options := compilable(options, self.device.type))
         if self.device.type != "cpu":
             comm.be_deterministic(options.deterministic)
-        self.allowed: Callable[[], None] = lambda: None
+        self.require_owner: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.layout = Layout(
             self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None, ep=options.ep
@@ -80,7 +80,7 @@ class NativeEngine:
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
         self.parameters = self.shape.parameters()
         self.lora = lora
-        self.trained = (
+        self.trained_count = (
             self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
         )
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
@@ -98,7 +98,7 @@ class NativeEngine:
         self._numbers: Numbers | None = None
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = Saver(
-            self.mesh, persist.StageContents(self), lambda: self.allowed(), self.device.type
+            self.mesh, persist.StageContents(self), lambda: self.require_owner(), self.device.type
         )
 
     def step(

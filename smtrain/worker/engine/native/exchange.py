@@ -60,11 +60,11 @@ class GradientSums:
         gradients: Gradients,
         late_names: Collection[str],
     ) -> None:
-        """`late` names parameters whose gradients change once more between the backward pass and
-        `finish`.
+        """`late_names` are those of parameters whose gradients change once more between the backward
+        pass and `finish`.
         """
         grad = gradients.flat
-        self._alike, self._grad = replicas, grad
+        self._replicas, self._grad = replicas, grad
         self._ranks = [] if replicas.group is None else dist.get_process_group_ranks(replicas.group)
         self._backend = dist.get_backend(replicas.group)
         shard = len(grad) // replicas.size
@@ -100,7 +100,7 @@ class GradientSums:
                 -span.start,
             )  # vectors are ready when the first layer is
 
-        self._spans = sorted(spans_of(table, shard, self._alike.size), key=order)
+        self._spans = sorted(spans_of(table, shard, self._replicas.size), key=order)
         self._of_span = [0] * len(self._spans)
         for name, start, stop in entries:
             span_indices = [
@@ -134,12 +134,14 @@ class GradientSums:
         span = self._spans[len(self._works)]
         span_grad = self._grad[span.start : span.stop]
         self._works.append(
-            dist.reduce(span_grad, self._ranks[span.owner], group=self._alike.group, async_op=True)
+            dist.reduce(
+                span_grad, self._ranks[span.owner], group=self._replicas.group, async_op=True
+            )
         )
 
     def finish(self) -> None:
         """Send the remaining spans, and wait for all."""
-        if self._alike.size == 1:
+        if self._replicas.size == 1:
             return
         with part("data parallel"):
             if self._spans:
@@ -149,9 +151,9 @@ class GradientSums:
                     work.wait()
                 self._works, self._missing = [], None
             elif self._backend == "gloo":
-                dist.all_reduce(self._grad, group=self._alike.group)
+                dist.all_reduce(self._grad, group=self._replicas.group)
             else:
-                scatter_sum_into(self.own, self._grad, group=self._alike.group)
+                scatter_sum_into(self.own, self._grad, group=self._replicas.group)
 
 
 class WeightShares:
@@ -165,7 +167,7 @@ class WeightShares:
         The number `layers` itself stands for what comes after them; other parameters are needed
         before the first layer.
         """
-        replicas = self._alike = flat_parameters.replicas
+        replicas = self._replicas = flat_parameters.replicas
         self._flat = flat_parameters.flat
         self._ranks = [] if replicas.group is None else dist.get_process_group_ranks(replicas.group)
         self._backend = dist.get_backend(replicas.group)
@@ -192,9 +194,9 @@ class WeightShares:
             self._before[layer] = max(self._before[layer], *(i + 1 for i in span_indices), 0)
 
     def send(self) -> None:
-        """Begin to send; `before` and `settle` wait."""
+        """Begin to send; `wait_for_layer` and `settle` wait."""
         self.settle()
-        if self._alike.size == 1:
+        if self._replicas.size == 1:
             return
         with part("data parallel"):
             if self._spans:
@@ -202,17 +204,19 @@ class WeightShares:
                     span_values = self._flat[span.start : span.stop]
                     source = self._ranks[span.owner]
                     self._works.append(
-                        dist.broadcast(span_values, source, group=self._alike.group, async_op=True)
+                        dist.broadcast(
+                            span_values, source, group=self._replicas.group, async_op=True
+                        )
                     )
                 return
             own_part = self._flat[
-                self._alike.rank * self._shard : (self._alike.rank + 1) * self._shard
+                self._replicas.rank * self._shard : (self._replicas.rank + 1) * self._shard
             ]
             send_buffer = (
                 own_part if self._backend == "nccl" else own_part.clone()
             )  # NCCL gathers in place
             self._works.append(
-                gather_into(self._flat, send_buffer, group=self._alike.group, async_op=True)
+                gather_into(self._flat, send_buffer, group=self._replicas.group, async_op=True)
             )
 
     def wait_for_layer(self, layer: int) -> None:

@@ -156,7 +156,7 @@ class Mixture(nn.Module):
     def adapt(
         self, parameters: Mapping[str, nn.Parameter], lora: Lora, dropout: Dropout | None
     ) -> None:
-        """Add the factors of the experts that `lora` adapts; `held` has them by name."""
+        """Add the factors of the experts that `lora` adapts; `parameters` has them by name."""
         self._dropout = dropout if lora.of_experts else None
         for leaf in (target.rpartition(".")[2] for target in lora.of_experts):
             at = f"{self._prefix}{self._names.path}.{leaf}"
@@ -317,7 +317,9 @@ class Mixture(nn.Module):
     def _compute_experts(
         self, rows: torch.Tensor, blocks: RowBlocks, choices: torch.Tensor | None
     ) -> torch.Tensor:
-        """The outputs of this rank's experts for its blocks of rows; `choices` as in `_inside`."""
+        """The outputs of this rank's experts for its blocks of rows; `choices` as in
+        `_forward_experts`.
+        """
 
         def add_adapter(leaf: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return self._factors[leaf](x, y, blocks, choices) if leaf in self._factors else y

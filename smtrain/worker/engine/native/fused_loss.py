@@ -169,7 +169,7 @@ class LinearCrossEntropy:
     def losses(
         self, h: torch.Tensor, labels: torch.Tensor, labelled_rows: LabelledRows | None
     ) -> torch.Tensor:
-        """Compute the losses of `each` without a gradient."""
+        """Compute the losses of `token_losses` without a gradient."""
         pieces = self._pieces(h, labels, labelled_rows=labelled_rows)
         return _spread(
             _concatenate(
@@ -188,8 +188,8 @@ class LinearCrossEntropy:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The sum of the losses, and the gradients of the sum of each loss times its factor.
 
-        `factors` are like `labels`. The gradients are those of `h` and, if `needed`, of the weight,
-        which its sink gets if it has one.
+        `factors` are like `labels`. The gradients are those of `h` and, if `needs_weight`, of the
+        weight, which its sink gets if it has one.
         """
         weight, sink = self._head.weight, self.sink
         totals, of_h, of_weight = [], [], None
@@ -226,7 +226,7 @@ class LinearCrossEntropy:
         self, h: torch.Tensor, *tensors: torch.Tensor, labelled_rows: LabelledRows | None = None
     ) -> Iterator[Any]:
         """Pieces of the rows of `h` [..., H] and of tensors [...]; only of those with labels if
-        `labelled` has them.
+        `labelled_rows` has them.
         """
         flat = [h.reshape(-1, h.shape[-1]), *(x.reshape(-1) for x in tensors)]
         size = self.rows(len(flat[0]))
@@ -293,7 +293,7 @@ class _Sum(torch.autograd.Function):
         (of_h, of_weight), ctx.made = ctx.made, None
         if ctx.sink is not None:
             # not before: the last backward pass is announced after the forward pass
-            ctx.sink.added()
+            ctx.sink.announce_added()
         return of_h, of_weight, None, None, None, None
 
 
@@ -317,7 +317,7 @@ class _TokenLosses(torch.autograd.Function):
         needs_weight = ctx.needs_input_grad[1]
         _, of_h, of_weight = ctx.loss.gradients(h, labels, factors, ctx.labelled, needs_weight)
         if needs_weight and ctx.loss.sink is not None:
-            ctx.loss.sink.added()
+            ctx.loss.sink.announce_added()
         return of_h, of_weight, None, None, None
 
 

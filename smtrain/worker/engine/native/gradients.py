@@ -65,7 +65,7 @@ class Gradients:
         return self._trained.leaf(name).requires_grad
 
     def when_added(self, name: str, callback: Callable[[], None]) -> None:
-        """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
+        """Call `callback` whenever a micro-batch's gradient of a parameter has been added."""
         first = self._trained.first_name(name)
         if first in self._writing:
             self._then.setdefault(first, []).append(callback)
@@ -171,7 +171,7 @@ class FlatParameters:
     layout: Layout
     table: FlatTable
     flat: torch.Tensor
-    """All of them in one buffer, padded to equal parts for the ranks that are `alike`."""
+    """All of them in one buffer, padded to equal parts for the ranks of `replicas`."""
     parameters: dict[str, nn.Parameter]
     """By name; views of `flat`."""
     replicas: ReplicaGroup

@@ -142,7 +142,7 @@ def multiply(
 ) -> torch.Tensor:
     """Each block of rows `x` [R, in] times its matrix of `weight` [E, ...].
 
-    `turned`: a matrix is [out, in], otherwise [in, out]. `sink` takes the gradient of `weight`;
+    `transpose`: a matrix is [out, in], otherwise [in, out]. `sink` takes the gradient of `weight`;
     None: autograd does.
     """
     out: torch.Tensor = _product(x, weight, blocks, transpose, sink)
@@ -204,8 +204,8 @@ def _matrices(
     blocks: RowBlocks,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Matrices [E, M, N] shaped `like` a weight: each block of `left` [R, M], turned, times that of
-    `right` [R, N].
+    """Matrices [E, M, N] shaped `like` a weight: each block of `lhs` [R, M], turned, times that of
+    `rhs` [R, N].
 
     They are written into `out` if it is a tensor.
     """

@@ -33,7 +33,7 @@ class Sink(Protocol):
     def add_product(self, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
         """Take a part of the gradient: left [N, out], transposed, times right [N, in].
 
-        `added` follows the last one.
+        `announce_added` follows the last one.
         """
 
     def announce_added(self) -> None:

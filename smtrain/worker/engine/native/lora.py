@@ -47,8 +47,8 @@ class Factors:
         input_ranges: tuple[tuple[int, int], ...],
         dropout: Dropout | None,
     ) -> None:
-        """`seen` are the (start, stop) of the linear's input, `width` numbers, that this rank
-        sees.
+        """`input_ranges` are the (start, stop) of the linear's input, `width` numbers, that this
+        rank sees.
         """
         self._a, self._b, self._scale = a, b, scale
         self._width, self._seen, self._dropout = width, input_ranges, dropout
@@ -157,8 +157,8 @@ class Dropout:
         width: int,
         input_ranges: tuple[tuple[int, int], ...],
     ) -> torch.Tensor:
-        """Drop numbers of `x` [B, own tokens, in] and enlarge the rest; `seen` is their place in
-        the whole input.
+        """Drop numbers of `x` [B, own tokens, in] and enlarge the rest; `input_ranges` are their
+        places in the whole input.
 
         `place` is that of the linear.
         """

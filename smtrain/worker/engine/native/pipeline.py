@@ -112,7 +112,7 @@ class Pipeline:
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
             routing = None if balance is None else balance.begin(batches[i].ids.numel())
-            out = stage.hidden(x, batches[i].segments)
+            out = stage.hidden_states(x, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
                 if not self.mesh.cp_rank:  # other ranks that share the rows have the same sums
@@ -186,7 +186,7 @@ class Pipeline:
         def add(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
             if preference is None:
-                sums.add_(self.stage.evaluated(h, batch.labels, batch.labelled_rows))
+                sums.add_(self.stage.evaluate(h, batch.labels, batch.labelled_rows))
             else:
                 sums.add_(self._sums(preference, h, batch) * (not self.mesh.cp_rank))
 
@@ -223,7 +223,7 @@ class Pipeline:
         """
         self._drop_nothing()
         for number, batch in enumerate(batches):
-            h = self.stage.hidden(self._arrive(batch.ids), batch.segments)
+            h = self.stage.hidden_states(self._arrive(batch.ids), batch.segments)
             if self.stage.last:
                 last(number, h)
             else:
@@ -235,7 +235,7 @@ class Pipeline:
     ) -> torch.Tensor | None:
         """The final hidden states of one batch on the last stage, else None."""
         self._drop_nothing()
-        return self.through(ids, lambda x: self.stage.hidden(x, segments))
+        return self.through(ids, lambda x: self.stage.hidden_states(x, segments))
 
     def through(
         self, ids: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]

@@ -42,7 +42,7 @@ class QuantizedWeight:
     """This rank's part of a linear's weight [out, in]."""
 
     def __init__(self, shape: tuple[int, int], full_shape: tuple[int, int], shard: Shard) -> None:
-        """`shape` is that of the part, `whole` that of the matrix, `shard` the part's rows or
+        """`shape` is that of the part, `full_shape` that of the matrix, `shard` the part's rows or
         columns.
         """
         self.shape, self._whole, self._is_part = shape, full_shape, shape != full_shape

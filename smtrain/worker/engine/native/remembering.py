@@ -73,7 +73,7 @@ class CachedStage:
     ) -> torch.Tensor | None:
         """Logits after the last token, fp32 [B, vocabulary], on rank 0; None on every other rank.
 
-        `ids` [B, new] follow the tokens in `memory`; `mask` [B, all tokens] is 0 on padding, which
+        `ids` [B, new] follow the tokens in `kv_cache`; `mask` [B, all tokens] is 0 on padding, which
         begins a row.
         """
         stage, mesh = self.stage, self.mesh

@@ -188,7 +188,7 @@ class Stage(nn.Module):
             self.model.set_output_embeddings(None)
         if (
             self.first and family.root_embedding
-        ):  # its own class multiplies; `_scaled` does, on any mesh
+        ):  # its own class multiplies; `_scale_embeddings` does, on any mesh
             setattr(base, family.embed, _plain_embedding(getattr(base, family.embed)))
         self.embed: nn.Embedding | Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
@@ -258,7 +258,7 @@ class Stage(nn.Module):
         self.dense = FlatParameters.of(
             layout,
             layout.flat_table(mesh.pp_rank, without=self.quantized),
-            mesh.alike,
+            mesh.replicas,
             *buffer_args,
         )
         self.experts = self.dense
@@ -266,7 +266,7 @@ class Stage(nn.Module):
             self.experts = FlatParameters.of(
                 layout,
                 layout.flat_table(mesh.pp_rank, mesh.ep_rank),
-                mesh.expert_alike,
+                mesh.expert_replicas,
                 *buffer_args,
             )
         parameters = self.dense.parameters
@@ -313,12 +313,14 @@ class Stage(nn.Module):
         layout = Layout(shape, mesh.tp, mesh.pp, cuts=cuts or None, ep=ep)
         buffer_args = torch.float32, mesh.device, mesh.tp_rank
         self.trained = FlatParameters.of(
-            layout, layout.flat_table(mesh.pp_rank), mesh.alike, *buffer_args
+            layout, layout.flat_table(mesh.pp_rank), mesh.replicas, *buffer_args
         )
         self.trained_experts, experts = None, self.trained.parameters
         if ep > 1:
             table = layout.flat_table(mesh.pp_rank, mesh.ep_rank)
-            self.trained_experts = FlatParameters.of(layout, table, mesh.expert_alike, *buffer_args)
+            self.trained_experts = FlatParameters.of(
+                layout, table, mesh.expert_replicas, *buffer_args
+            )
             experts = self.trained_experts.parameters
         for mixture in self.mixtures:
             mixture.adapt(experts, lora, self.dropout)

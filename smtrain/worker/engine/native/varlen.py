@@ -44,8 +44,8 @@ class DocumentBounds(NamedTuple):
 
     @classmethod
     def of(cls, host: torch.Tensor, device: torch.device, is_compiled: bool) -> DocumentBounds:
-        """From bounds on the host; `compiled`: torch.compile must not make a graph for each number
-        of documents.
+        """From bounds on the host; `is_compiled`: torch.compile must not make a graph for each
+        number of documents.
         """
         device_bounds = to_device(host, device)
         for bounds in (device_bounds, host) if is_compiled else ():

@@ -68,7 +68,7 @@ class NxdEngine:
         lora: Lora | None = None,
     ) -> None:
         self.config, self.options, self.saving = config, options, saving or SaveOptions()
-        self.allowed: Callable[[], None] = lambda: None
+        self.require_owner: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         self.micro_batches = micro_batches
@@ -90,7 +90,7 @@ class NxdEngine:
         self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
         self.parameters = self.shape.parameters()
-        self.trained = (
+        self.trained_count = (
             self.adapters.shape.parameters() if self.adapters is not None else self.parameters
         )
         self.model = initialize_parallel_model(self.nxd_config, self._build)
@@ -133,7 +133,7 @@ class NxdEngine:
         self._saver: Saver | None = None
         if self.adapters is not None:
             self._state = AdapterState(self)
-            self._saver = Saver(self.everyone, self._state, lambda: self.allowed())
+            self._saver = Saver(self.everyone, self._state, lambda: self.require_owner())
 
     @property
     def sequence_parallel(self) -> bool:

@@ -178,7 +178,7 @@ def _complete(engine: NxdEngine) -> None:
         sums.update(part)
     try:
         if everyone.rank == 0:
-            engine.allowed()
+            engine.require_owner()
             file_hashes = {
                 kind: {name: sums[name][kind] for name in sorted(sums)}
                 for kind in ("sha256", "crc32")
