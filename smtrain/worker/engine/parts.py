@@ -48,23 +48,23 @@ class StepTimer:
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
         """`settle` waits for the device, so that its work counts for the part that queued it."""
         self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-        self._settle, self._within, self._since = settle, list[Part](), 0.0
+        self._settle, self._open_parts, self._since = settle, list[Part](), 0.0
 
     @contextmanager
     def __call__(self, name: Part) -> Iterator[None]:
         self._count_elapsed()
-        self._within.append(name)
+        self._open_parts.append(name)
         try:
             yield
         finally:
             self._count_elapsed()
-            self._within.pop()
+            self._open_parts.pop()
 
     def _count_elapsed(self) -> None:
         """Add the time since the last turn to the innermost part."""
-        if self._within:
+        if self._open_parts:
             self._settle()
         current_time = time.perf_counter()
-        if self._within:
-            self.seconds[self._within[-1]] += current_time - self._since
+        if self._open_parts:
+            self.seconds[self._open_parts[-1]] += current_time - self._since
         self._since = current_time

@@ -103,7 +103,7 @@ class Saver:
         """`device` is the kind of device that has the tensors."""
         self._ranks, self._contents, self._allowed = ranks, contents, require_owner
         self._copies = HostCopies(device)
-        self._begun: tuple[_Writing, Path, Manifest] | None = None
+        self._unfinished_save: tuple[_Writing, Path, Manifest] | None = None
 
     def begin(
         self,
@@ -136,18 +136,18 @@ class Saver:
             }
         )
         writing = _Writing(path, root, tensors, read_back)
-        self._begun = writing, path, self._contents.manifest(step, state, root)
+        self._unfinished_save = writing, path, self._contents.manifest(step, state, root)
         writing.start()
 
     def end(self, wait: bool = True) -> int | None:
         """See `Engine.end_save`."""
-        if self._begun is None:
+        if self._unfinished_save is None:
             return None
-        ranks, (writing, path, manifest) = self._ranks, self._begun
+        ranks, (writing, path, manifest) = self._ranks, self._unfinished_save
         if not wait and any(ranks.gather(writing.is_alive())):
             return None
         writing.join()
-        self._begun, fault = None, None
+        self._unfinished_save, fault = None, None
         ranks.agree(writing.fault, f"checkpoint {path.name} was not written")
         everyone = ranks.gather(writing.files)
         try:
@@ -168,10 +168,10 @@ class Saver:
 
     def abandon(self) -> None:
         """See `Engine.abandon_save`."""
-        if self._begun is None:
+        if self._unfinished_save is None:
             return
-        writing, path, manifest = self._begun
-        self._begun = None
+        writing, path, manifest = self._unfinished_save
+        self._unfinished_save = None
         writing.join()
         self._ranks.gather(None)  # wait until no rank writes any more
         if local_rank() == 0:

@@ -35,15 +35,15 @@ class BaseWeights:
     ) -> None:
         """`source` is None if the run resumes from a checkpoint or starts from random weights."""
         self._gather, self._watch, self._path = gather, None, checkpoints / CHECKSUM_FOLDER
-        self._here = host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
+        self._host_ranks = host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
         known_crcs: dict[str, int] = {}
         if source is not None and config.checkpoint.verify == "full" and dist.get_rank() == 0:
             self._path /= f"{_shapes(source)}.json"
             known_crcs = _read(self._path)
-        self._known: dict[str, int] = gather(known_crcs)[0]
+        self._known_crcs: dict[str, int] = gather(known_crcs)[0]
         if source is not None and config.checkpoint.verify == "full":
-            threads = max(1, cores_here() // len(self._here))
-            self._watch = Watch(threads, _share(config, source, self._here), self._known)
+            threads = max(1, cores_here() // len(self._host_ranks))
+            self._watch = Watch(threads, _share(config, source, self._host_ranks), self._known_crcs)
             source.watch(self._watch)
 
     def refuse_damaged(self) -> None:
@@ -70,20 +70,20 @@ class BaseWeights:
                         " read them again"
                     )
         crcs = {name: crc for name, (crc, _) in first.items()}
-        if dist.get_rank() == 0 and not set(crcs) <= set(self._known):
-            _write(self._path, {**self._known, **crcs})
+        if dist.get_rank() == 0 and not set(crcs) <= set(self._known_crcs):
+            _write(self._path, {**self._known_crcs, **crcs})
 
     def _share_what_is_left(self) -> None:
         """Check what another rank of this host was to check but did not read. Collective."""
         watch = self._watch
         progress = self._gather((watch.left, watch.begun) if watch else (set(), set()))
-        host_progress = [progress[rank] for rank in self._here]
+        host_progress = [progress[rank] for rank in self._host_ranks]
         begun_names = set().union(*(names for _, names in host_progress))
         unread_names = [names - begun_names for names, _ in host_progress]
         if watch:
             watch.add(
                 deal(unread_names, dict.fromkeys(set().union(*unread_names), 1))[
-                    dist.get_rank() - self._here.start
+                    dist.get_rank() - self._host_ranks.start
                 ]
             )
 

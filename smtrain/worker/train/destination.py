@@ -38,7 +38,7 @@ class Destination:
         """
         self.lineage, self._say, self._in_job = lineage, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""
-        self._there: set[str] = set()
+        self._uploaded_names: set[str] = set()
         self._s3: Any = None
         self._fence: Fence | None = None
         self._closed = threading.Event()
@@ -85,7 +85,7 @@ class Destination:
         Without access to S3 we assume that all but the newest are.
         """
         name = self.lineage.name(checkpoint)
-        if not self._in_job or self._shared or name in self._there:
+        if not self._in_job or self._shared or name in self._uploaded_names:
             return True
         older = checkpoint != self.lineage.checkpoints()[-1][1]
         if self._s3 is None:
@@ -98,7 +98,7 @@ class Destination:
             )
             return older
         if is_uploaded:
-            self._there.add(name)
+            self._uploaded_names.add(name)
         return is_uploaded
 
     @property

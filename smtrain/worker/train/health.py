@@ -199,9 +199,9 @@ class PairWatch:
         """Without a reference (`has_reference`) rewards do not begin at 0, so only their difference
         says anything; a run that resumes is not `fresh`.
         """
-        self._precision, self._referred, self._at_once = precision, has_reference, fresh
+        self._precision, self._has_reference, self._at_once = precision, has_reference, fresh
         self._steps: deque[PairMetrics] = deque(maxlen=HISTORY)
-        self._checked = self._still = self._right = 0
+        self._checked = self._still_steps = self._right = 0
         self._told: set[str] = set()
 
     def check(self, step: int, pairs: PairMetrics) -> list[str]:
@@ -211,8 +211,10 @@ class PairWatch:
         """
         self._checked += 1
         self._steps.append(pairs)
-        self._still = self._still + 1 if pairs.chosen_reward == pairs.rejected_reward == 0 else 0
-        if self._referred and self._still == STILL_STEPS:
+        self._still_steps = (
+            self._still_steps + 1 if pairs.chosen_reward == pairs.rejected_reward == 0 else 0
+        )
+        if self._has_reference and self._still_steps == STILL_STEPS:
             raise SmtrainError(
                 f"train.lr: the rewards of all pairs are still exactly 0 after {STILL_STEPS} steps, at"
                 f" step {step}, so the loss stays at its first value (ln 2 = 0.6931 for sigmoid):"
@@ -255,7 +257,7 @@ class PairWatch:
                     " (data.columns), or lower train.lr"
                 ),
             )
-        if not self._referred:
+        if not self._has_reference:
             return
         if self._checked >= 2 * HISTORY and all(abs(margin) < MIN_MARGIN for margin in margins):
             yield (

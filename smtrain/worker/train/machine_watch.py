@@ -41,8 +41,8 @@ class MachineWatch:
     ) -> None:
         self._path, self._say = folder / f"machine-{host}.jsonl", say
         self._counters, self._devices = counters, devices(READ_INTERVAL)
-        self._unsaid: list[dict[str, float]] = []
-        self._taken, self._refused = 0, False
+        self._unreported: list[dict[str, float]] = []
+        self._reading_count, self._has_write_error = 0, False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="machine", daemon=True)
         self._thread.start()
@@ -52,10 +52,10 @@ class MachineWatch:
         numbers = self._counters.read() | self._devices.read()
         if not numbers:
             return
-        self._taken += 1
-        self._unsaid.append(numbers)
+        self._reading_count += 1
+        self._unreported.append(numbers)
         self._keep({"time": time.time(), **numbers})
-        if self._taken == 1 or len(self._unsaid) >= READINGS_PER_LINE:
+        if self._reading_count == 1 or len(self._unreported) >= READINGS_PER_LINE:
             self._tell()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class MachineWatch:
         self._thread.join(READ_INTERVAL)
         if not self._thread.is_alive():  # else a disk or a tool hangs, and we would hang with it
             self.take()
-            if self._unsaid:
+            if self._unreported:
                 self._tell()
         self._devices.close()
 
@@ -73,8 +73,8 @@ class MachineWatch:
             self.take()
 
     def _tell(self) -> None:
-        self._say(machine_line(mean(self._unsaid)))
-        self._unsaid = []
+        self._say(machine_line(mean(self._unreported)))
+        self._unreported = []
 
     def _keep(self, record: Mapping[str, float]) -> None:
         try:
@@ -84,9 +84,9 @@ class MachineWatch:
                     json.dumps({key: round(value, 4) for key, value in record.items()}) + "\n"
                 )
         except OSError as error:
-            if not self._refused:
+            if not self._has_write_error:
                 self._say(f"{self._path} cannot be written ({error.strerror}); training continues")
-            self._refused = True
+            self._has_write_error = True
 
 
 def mean(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -109,7 +109,7 @@ class MetricsLog:
         self._seq_len, self._flops, self._peak, self._ramp = seq_len, flops_per_token, peak, ramp
         self._since, self._samples = time.perf_counter(), samples
         self._total = total_steps
-        self._waited = 0.0
+        self._wait_seconds = 0.0
         self._bar: Any = None
         if sys.stdout.isatty():
             from rich.progress import (
@@ -152,10 +152,10 @@ class MetricsLog:
         ready = time.perf_counter() - validation_seconds if result.ready is None else result.ready
         work_seconds = ready - self._since
         rate = self._seq_len * (samples.stop - self._samples) / work_seconds
-        data_wait = (wait_seconds - self._waited) / work_seconds
+        data_wait = (wait_seconds - self._wait_seconds) / work_seconds
         # The validation came after these numbers, so the next record's time would have it.
         self._since = ready + validation_seconds
-        self._samples, self._waited = samples.stop, wait_seconds
+        self._samples, self._wait_seconds = samples.stop, wait_seconds
         scaling = result.scaling
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
         numbers |= {"skipped": 1} if result.is_skipped else {"grad_norm": result.grad_norm}

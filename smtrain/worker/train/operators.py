@@ -79,7 +79,7 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.top = 0
-        self._device, self._known = device, set[int]()
+        self._device, self._known_keys = device, set[int]()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -92,14 +92,14 @@ class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self._known.add(key)
+        if key not in self._known_keys:
+            self._known_keys.add(key)
             weakref.finalize(storage, self._forget, key, size)
             self.now += size
             self.top = max(self.top, self.now)
 
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._known_keys.discard(key)
         self.now -= size
 
 

@@ -149,7 +149,9 @@ class Resume:
         self._choice, self._records, self._gather = choice, records, gather
         self._mesh = (config.parallel.tp, config.parallel.pp, config.shards)
         self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
-        self._begun = self._verify(choice.checkpoints[0]) if choice.checkpoints else None
+        self._first_verification = (
+            self._verify(choice.checkpoints[0]) if choice.checkpoints else None
+        )
         self.passed_over: list[str] = []
         """Names of damaged checkpoints."""
         self._unread: tuple[SavedCheckpoint, Verification] | None = None
@@ -169,7 +171,7 @@ class Resume:
         """
         damaged_texts = []
         for at, checkpoint in enumerate(self._choice.checkpoints):
-            verification = self._begun if at == 0 else self._verify(checkpoint)
+            verification = self._first_verification if at == 0 else self._verify(checkpoint)
             load_error, began, read = None, time.perf_counter(), dict[str, int]()
             try:
                 engine.load(checkpoint.path, read if verification else None)

@@ -86,17 +86,17 @@ class Validator:
             last_step,
         )
         self._accuracy, self._answers = accuracy, answers
-        self._at: tuple[int, float] | None = None
+        self._last_result: tuple[int, float] | None = None
         self._best: dict[str, Any] | None = None
-        self._spared: set[str] = set()
+        self._retained_names: set[str] = set()
         if previous_state:
-            self._at = previous_state["step"], previous_state["loss"]
+            self._last_result = previous_state["step"], previous_state["loss"]
             self._best = dict(previous_state["best"]) if previous_state.get("best") else None
-            self._spared = {self._best["name"]} if self._best else set()
+            self._retained_names = {self._best["name"]} if self._best else set()
 
     def due(self, step: int) -> bool:
         """Whether a validation is due after a step and has not been done."""
-        at = self._at[0] if self._at else None
+        at = self._last_result[0] if self._last_result else None
         return at != step and (
             at is None or step % self._options.interval == 0 or step == self._last_step
         )
@@ -123,7 +123,7 @@ class Validator:
             self._answers(step)
             beat(f"validation at step {step}")
         loss = total / max(1, tokens)
-        self._at = step, loss
+        self._last_result = step, loss
         share = correct / max(1, tokens) if self._accuracy else None
         margin = sum(margins) / max(1, tokens) if margins else None
         return ValidationResult(loss, tokens, share, time.perf_counter() - began, margin)
@@ -132,20 +132,24 @@ class Validator:
         """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the
         best.
         """
-        if self._at is None:
+        if self._last_result is None:
             return None
-        candidate = self._options.keep_best and self._at[0] == step and math.isfinite(self._at[1])
-        if candidate and (self._best is None or self._at[1] < self._best["loss"]):
-            self._best = {"name": name, "step": step, "loss": self._at[1]}
-            self._spared.add(name)
-        return {"step": self._at[0], "loss": self._at[1], "best": self._best}
+        candidate = (
+            self._options.keep_best
+            and self._last_result[0] == step
+            and math.isfinite(self._last_result[1])
+        )
+        if candidate and (self._best is None or self._last_result[1] < self._best["loss"]):
+            self._best = {"name": name, "step": step, "loss": self._last_result[1]}
+            self._retained_names.add(name)
+        return {"step": self._last_result[0], "loss": self._last_result[1], "best": self._best}
 
     @property
     def retained_checkpoints(self) -> set[str]:
         """Checkpoints to keep whatever their age: the best, and the former best until the best is
         safe.
         """
-        return set(self._spared)
+        return set(self._retained_names)
 
     def note_saved(self, name: str) -> None:
         """Note that a checkpoint became whole."""
@@ -156,7 +160,7 @@ class Validator:
     def release_former_best(self) -> None:
         """The best checkpoint is safe, so the former best may go."""
         if self._best:
-            self._spared = {self._best["name"]}
+            self._retained_names = {self._best["name"]}
 
     @property
     def best(self) -> Mapping[str, Any] | None:

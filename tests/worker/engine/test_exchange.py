@@ -31,7 +31,7 @@ def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> b
     expected = torch.empty(optimizer.shard)
     scatter_sum_into(expected, optimizer.gradients.flat.clone(), group=e.mesh.shard_group)
     optimizer.sums.finish()
-    return torch.equal(optimizer.sums.own, expected)
+    return torch.equal(optimizer.sums.own_part, expected)
 
 
 def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[int, int, int]:

@@ -163,7 +163,7 @@ def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
     least = (
         sum(max(0.0, load - 1) for layer in tight.loads for load in layer) / 8
     )  # as if it were one micro-batch
-    assert 0 < least <= tight.dropped < 0.5
+    assert 0 < least <= tight.dropped_choices < 0.5
     assert 0 < tight.entropy < 1
     assert sum(map(sum, tight.loads)) == pytest.approx(8)
 

@@ -183,7 +183,10 @@ def test_the_last_micro_batch_s_gradient_is_announced_in_its_backward_pass() -> 
     h, weight, labels, factors = problem(3, 20, 4, 10, 0.1)
     linear, _ = losses.head(weight, sink=True)
     heard = []
-    with patch.object(type(linear.sink), "added", lambda sink: heard.append(1)), pieces_of(7):
+    with (
+        patch.object(type(linear.sink), "announce_added", lambda sink: heard.append(1)),
+        pieces_of(7),
+    ):
         loss = LinearCrossEntropy(linear, Columns(0, 10, None), {}, losses.CPU, fast=False)
         total = loss.sum(h.requires_grad_(), labels, factors[0])
         assert not heard

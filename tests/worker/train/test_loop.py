@@ -234,7 +234,7 @@ from smtrain.worker.train.stop import FirstStep
 signal.signal(signal.SIGTERM, lambda *_: None)
 first = FirstStep(grace=0.2)
 if sys.argv[1] == "done":
-    first.done()
+    first.mark_done()
 print("begun", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000 if sys.argv[1] == "done" else {MORE})
 print("resumed", flush=True)

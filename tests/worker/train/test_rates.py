@@ -235,12 +235,12 @@ def test_numbers_that_were_there_before_they_were_read_are_as_old_as_the_devices
         Happened(9.0, False),
     ):
         numbers = Numbers([torch.ones(1)], before)
-        numbers._made = event  # type: ignore[assignment]
+        numbers._event = event  # type: ignore[assignment]
         assert numbers.read() == [1.0]
         readies.append(numbers.ready)
         before = numbers
     assert readies == [10.0, 12.5, 14.0, 30.0]
     unknown = Numbers([torch.ones(1)])
-    unknown._made = Happened(1.0, True)  # type: ignore[assignment]
+    unknown._event = Happened(1.0, True)  # type: ignore[assignment]
     unknown.read()
     assert unknown.ready is None, "no step before it"

@@ -64,7 +64,7 @@ class AttentionContext:
         self._rotary, self._dtype, self._mesh, self._device = rotary, dtype, mesh, mesh.device
         self._windows = tuple(None if window == "state" else window for window in layer_windows)
         self._states = tuple(window == "state" for window in layer_windows)
-        self._head_dim, self._compiled, self._said = max(head_dims), is_compiled, False
+        self._head_dim, self._is_compiled, self._has_warned = max(head_dims), is_compiled, False
         faults = [
             flash_fault(mesh.device, dtype, size) if self.varlen else None for size in head_dims
         ]
@@ -85,7 +85,7 @@ class AttentionContext:
                 len(layer_windows),
                 slow[0],
             )
-        self._kept: tuple[tuple[int, int], Any] | None = None
+        self._row_inputs: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
 
     def __call__(
@@ -103,19 +103,22 @@ class AttentionContext:
         """
         if segments is not None:
             return self._packed_inputs(segments)
-        if self._kept is None or self._kept[0] != (batch, length):
+        if self._row_inputs is None or self._row_inputs[0] != (batch, length):
             row_length = length * self._mesh.cp
             positions = torch.arange(row_length, device="cpu")[None]
             masks = self._masks(positions.expand(batch, -1))
             self._warn_without_flash(row_length, has_mask=any(mask is not None for mask in masks))
-            self._kept = (batch, length), (*self._positions_and_rotary(batch, positions), masks)
-        return self._kept[1]
+            self._row_inputs = (
+                (batch, length),
+                (*self._positions_and_rotary(batch, positions), masks),
+            )
+        return self._row_inputs[1]
 
     def _warn_without_flash(self, length: int, has_mask: bool) -> None:
         """Warn once on Neuron if attention does not run in its flash kernel."""
-        if self._device.type == "neuron" and not self._said:
-            lack = flash_lack(length, self._head_dim, masked=has_mask, compiled=self._compiled)
-            self._said = lack is not None
+        if self._device.type == "neuron" and not self._has_warned:
+            lack = flash_lack(length, self._head_dim, masked=has_mask, compiled=self._is_compiled)
+            self._has_warned = lack is not None
             if lack is not None and local_rank() == 0:
                 score_note = ", and keeps every score" if self._mesh.cp == 1 else ""
                 log.warning("attention runs without its flash kernel%s: %s", score_note, lack)
@@ -170,11 +173,11 @@ class AttentionContext:
             index = self._tokens(positions.shape[1])
             return {
                 window: ContextParallelRows.by_documents(
-                    mesh, index, window, positions, self._compiled
+                    mesh, index, window, positions, self._is_compiled
                 )
                 for window in windows
             }
-        rows = DocumentBounds.of(find_bounds(positions), self._device, self._compiled)
+        rows = DocumentBounds.of(find_bounds(positions), self._device, self._is_compiled)
         longer = positions.shape[1]
         return {
             window: rows._replace(window=window if window is not None and window < longer else None)

@@ -89,47 +89,47 @@ class Balance:
         own_layers = [i for i in sparse if i in layers]
         self._row = {layer: row for row, layer in enumerate(own_layers)}
         self._first = sparse.index(own_layers[0]) if own_layers else 0
-        self._now: RoutingCounts | None = None
+        self._current: RoutingCounts | None = None
         self.together = not by_layer
         """The layers of all stages count together."""
 
     def begin(self, tokens: int) -> RoutingCounts:
         """Count for a new micro-batch of `tokens` tokens from now on."""
-        self._now = RoutingCounts(tokens)
-        return self._now
+        self._current = RoutingCounts(tokens)
+        return self._current
 
     def end(self) -> None:
         """Count nothing any more, and balance nothing: evaluation and generation."""
-        self._now = None
+        self._current = None
 
     def bind(self, block: Callable[..., Any]) -> Callable[..., Any]:
         """`block` that belongs to the micro-batch of now, whenever it is called."""
-        micro_batch = self._now
+        micro_batch = self._current
 
         def run(*args: Any, **kwargs: Any) -> Any:
             # A recomputed block runs during the backward pass of another micro-batch than the one
             # that counts now.
-            previous, self._now = self._now, micro_batch
+            previous, self._current = self._current, micro_batch
             try:
                 return block(*args, **kwargs)
             finally:
-                self._now = previous
+                self._current = previous
 
         return run
 
     @property
     def watching(self) -> bool:
         """Whether choices are counted or balanced now."""
-        return self._now is not None
+        return self._current is not None
 
     def balance(self, layer: int, probabilities: torch.Tensor) -> torch.Tensor:
         """The probabilities [T, E] of a layer's router, fp32, whose gradient gets that of the
         auxiliary loss.
         """
-        if self._now is None or not self.coefficient or not probabilities.requires_grad:
+        if self._current is None or not self.coefficient or not probabilities.requires_grad:
             return probabilities
         apply: Any = _BalanceProbabilities.apply
-        out: torch.Tensor = apply(probabilities, self._now, self._row[layer])
+        out: torch.Tensor = apply(probabilities, self._current, self._row[layer])
         return out
 
     def balance_logits(
@@ -138,10 +138,10 @@ class Balance:
         """Logits [T, E] of a layer's router, as `balance`; `probabilities` are their softmax,
         without a gradient.
         """
-        if self._now is None or not self.coefficient or not logits.requires_grad:
+        if self._current is None or not self.coefficient or not logits.requires_grad:
             return logits
         apply: Any = _BalanceLogits.apply
-        out: torch.Tensor = apply(logits, probabilities, self._now, self._row[layer])
+        out: torch.Tensor = apply(logits, probabilities, self._current, self._row[layer])
         return out
 
     @torch.no_grad()
@@ -149,18 +149,18 @@ class Balance:
         """Add a layer's choices: the tokens [E] that chose each expert, and the probabilities [T,
         E].
         """
-        if self._now is not None and self._now.counting:
+        if self._current is not None and self._current.counting:
             # Not torch.special.entr or xlogy, which Neuron may lack; an expert of probability 0
             # adds 0.
             logs = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
             entropy = -(probabilities * logs).sum()
-            self._now.choices[layer] = LayerChoices(counts, probabilities.sum(0), entropy)
+            self._current.choices[layer] = LayerChoices(counts, probabilities.sum(0), entropy)
 
     @torch.no_grad()
     def drop(self, number: torch.Tensor) -> None:
         """Add choices of a layer that found no place."""
-        if self._now is not None and self._now.counting:
-            self._now.drops.append(number)
+        if self._current is not None and self._current.counting:
+            self._current.drops.append(number)
 
     @torch.no_grad()
     def join(self, routing: RoutingCounts) -> None:

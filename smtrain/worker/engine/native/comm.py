@@ -394,7 +394,7 @@ class Numbers:
         """`values` are of one dimension or none; `previous` are the numbers of the step before,
         which are read first.
         """
-        self._values, self._made, self._before = (
+        self._values, self._event, self._previous = (
             torch.cat([v.reshape(-1) for v in values]),
             None,
             previous,
@@ -408,16 +408,16 @@ class Numbers:
                 self._values.shape, dtype=self._values.dtype, pin_memory=True
             )
             self._values = pinned_values.copy_(self._values, non_blocking=True)
-            self._made = torch.Event(values[0].device, enable_timing=True)
-            self._made.record()
+            self._event = torch.Event(values[0].device, enable_timing=True)
+            self._event.record()
 
     def read(self) -> list[float]:
         """Wait for the numbers, but not for work that was queued after them."""
-        if self._made is not None:
-            was_ready = self._made.query()
-            self._made.synchronize()
+        if self._event is not None:
+            was_ready = self._event.query()
+            self._event.synchronize()
             self.ready = self._ready_after_previous() if was_ready else time.perf_counter()
-        self._before = None
+        self._previous = None
         numbers: list[float] = self._values.tolist()
         return numbers
 
@@ -425,12 +425,12 @@ class Numbers:
         """The time at which the event happened, by the device's clock since that of the step
         before.
         """
-        previous = self._before
+        previous = self._previous
         if (
             previous is None
             or previous.ready is None
-            or previous._made is None
-            or self._made is None
+            or previous._event is None
+            or self._event is None
         ):
             return None
-        return previous.ready + previous._made.elapsed_time(self._made) / 1e3
+        return previous.ready + previous._event.elapsed_time(self._event) / 1e3

@@ -68,17 +68,17 @@ class GradientSums:
         self._ranks = [] if replicas.group is None else dist.get_process_group_ranks(replicas.group)
         self._backend = dist.get_backend(replicas.group)
         shard = len(grad) // replicas.size
-        self.own = grad[replicas.rank * shard : (replicas.rank + 1) * shard]
+        self.own_part = grad[replicas.rank * shard : (replicas.rank + 1) * shard]
         self._spans: list[Span] = []
         self._of_span: list[int] = []
-        self._missing: list[int] | None = None
+        self._missing_counts: list[int] | None = None
         self._works: list[Any] = []
         if replicas.size > 1 and (
             self._backend == "nccl" or (self._backend == "gloo" and replicas.size == 2)
         ):
             self._watch(table, gradients, shard, late_names)
         elif replicas.size > 1 and self._backend != "gloo":
-            self.own = torch.empty_like(self.own)
+            self.own_part = torch.empty_like(self.own_part)
 
     def _watch(
         self, table: FlatTable, gradients: Gradients, shard: int, late_names: Collection[str]
@@ -113,12 +113,15 @@ class GradientSums:
 
     def _ready(self, span_indices: list[int]) -> Callable[[], None]:
         def ready() -> None:
-            if self._missing is not None:
+            if self._missing_counts is not None:
                 for i in span_indices:
-                    self._missing[i] -= 1
+                    self._missing_counts[i] -= 1
                 # In one order on every rank, or collectives of different spans would meet: a ready
                 # span waits for those before it.
-                while len(self._works) < len(self._spans) and not self._missing[len(self._works)]:
+                while (
+                    len(self._works) < len(self._spans)
+                    and not self._missing_counts[len(self._works)]
+                ):
                     self._send()
 
         return ready
@@ -127,7 +130,7 @@ class GradientSums:
         """Announce the last backward pass of the step, which completes the gradients."""
         if self._spans:
             # Earlier micro-batches of the step only add up; their hooks must not send.
-            self._missing = list(self._of_span)
+            self._missing_counts = list(self._of_span)
 
     def _send(self) -> None:
         """Send the next span in line, which is the same on every rank."""
@@ -149,11 +152,11 @@ class GradientSums:
                     self._send()
                 for work in self._works:
                     work.wait()
-                self._works, self._missing = [], None
+                self._works, self._missing_counts = [], None
             elif self._backend == "gloo":
                 dist.all_reduce(self._grad, group=self._replicas.group)
             else:
-                scatter_sum_into(self.own, self._grad, group=self._replicas.group)
+                scatter_sum_into(self.own_part, self._grad, group=self._replicas.group)
 
 
 class WeightShares:
@@ -173,7 +176,7 @@ class WeightShares:
         self._backend = dist.get_backend(replicas.group)
         self._shard = len(flat_parameters.flat) // replicas.size
         self._works: list[Any] = []
-        self._there = 0
+        self._finished_works = 0
         table = flat_parameters.table
         spans = (
             spans_of(table, self._shard, replicas.size)
@@ -183,7 +186,7 @@ class WeightShares:
         self._spans = sorted(
             spans, key=lambda span: (span.start < table.decayed, span.start)
         )  # vectors first
-        self._before = [0] * (layers + 1)
+        self._works_before = [0] * (layers + 1)
         for name, start, size in table.entries:
             layer = place.get(id(flat_parameters.leaf(name)), 0)
             span_indices = [
@@ -191,7 +194,9 @@ class WeightShares:
                 for i, span in enumerate(self._spans)
                 if start < span.stop and span.start < start + size
             ]
-            self._before[layer] = max(self._before[layer], *(i + 1 for i in span_indices), 0)
+            self._works_before[layer] = max(
+                self._works_before[layer], *(i + 1 for i in span_indices), 0
+            )
 
     def send(self) -> None:
         """Begin to send; `wait_for_layer` and `settle` wait."""
@@ -222,17 +227,17 @@ class WeightShares:
     def wait_for_layer(self, layer: int) -> None:
         """Wait for the weights of a layer."""
         if self._works:
-            self._wait(self._before[layer] if self._spans else len(self._works))
+            self._wait(self._works_before[layer] if self._spans else len(self._works))
 
     def settle(self) -> None:
         """Wait for all."""
         if self._works:
             self._wait(len(self._works))
-            self._works, self._there = [], 0
+            self._works, self._finished_works = [], 0
 
     def _wait(self, count: int) -> None:
-        if self._there < count:
+        if self._finished_works < count:
             with part("data parallel"):
-                for work in self._works[self._there : count]:
+                for work in self._works[self._finished_works : count]:
                     work.wait()
-            self._there = count
+            self._finished_works = count

@@ -96,7 +96,7 @@ class Mixture(nn.Module):
             pair,
         )
         self._capacity = capacity
-        self._sizes, self._names, self._normalised = sizes, names, routing.normalised
+        self._sizes, self._names, self._normalises_weights = sizes, names, routing.normalised
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[hf_config.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
         self._factors: dict[str, ExpertFactors] = {}
@@ -218,7 +218,7 @@ class Mixture(nn.Module):
         if balance is not None:
             probabilities = balance.balance(layer, probabilities)
         weights, expert_ids = torch.topk(probabilities, self._sizes.chosen, dim=-1)
-        if self._normalised:
+        if self._normalises_weights:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(logits.dtype), expert_ids, probabilities
 

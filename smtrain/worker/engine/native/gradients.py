@@ -38,8 +38,8 @@ class Gradients:
         self._writing = {
             name: writing[name] for name in flat_parameters.parameters if name in writing
         }
-        self._written: set[str] = set()
-        self._then: dict[str, list[Callable[[], None]]] = {}
+        self._written_names: set[str] = set()
+        self._callbacks: dict[str, list[Callable[[], None]]] = {}
         self._leaves: dict[str, torch.Tensor] = {}
         """Views of `flat` in the shapes of the model's parameters, by the first name of each."""
         zero_ranges, written_end = list[tuple[int, int]](), 0
@@ -57,7 +57,7 @@ class Gradients:
                 _accumulate(leaf, view)
         # Also after the last parameter: a step that overflows leaves NaN there.
         zero_ranges.append((written_end, len(self.flat)))
-        self._zeroed = [self.flat[start:stop] for start, stop in zero_ranges if start < stop]
+        self._zero_views = [self.flat[start:stop] for start, stop in zero_ranges if start < stop]
         """The ranges that no module writes."""
 
     def expected(self, name: str) -> bool:
@@ -68,20 +68,20 @@ class Gradients:
         """Call `callback` whenever a micro-batch's gradient of a parameter has been added."""
         first = self._trained.first_name(name)
         if first in self._writing:
-            self._then.setdefault(first, []).append(callback)
+            self._callbacks.setdefault(first, []).append(callback)
         else:
             self._trained.leaf(name).register_post_accumulate_grad_hook(lambda _: callback())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
         """After the last backward pass: set gradients that it never reached to 0."""
-        for name in self._writing.keys() - self._written:
+        for name in self._writing.keys() - self._written_names:
             self._leaves[name].zero_()
 
     def begin(self) -> None:
         """Prepare for the first backward pass of the next step."""
-        self._written.clear()
-        if self._zeroed:
-            torch._foreach_zero_(self._zeroed)
+        self._written_names.clear()
+        if self._zero_views:
+            torch._foreach_zero_(self._zero_views)
 
     def shared_sink(self, name: str) -> Sink | None:
         """A sink that adds to what torch accumulates for a parameter; None if no part of the
@@ -98,13 +98,13 @@ class Gradients:
         """Note that a module writes to a parameter's view; False if this is its first gradient of
         the step.
         """
-        was_written = name in self._written
-        self._written.add(name)
+        was_written = name in self._written_names
+        self._written_names.add(name)
         return was_written
 
     def announce_added(self, name: str) -> None:
         """Announce that a micro-batch's gradient of a parameter has been added."""
-        for callback in self._then.get(name, ()):
+        for callback in self._callbacks.get(name, ()):
             callback()
 
 

@@ -53,7 +53,7 @@ class Layers:
         device: str,
     ) -> None:
         """`mixers` are the blocks' modules that look at other tokens."""
-        self._states, self._whole = states, options.activation_checkpointing == "full"
+        self._states, self._recomputes_blocks = states, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for module in mixers:
                 recomputing_forward = self._recompute_in_backward(module.forward)
@@ -75,7 +75,9 @@ class Layers:
                 )
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        out = (self._recompute_in_backward(block) if self._whole else block)(h, **kwargs)
+        out = (self._recompute_in_backward(block) if self._recomputes_blocks else block)(
+            h, **kwargs
+        )
         hidden_states: torch.Tensor = (
             out[0] if isinstance(out, tuple) else out
         )  # transformers 4 returns tuples

@@ -31,7 +31,7 @@ class Sink(Protocol):
         """Take a function that computes the gradient, into the given tensor or a new one."""
 
     def add_product(self, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
-        """Take a part of the gradient: left [N, out], transposed, times right [N, in].
+        """Take a part of the gradient: `lhs` [N, out], transposed, times `rhs` [N, in].
 
         `announce_added` follows the last one.
         """
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 
 def add_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor, fresh: bool) -> None:
-    """Add left [N, out], transposed, times right [N, in] to `total` [out, in], or write it there if
+    """Add `lhs` [N, out], transposed, times `rhs` [N, in] to `total` [out, in], or write it there if
     `fresh`.
 
     `total` may be fp32 when the factors are in half precision. The product is then not rounded if

@@ -51,7 +51,7 @@ class Factors:
         rank sees.
         """
         self._a, self._b, self._scale = a, b, scale
-        self._width, self._seen, self._dropout = width, input_ranges, dropout
+        self._width, self._input_ranges, self._dropout = width, input_ranges, dropout
         self._place = torch.empty(0) if dropout is None else dropout.place(name)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Factors:
         adds.
         """
         if self._dropout is not None:
-            x = self._dropout(self._place, x, self._width, self._seen)
+            x = self._dropout(self._place, x, self._width, self._input_ranges)
         low = F.linear(x, self._a.to(x.dtype)).view(len(y), -1)
         b = (self._b * self._scale).to(x.dtype)
         if (

@@ -45,7 +45,7 @@ class QuantizedWeight:
         """`shape` is that of the part, `full_shape` that of the matrix, `shard` the part's rows or
         columns.
         """
-        self.shape, self._whole, self._is_part = shape, full_shape, shape != full_shape
+        self.shape, self._full_shape, self._is_part = shape, full_shape, shape != full_shape
         ranges = [at for cut in shard.ranges for at in cut]
         self._rows = ranges if self._is_part and shard.dim == 0 else []
         self._columns = ranges if self._is_part and shard.dim == 1 else []
@@ -77,9 +77,9 @@ class QuantizedWeight:
     ) -> None:
         """Quantise the scales as those of the whole matrix, and move everything to the device."""
         bnb, all_scales = functional(), scales
-        own_indices = _places(*self.shape, self._whole[1], self._rows, self._columns, "cpu")
+        own_indices = _places(*self.shape, self._full_shape[1], self._rows, self._columns, "cpu")
         if group is not None and self._is_part:
-            all_scales = torch.zeros(-(-self._whole[0] * self._whole[1] // BLOCK))
+            all_scales = torch.zeros(-(-self._full_shape[0] * self._full_shape[1] // BLOCK))
             all_scales[own_indices] = scales
             device_scales = all_scales.to(device)
             dist.all_reduce(
@@ -100,14 +100,16 @@ class QuantizedWeight:
         """x [R, in] times the weights, transposed: [R, out]."""
         buffers = self.packed, self.scales, self.nested, self.codes, self.offset
         out: torch.Tensor = _linear(
-            x, *buffers, *self.shape, self._whole[1], self._rows, self._columns
+            x, *buffers, *self.shape, self._full_shape[1], self._rows, self._columns
         )
         return out
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in]."""
         buffers = self.packed, self.scales, self.nested, self.codes, self.offset
-        return _dequantize(*buffers, *self.shape, self._whole[1], self._rows, self._columns, dtype)
+        return _dequantize(
+            *buffers, *self.shape, self._full_shape[1], self._rows, self._columns, dtype
+        )
 
     def placeholder(self) -> nn.Parameter:
         """A parameter without memory, for the module that would have the weight."""

@@ -118,7 +118,7 @@ class CachedStage:
                 embeddings = rotary[window is not None and True in rotary]
                 kwargs |= {
                     "position_ids": new_positions,
-                    **dict.fromkeys(stage._turned_by, embeddings),
+                    **dict.fromkeys(stage._rotary_arguments, embeddings),
                 }
             h = stage.layers(block, h, **kwargs)
         return stage.norm(h) if stage.norm is not None else h

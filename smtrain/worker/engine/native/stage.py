@@ -171,7 +171,7 @@ class Stage(nn.Module):
         shape, base = self.layout.shape, base_of(self.model, self.described)
         with self.mesh.device:
             build_rotary(base)
-        self._turned_by = turned_by(base)
+        self._rotary_arguments = turned_by(base)
         self.model.tie_weights()  # transformers 5.0 does not do it on `meta`
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
@@ -651,7 +651,10 @@ class Stage(nn.Module):
             self.before_layer(at)
             kwargs = {"attention_mask": masks[i]}
             if rotary[i] is not None:
-                kwargs |= {"position_ids": positions, **dict.fromkeys(self._turned_by, rotary[i])}
+                kwargs |= {
+                    "position_ids": positions,
+                    **dict.fromkeys(self._rotary_arguments, rotary[i]),
+                }
             h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h

@@ -86,7 +86,7 @@ class OptimizerShard:
         self.sums = GradientSums(
             flat_parameters.replicas, flat_parameters.table, self.gradients, late_names
         )
-        self._grad_part = self.sums.own
+        self._grad_part = self.sums.own_part
         self.shares = WeightShares(flat_parameters, *_needed_by(stage))
         self._places = {name: (at, size) for name, at, size in self.table.entries}
         self._adamw = self._make_adamw()

@@ -47,7 +47,7 @@ class Rotary:
         assert hf_config.rope is not None  # `refusals` refuses models without
         check_rotary(self._rotary, hf_config.rope)
         self._head = hf_config.shape.head_dim
-        self._kept: dict[
+        self._tables: dict[
             tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]
         ] = {}
         self.turned = 0
@@ -57,7 +57,7 @@ class Rotary:
     def __call__(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables for the sequence length, dtype and device of `like`."""
         key = like.shape[2], like.dtype, like.device
-        if key not in self._kept:
+        if key not in self._tables:
             ids = torch.arange(key[0])[None]
             cos, sin = (
                 x[0]
@@ -67,8 +67,8 @@ class Rotary:
             unrotated_size = self._head - self.turned
             cos = torch.cat([cos, cos.new_ones(key[0], unrotated_size)], -1)
             sin = torch.cat([sin, sin.new_zeros(key[0], unrotated_size)], -1)
-            self._kept[key] = cos.to(like.device), sin.to(like.device)
-        return self._kept[key]
+            self._tables[key] = cos.to(like.device), sin.to(like.device)
+        return self._tables[key]
 
     def turn(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Rotate each head by its position: `positions` [B, S], or by default its place in the

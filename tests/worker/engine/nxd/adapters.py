@@ -66,8 +66,8 @@ def frozen(
     import torch
 
     e = engine(config, options, adapter)
-    base = {name: p for name, p in e.named() if factor_of(name) is None}
-    factors = [p for name, p in e.named() if factor_of(name) is not None]
+    base = {name: p for name, p in e.named_parameters() if factor_of(name) is None}
+    factors = [p for name, p in e.named_parameters() if factor_of(name) is not None]
     before = {name: p.detach().clone() for name, p in base.items()}
     adapters.steps(e, 0, 2)
     return {
