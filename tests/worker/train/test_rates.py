@@ -111,7 +111,7 @@ def records(
         "log_interval": interval,
     }
     config = JobConfig.model_validate({"model": {"path": "s3://unused"}, "train": options})
-    stop: Any = SimpleNamespace(agreed=lambda engine: False)
+    stop: Any = SimpleNamespace(is_agreed=lambda engine: False)
     each: Any = device
     with pytest.MonkeyPatch.context() as patched:
         for module in (loop, metrics, pending):
