@@ -26,7 +26,7 @@ def stage(config: JobConfig, container: Container) -> None:
         (container.channel("weights") if container.has_channel("weights") else model),
         read_config(model),
     )
-    if not ModelShape.from_config(described).rules.elsewhere:
+    if not ModelShape.from_config(described).rules.nxd_and_megatron:
         write_hf(open_weights(source, described), container.model_dir)
         print("one copy of the weights for every mesh", flush=True)
         return

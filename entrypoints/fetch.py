@@ -16,7 +16,7 @@ from token_by_name import read
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model import modelscope
-from smtrain.core.model.hf_folder import SOURCE, wanted, weights_in
+from smtrain.core.model.hf_folder import SOURCE, needed_files, weights_in
 from smtrain.core.model.remedies import folder_misfit, missing_shards
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.uris import HUB
@@ -71,7 +71,7 @@ def from_hugging_face(
 def from_modelscope(
     config: JobConfig, name: str, revision: str, folder: Path, token: str | None
 ) -> dict[str, str | None]:
-    commit, files = modelscope.listed(name, revision, token)
+    commit, files = modelscope.list_files(name, revision, token)
     chosen = set(_chosen(config, [file.path for file in files]))
     modelscope.fetch(name, [file for file in files if file.path in chosen], folder, token)
     return {"endpoint": modelscope.site(), "commit": commit}
@@ -85,7 +85,7 @@ def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
             or f"{config.model.path} lacks model.safetensors and pytorch_model.bin; choose a"
             " revision or a model that has one"
         )
-    return wanted(files, config.model.weights is None)
+    return needed_files(files, config.model.weights is None)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 
 from smtrain.core.config import JobConfig
-from smtrain.core.extras import collector_paused
+from smtrain.core.extras import pause_collector
 from smtrain.core.protocol.container import Container
 from smtrain.worker.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    with collector_paused():
+    with pause_collector():
         from smtrain.worker.generation.stage import generate
 
     options, folder = config.generate, container.channel("model")

@@ -151,10 +151,10 @@ def __getattr__(name: str) -> object:
             return loaded
         from importlib import import_module
 
-        from smtrain.core.extras import collector_paused, missing
+        from smtrain.core.extras import missing_module, pause_collector
 
         try:
-            with collector_paused():
+            with pause_collector():
                 home = import_module(_HOME[name])
             return getattr(home, name)
         except ModuleNotFoundError as error:
@@ -162,7 +162,7 @@ def __getattr__(name: str) -> object:
 
             if error.name is None or error.name.startswith("smtrain"):
                 raise
-            raise SmtrainError(missing(error.name)) from error
+            raise SmtrainError(missing_module(error.name)) from error
     raise AttributeError(f"module 'smtrain' has no attribute {name!r}")
 
 

@@ -276,7 +276,7 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(container.fixed[0][1])
+        file.write(container.fixed_blocks[0][1])
         while (left := container.end - file.tell()) > 0:
             start = file.tell() % 4093 * 2  # no two tensors alike
             file.write(noise[start : start + min(left, len(noise) - 8192)])

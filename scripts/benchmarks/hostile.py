@@ -48,7 +48,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
+from smtrain.core.facts.sagemaker import FINAL_STATUSES, LOG_GROUP  # noqa: E402
 from smtrain.plane.client import BUCKET  # noqa: E402
 from tests.plane import hostile_job as hostile  # noqa: E402
 from tests.plane.hostile_job import Plan, plan_of  # noqa: E402
@@ -198,7 +198,7 @@ class Home:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             job = self.describe(name)
-            if job["TrainingJobStatus"] in ENDED:
+            if job["TrainingJobStatus"] in FINAL_STATUSES:
                 return job
             time.sleep(0.15)
         return None

@@ -20,7 +20,7 @@ import torch
 
 from smtrain.core.config.track import Track
 from smtrain.core.tracking.buffer import open_trackers
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.settings import TrackedRun, TrackedStep
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
         return float(loss.detach())
 
     server, messages = Hanging(), list[str]()
-    job = Tracked("bench", "bench-train-1", "bench", "1", {}, {})
+    job = TrackedRun("bench", "bench-train-1", "bench", "1", {}, {})
     with tempfile.TemporaryDirectory() as folder:
         track = Track(mlflow=f"http://127.0.0.1:{server.port}", by="job")
         (tracker,) = open_trackers(track, job, Path(folder), messages.append, lambda _: "")

@@ -42,6 +42,6 @@ def check(
         set_=chosen.keys(),
         **asdict(services),
     )
-    say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report, raw=as_json)
     if not report.ok:
         raise typer.Exit(2)

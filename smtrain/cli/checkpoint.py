@@ -34,7 +34,7 @@ def inspect(path: Path, config: Config = None) -> None:
     from smtrain.worker.checkpoint import summary
 
     description = summary.inspect(options.materialised(path), _read(config))
-    say(json.dumps(description.to_dict(), indent=2), whole=True)
+    say(json.dumps(description.to_dict(), indent=2), raw=True)
 
 
 @app.command()

@@ -87,7 +87,7 @@ def template(
         spot=spot,
         storage_gib=storage,
     )
-    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), whole=True)
+    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), raw=True)
     idle, busy = (
         f"${one:,.2f}" if one is not None else "an unknown price"
         for one in dollars_per_hour(loaded, site)
@@ -150,7 +150,7 @@ def print_network(
         config, set_=set_ or ()
     )  # it may be for SageMaker: the cluster does not exist yet
     request = NetworkRequest(_region(region, loaded), zone, cidr)
-    say(yaml.safe_dump(network(loaded, request), sort_keys=False).rstrip(), whole=True)
+    say(yaml.safe_dump(network(loaded, request), sort_keys=False).rstrip(), raw=True)
     if zone is None and loaded.own_machine is None:
         say(
             "give --zone a zone that has the config's machines; zones differ by account, so list"
@@ -179,7 +179,7 @@ def print_post_install() -> None:
     """
     from smtrain.tools.cluster.parallelcluster import NEURON_SCRIPT
 
-    say(NEURON_SCRIPT.rstrip(), whole=True)
+    say(NEURON_SCRIPT.rstrip(), raw=True)
 
 
 @app.command()
@@ -224,7 +224,7 @@ def clean(
     )
     for unit in units:
         say(f"to go: {spell_bytes(unit.size):>9}  {unit.path}")
-    options.say_kept(chosen.kept)
+    options.say_kept(chosen.retained_runs)
     if not units:
         say("nothing to remove")
     elif options.may_remove(yes):

@@ -80,7 +80,7 @@ def compare(
     )
     summary = comparison.to_dict()
     if json:
-        say(encoder.dumps(summary), whole=True)
+        say(encoder.dumps(summary), raw=True)
     else:
         for one, row in zip(
             comparison.series, (summary["baseline"], *summary["compared"]), strict=True

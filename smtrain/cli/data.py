@@ -271,7 +271,7 @@ def inspect(
     if png:
         summary.save_picture(about, Path(png), dataset)
     if as_json:
-        say(json.dumps(about.facts, indent=2), whole=True)
+        say(json.dumps(about.facts, indent=2), raw=True)
         return
     for key, value in about.facts.items():
         if value not in ({}, [], None):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, SmtrainError
 from smtrain.core.public import sentence
 from smtrain.core.text import plainly, say
@@ -58,7 +58,9 @@ def call(name: str, module: str, argv: list[str]) -> int:
     def command() -> object:
         # a program reads JSON, even through a terminal
         waiting = (
-            nullcontext() if "--json" in argv else doing(f"smtrain {name}: one moment", once=True)
+            nullcontext()
+            if "--json" in argv
+            else spinner(f"smtrain {name}: one moment", keep_line=True)
         )
         with waiting:
             return _parsed(import_module(module).app, f"smtrain {name}", argv)

@@ -80,7 +80,7 @@ def doctor(
     diagnosis = diagnose(
         (minutes or MINUTES) if train else None, described, partial(say, error=True)
     )
-    say(json.dumps(diagnosis.to_dict(), indent=1) if printed else diagnosis, whole=printed)
+    say(json.dumps(diagnosis.to_dict(), indent=1) if printed else diagnosis, raw=printed)
     write(diagnosis, page, file)
     if not diagnosis.report.ok:
         raise typer.Exit(2)

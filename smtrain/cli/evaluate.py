@@ -178,7 +178,7 @@ def evaluate(
     under = bases[0] if bases else None
     with nullcontext() if report is None else only_writer(report, DataError):
         made = evaluate.evaluate(folder, under, request, progress, under, long)
-        say(json_text(made, indent=1) if as_json else evaluate.shown(made), whole=as_json)
+        say(json_text(made, indent=1) if as_json else evaluate.shown(made), raw=as_json)
         if report is not None:
             say(evaluate.save(made, report.parent, drawn=True), error=as_json)
 

@@ -155,6 +155,6 @@ def generate(
         return
     for asking, record in zip(queue, records, strict=True):
         if json:
-            say(json_text(record), whole=True)
+            say(json_text(record), raw=True)
         else:
-            say(f"> {asking.shown(chat)}{record['completion']}", whole=True)
+            say(f"> {asking.shown(chat)}{record['completion']}", raw=True)

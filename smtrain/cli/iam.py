@@ -52,7 +52,7 @@ def policy(
 
     chosen.refuse_local("policy")
     if trust and not (caller or role):
-        say(json.dumps(trust_policy_of(**asdict(services)), indent=2), whole=True)
+        say(json.dumps(trust_policy_of(**asdict(services)), indent=2), raw=True)
         return
     every = policies(
         chosen.config, target=chosen.target_name, set_=chosen.keys(), **asdict(services)
@@ -64,5 +64,5 @@ def policy(
     }
     say(
         json.dumps(next(iter(named.values())) if len(named) == 1 else named or every, indent=2),
-        whole=True,
+        raw=True,
     )

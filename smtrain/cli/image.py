@@ -110,7 +110,7 @@ def build(
         say(f"{base} lacks nothing that the stages import, so no image needs to be built on it")
         return
     if print_:
-        say(f"{recipe.dockerfile}\n# {builder.LOCK}:\n{recipe.lock}", whole=True)
+        say(f"{recipe.dockerfile}\n# {builder.LOCK}:\n{recipe.lock}", raw=True)
         return
     if context:
         if context.exists() and (
@@ -183,7 +183,7 @@ def verify(
         job.compute.instance_type if job else None,
         _needs(job, stages) if job else (),
     )
-    say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report, raw=as_json)
     if not report.ok:
         raise typer.Exit(2)
 
@@ -265,9 +265,9 @@ def tiny(
 
 def _say_unpatched(image: str) -> None:
     """Say on stderr that AWS no longer patches an image."""
-    from smtrain.core.facts.images import unpatched
+    from smtrain.core.facts.images import patch_fault
 
-    if warning := unpatched(image):
+    if warning := patch_fault(image):
         say(warning, error=True)
 
 

@@ -17,7 +17,7 @@ from smtrain.core.facts.images import (
     image_uri,
     known_image,
     looked_for,
-    unpatched,
+    patch_fault,
 )
 from smtrain.core.text import say
 
@@ -53,7 +53,7 @@ def images(
             json.dumps(
                 {**summary, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2
             ),
-            whole=True,
+            raw=True,
         )
         return
     say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
@@ -72,7 +72,7 @@ def images(
         name = f"{row['repository']}:{row['tag']}"
         say(
             f"{name:94} {row['cuda']:5}"
-            f" {row['patched_until']}{' (ended)' if unpatched(name) else ''}"
+            f" {row['patched_until']}{' (ended)' if patch_fault(name) else ''}"
         )
         say(f"    {row['note']}")
     default = uri or f"no image is known; {looked_for(engine.value)}"

@@ -182,13 +182,15 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     from smtrain.client.config.checks.weights import gated_faults
     from smtrain.core.demo.inputs import SMOLLM2
     from smtrain.core.errors import ConfigError
-    from smtrain.core.extras import missing, present
+    from smtrain.core.extras import missing_module, present
     from smtrain.core.facts.images import end_of_life, training_image
 
     yield from (text for _, text in gated_faults(config))
     if TARGETS[config.target].here:
         needed = ("moto", "torch", *(("gguf",) if config.model.path == SMOLLM2 else ()))
-        yield from (f"to run here, {missing(module)}" for module in needed if not present(module))
+        yield from (
+            f"to run here, {missing_module(module)}" for module in needed if not present(module)
+        )
     if TARGETS[config.target].rented:
         try:
             training_image(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.core.text import aligned, room, say
+from smtrain.core.text import align_columns, room, say
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
@@ -51,10 +51,10 @@ def list_(
     where = "here" if record.here else place.region_name() if record.rented else str(place.name)
     rows = [_HEADINGS, *_rows(jobs, where)]
     for heading in _DISPENSABLE:
-        if sys.stdout.isatty() and max(map(len, aligned(rows))) > room():
+        if sys.stdout.isatty() and max(map(len, align_columns(rows))) > room():
             at = rows[0].index(heading)
             rows = [(*row[:at], *row[at + 1 :]) for row in rows]
-    for line in aligned(rows):
+    for line in align_columns(rows):
         say(line)
     if more > 0:
         many = "at least " if more == COUNTED else ""

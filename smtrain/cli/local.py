@@ -51,7 +51,7 @@ def status(
     for line in exports(
         {k: v for k, v in endpoint.environment().items() if secrets or k != NOT_SHOWN}
     ):
-        say(line, whole=True)
+        say(line, raw=True)
     if not secrets:
         say(
             f'{NOT_SHOWN} is not shown; `eval "$(smtrain local env)"` sets it with the others,'
@@ -71,7 +71,7 @@ def env() -> None:
     from smtrain.plane.client import ensure_running
 
     for line in exports(ensure_running().environment()):
-        say(line, whole=True)
+        say(line, raw=True)
 
 
 def exports(variables: dict[str, str]) -> list[str]:

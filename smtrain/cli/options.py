@@ -267,7 +267,7 @@ class StartOptions(ConfigOptions):
             return
         for plan in plans if self.upload else ():
             one_job.upload(chain, plan, partial(say, error=True))
-        say(chain.target.preview([plan.request for plan in plans]), whole=True)
+        say(chain.target.preview([plan.request for plan in plans]), raw=True)
 
 
 @dataclass(frozen=True)

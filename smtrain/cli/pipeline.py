@@ -43,4 +43,4 @@ def pipeline(
         loaded, name=name, upsert=upsert, start=start, check=not no_check, target=chosen.target_name
     )
     if not (upsert or start):
-        say(json.dumps(definition, indent=2), whole=True)
+        say(json.dumps(definition, indent=2), raw=True)

@@ -13,7 +13,7 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.facts import table
 from smtrain.core.near import hint, nearest
 from smtrain.core.text import say
@@ -110,7 +110,7 @@ def plan(
                 "--probe measures this machine and takes no config; leave one of the two out",
                 code="config.combination",
             )
-        say(_probed(probe, as_json), whole=True)
+        say(_probed(probe, as_json), raw=True)
         return
     _refuse(configs or [], model, tokens, measured)
     assert configs  # `_refuse` has seen to it
@@ -144,7 +144,7 @@ def plan(
         for config, settings in zip(configs, every, strict=True)
     ]
     shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
-    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
+    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, raw=as_json)
     if not all(one.fits for one in made):
         raise typer.Exit(1)
 
@@ -219,7 +219,7 @@ def _probed(name: str, as_json: bool) -> str:
     try:
         from smtrain.worker.train.probe import measure
     except ImportError:
-        raise ConfigError(f"--probe: {missing('torch')}", code="package.missing") from None
+        raise ConfigError(f"--probe: {missing_module('torch')}", code="package.missing") from None
     say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
     entry = named(name, measure())
     plain = {name: entry.model_dump(exclude_none=True)}

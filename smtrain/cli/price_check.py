@@ -12,7 +12,7 @@ from smtrain.client.planner import plan_tag
 from smtrain.client.planner.resolve import with_tags
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.images import unpatched
+from smtrain.core.facts.images import patch_fault
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import say
 
@@ -24,7 +24,7 @@ after a stop.
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
     """Say on stderr that the image of a run on AWS gets no more patches, if no plan says it."""
-    end = unpatched(config.compute.image) if TARGETS[target or config.target].rented else None
+    end = patch_fault(config.compute.image) if TARGETS[target or config.target].rented else None
     if end:
         say(f"compute.image: {end}", error=True)
 

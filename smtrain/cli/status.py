@@ -70,10 +70,13 @@ def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
     """The outputs of the job so far, their URIs, and the command that copies or continues each."""
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.results import exported, parts
-    from smtrain.core.facts.sagemaker import ENDED
+    from smtrain.core.facts.sagemaker import FINAL_STATUSES
     from smtrain.core.protocol.requests import stage_of
 
-    ended, copy = described["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
+    ended, copy = (
+        described["TrainingJobStatus"] in FINAL_STATUSES,
+        f"smtrain download {job.name} FOLDER",
+    )
     stage = (stage_of(job.name) or ("", ""))[1]
     saved = parts(job, "checkpoints", described)
     lines = [

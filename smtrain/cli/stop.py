@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.text import say
 
 app = options.app()
@@ -25,10 +25,10 @@ def stop(
 
     $ smtrain stop my-run  # save a checkpoint, then stop
     """
-    from smtrain.core.facts.sagemaker import ENDED
+    from smtrain.core.facts.sagemaker import FINAL_STATUSES
 
     handle = options.job_named(job, target)
-    if handle.status in ENDED:
+    if handle.status in FINAL_STATUSES:
         say(f"{handle.name}: {handle.known_status} already")
         return
     handle.stop()
@@ -38,7 +38,7 @@ def stop(
             f" {handle.target.grace} s"
         )
         state = handle.known_status or ""
-        with doing(lambda: f"waiting for {handle.name} ({state})"):
+        with spinner(lambda: f"waiting for {handle.name} ({state})"):
             for event in handle.events():
                 state = event if isinstance(event, str) else state
     say(f"{handle.name}: {handle.status}")

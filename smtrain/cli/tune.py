@@ -81,7 +81,7 @@ def tune(
             )
         say_unpatched(loaded, where)
         request = tune.tuning_job(loaded, **search, early_stop=early_stop, target=where)  # type: ignore[arg-type]
-        say(json.dumps(request, indent=2), whole=True)
+        say(json.dumps(request, indent=2), raw=True)
         return
     loaded = chosen.load()
     say_unpatched(loaded, where)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 FULL = "InsufficientStorage"
 """The error code of the local control plane for a full disk."""
-_WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
+_PROXY_REMEDY = "check the proxy, and AWS_ENDPOINT_URL if it is set"
 _QUOTA = ("ResourceLimitExceeded", "ServiceQuotaExceededException", "LimitExceededException")
-EXPIRED = "the AWS credentials have expired, or are not accepted"
+EXPIRED_CREDENTIALS = "the AWS credentials have expired, or are not accepted"
 REFRESH = "refresh them (`aws sso login`, or however you log in)"
-_EXPIRED = frozenset(
+_EXPIRED_CODES = frozenset(
     {
         "ExpiredToken",
         "ExpiredTokenException",
@@ -54,11 +54,11 @@ def spell(error: Exception) -> str | None:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
-        none = (
+        message = (
             "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use"
             " --target local"
         )
-        return Sentence(none, "aws.no_credentials")
+        return Sentence(message, "aws.no_credentials")
     if isinstance(error, PartialCredentialsError):
         text = (
             f"the AWS credentials lack a part ({str(error).rstrip('.')}); set it, or log in (`aws"
@@ -67,8 +67,8 @@ def spell(error: Exception) -> str | None:
         return Sentence(text, "aws.no_credentials")
     if isinstance(error, ProfileNotFound):
         return Sentence(_no_profile(error), "aws.no_credentials")
-    if expired(error):
-        return Sentence(f"{EXPIRED}; {REFRESH}", "aws.no_credentials")
+    if has_expired_credentials(error):
+        return Sentence(f"{EXPIRED_CREDENTIALS}; {REFRESH}", "aws.no_credentials")
     if full := _full(error):
         return Sentence(full, "disk.full")
     if isinstance(error, ClientError):
@@ -78,7 +78,7 @@ def spell(error: Exception) -> str | None:
         ):  # AWS explains a refusal in the body
             return (
                 f"the answer to {error.operation_name} ({details['Code']}, without a message) is"
-                f" not from AWS; {_WHOSE}"
+                f" not from AWS; {_PROXY_REMEDY}"
             )
         code: Code = "aws.quota" if details.get("Code") in _QUOTA else "aws.refused"
         return Sentence(
@@ -92,7 +92,7 @@ def spell(error: Exception) -> str | None:
         )
         return Sentence(text, "aws.unreachable")
     if isinstance(error, ResponseParserError):
-        return f"the answer is a web page and not from AWS; {_WHOSE}"
+        return f"the answer is a web page and not from AWS; {_PROXY_REMEDY}"
     return (
         f"the request to AWS failed: {_trouble(error)}"
         if isinstance(error, BotoCoreError)
@@ -126,8 +126,8 @@ def _no_profile(error: Any) -> str:
     import botocore.session
 
     name = str(error.kwargs.get("profile", ""))
-    known = botocore.session.Session().available_profiles
-    remedy = hint(name, known) if known else "`aws configure` makes one"
+    profiles = botocore.session.Session().available_profiles
+    remedy = hint(name, profiles) if profiles else "`aws configure` makes one"
     return f"there is no AWS profile {name!r}; {remedy}; correct AWS_PROFILE, or unset it"
 
 
@@ -135,30 +135,30 @@ def _trouble(error: Exception) -> str:
     return str(error).strip().rstrip(".")
 
 
-def unasked(error: BaseException | None) -> bool:
+def is_unanswered(error: BaseException | None) -> bool:
     """True if AWS was not reached or refused to look, so that nothing is known; a
     ValidationException is an answer.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
     if isinstance(error, JobError):  # `public` raised it from the error that matters
-        return unasked(error.__cause__)
+        return is_unanswered(error.__cause__)
     if isinstance(error, ClientError):
         return bool(error.response.get("Error", {}).get("Code") != "ValidationException")
     return isinstance(error, BotoCoreError)
 
 
-def unnamed(error: ClientError) -> bool:
+def is_not_found(error: ClientError) -> bool:
     """True if SageMaker, or moto in its place, has nothing of the requested name."""
     return error.response["Error"]["Code"] in ("ResourceNotFound", "ValidationException")
 
 
-def expired(error: Exception) -> bool:
+def has_expired_credentials(error: Exception) -> bool:
     """True if the credentials have expired, or cannot be renewed."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.ClientError):
-        return error.response.get("Error", {}).get("Code") in _EXPIRED
+        return error.response.get("Error", {}).get("Code") in _EXPIRED_CODES
     return isinstance(
         error, tuple(getattr(exceptions, name) for name in _STALE if hasattr(exceptions, name))
     )

@@ -87,7 +87,7 @@ class Benchmark:
     title: str
     form: str
     """The names of its files, for a message."""
-    scored: str
+    scored_split: str
     """The split with the questions."""
     tasks: tuple[str, ...]
     """Names of the harness's tasks and groups, or patterns of those of one part, with PART."""
@@ -138,7 +138,7 @@ BENCHMARKS = {
         ("humaneval", "humaneval_instruct", "humaneval_64", "humaneval_64_instruct"),
     ),
 }
-ALL = "all"
+ALL_SUBJECTS = "all"
 """MMLU's file with the questions of every subject."""
 _EXAMPLES = {"agieval": 0, "bbh": 3}
 """Most worked examples of the harness (0.4.13); of other benchmarks they are other questions."""
@@ -152,13 +152,13 @@ def runs_code(task: str) -> bool:
     return _RUN_CODE.fullmatch(task) is not None
 
 
-def code_fault(tasks: Iterable[str], allowed: bool) -> str | None:
+def code_fault(tasks: Iterable[str], is_allowed: bool) -> str | None:
     """A sentence if one of these tasks runs the model's code without permission."""
-    named = [] if allowed else [task for task in tasks if runs_code(task)]
-    if not named:
+    code_tasks = [] if is_allowed else [task for task in tasks if runs_code(task)]
+    if not code_tasks:
         return None
     return (
-        f"{', '.join(named)} run code that the model writes; turn evaluate.run_generated_code on to"
+        f"{', '.join(code_tasks)} run code that the model writes; turn evaluate.run_generated_code on to"
         " run it in confined processes, or leave out such tasks"
     )
 
@@ -168,10 +168,10 @@ def shots_fault(tasks: Iterable[str], shots: int | None) -> str | None:
     middle otherwise.
     """
     for task in tasks:
-        most = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
-        if (shots or 0) > most:
+        max_shots = _EXAMPLES.get(benchmark_of(task) or "", shots or 0)
+        if (shots or 0) > max_shots:
             return (
-                f"the harness has {most or 'no'} worked examples for {task}, not {shots}; leave it"
+                f"the harness has {max_shots or 'no'} worked examples for {task}, not {shots}; leave it"
                 " out, or evaluate such tasks separately"
             )
     return None
@@ -181,32 +181,36 @@ def benchmarks_in(folder: Path) -> dict[str, Parts]:
     """The files of each benchmark in a folder; one without a file of the split with its questions
     is left out.
     """
-    placed: dict[str, Parts] = {}
+    files_by_name: dict[str, Parts] = {}
     for path in _files_in(folder):
         if place := _place(path, folder):
             name, part, split = place
-            placed.setdefault(name, {}).setdefault(part, {}).setdefault(split, []).append(path)
-    made = {}
-    for name, parts in placed.items():
-        scored = {
-            part: splits for part, splits in parts.items() if BENCHMARKS[name].scored in splits
+            files_by_name.setdefault(name, {}).setdefault(part, {}).setdefault(split, []).append(
+                path
+            )
+    benchmarks = {}
+    for name, parts in files_by_name.items():
+        scored_parts = {
+            part: splits
+            for part, splits in parts.items()
+            if BENCHMARKS[name].scored_split in splits
         }
-        if len(scored) > 1:
-            scored.pop(ALL, None)  # its questions are in the subjects' own files
-        elif ALL in scored:
-            scored = {ALL: parts[ALL]}
-        if scored:
-            made[name] = scored
-    return made
+        if len(scored_parts) > 1:
+            scored_parts.pop(ALL_SUBJECTS, None)  # its questions are in the subjects' own files
+        elif ALL_SUBJECTS in scored_parts:
+            scored_parts = {ALL_SUBJECTS: parts[ALL_SUBJECTS]}
+        if scored_parts:
+            benchmarks[name] = scored_parts
+    return benchmarks
 
 
-def tasks_of(found: dict[str, Parts]) -> dict[str, str]:
+def tasks_of(benchmarks: dict[str, Parts]) -> dict[str, str]:
     """The harness's tasks and groups that these files have questions for, each with its
     benchmark.
     """
     return {
         task.replace("PART", part.replace("-", "_")): name
-        for name, parts in found.items()
+        for name, parts in benchmarks.items()
         for task in BENCHMARKS[name].tasks
         for part in (parts if "PART" in task else ("",))
     }
@@ -231,11 +235,11 @@ def forms_of(tasks: Iterable[str]) -> str:
 
 def _files_in(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder, followlinks=True):
-        here = Path(root)
-        deep = len(here.relative_to(folder).parts)
+        directory = Path(root)
+        deep = len(directory.relative_to(folder).parts)
         # A copy of the hub's keeps its state in .cache.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and deep < _DEPTH)
-        yield from (here / name for name in sorted(files) if not name.startswith("."))
+        yield from (directory / name for name in sorted(files) if not name.startswith("."))
 
 
 def _place(path: Path, folder: Path) -> tuple[str, str, str] | None:

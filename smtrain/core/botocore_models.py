@@ -15,7 +15,7 @@ def share_models(session: Any) -> None:
 
 
 @cache
-def described(service: str) -> Any:
+def service_model(service: str) -> Any:
     """botocore's model of a service, independent of the user's AWS settings."""
     return isolated_session().get_service_model(service)
 

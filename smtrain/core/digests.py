@@ -33,7 +33,7 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, DIGEST: digest_of(plain)}
 
 
-def verified(record: dict[str, Any]) -> dict[str, Any]:
+def verify_record(record: dict[str, Any]) -> dict[str, Any]:
     """The record without its digest, which earlier releases did not write.
 
     Raises ValueError if it differs.

@@ -26,38 +26,38 @@ _SHOWN_S = 2.0
 class _Task:
     """A task, shown in an updated line; or `once`, in a line that stays."""
 
-    what: str | Callable[[], str]
-    once: bool
+    message: str | Callable[[], str]
+    keep_line: bool
     began: float
-    shown: bool = False
+    is_visible: bool = False
 
     def line(self) -> str:
-        text = self.what if isinstance(self.what, str) else self.what()
+        text = self.message if isinstance(self.message, str) else self.message()
         seconds = time.monotonic() - self.began
-        return text if self.once or seconds < _SHOWN_S else f"{text}, {seconds:.0f} s"
+        return text if self.keep_line or seconds < _SHOWN_S else f"{text}, {seconds:.0f} s"
 
 
 _tasks: list[_Task] = []
 _lock = threading.RLock()
 _last_word = time.monotonic()
-_drawn = False
+_line_visible = False
 """Whether the line is on the terminal."""
 _last_drawn = 0.0
 _watching = False
 
 
 @contextmanager
-def doing(what: str | Callable[[], str], *, once: bool = False) -> Iterator[None]:
+def spinner(message: str | Callable[[], str], *, keep_line: bool = False) -> Iterator[None]:
     """Show `what` after half a second of silence in the block, until the next output or the end of
     the block.
 
     `what` may be a function, for a line that changes. `once`: one line that stays, only if nothing
     was said before; it may enclose output that does not go through `say`, such as a live panel.
     """
-    if not _person():
+    if not _is_terminal():
         yield
         return
-    task = _Task(what, once, time.monotonic())
+    task = _Task(message, keep_line, time.monotonic())
     with _lock:
         _tasks.append(task)
         _watch()
@@ -76,10 +76,10 @@ def word() -> None:
         return
     with _lock:
         _last_word = time.monotonic()
-        _heard()
+        _clear_line()
 
 
-def _person() -> bool:
+def _is_terminal() -> bool:
     """Whether a person reads standard error."""
     return (
         sys.stderr is not None
@@ -104,34 +104,34 @@ def _look() -> None:
                 _watching = False
                 return
             task, now = _tasks[-1], time.monotonic()
-            quiet = now - max(_last_word, task.began) if not _drawn else now - _last_drawn
-            if quiet >= (_EVERY_S if _drawn else SILENT_S) and not task.shown:
+            quiet = now - max(_last_word, task.began) if not _line_visible else now - _last_drawn
+            if quiet >= (_EVERY_S if _line_visible else SILENT_S) and not task.is_visible:
                 _draw(task)
 
 
 def _draw(task: _Task) -> None:
-    global _drawn, _last_drawn
-    _heard()
+    global _line_visible, _last_drawn
+    _clear_line()
     columns = shutil.get_terminal_size().columns or 80
-    if task.once or os.environ.get("TERM") in ("dumb", "unknown"):
-        task.shown = True
+    if task.keep_line or os.environ.get("TERM") in ("dumb", "unknown"):
+        task.is_visible = True
         sys.stderr.write(task.line() + "\n")
     else:
         sys.stderr.write(task.line()[: columns - 1])
-        _drawn, _last_drawn = True, time.monotonic()
+        _line_visible, _last_drawn = True, time.monotonic()
     sys.stderr.flush()
 
 
-def _heard() -> None:
+def _clear_line() -> None:
     """Remove the line, and drop the tasks that are shown only before any output."""
     for task in _tasks:
-        task.shown = task.shown or task.once
+        task.is_visible = task.is_visible or task.keep_line
     _wipe()
 
 
 def _wipe() -> None:
-    global _drawn
-    if _drawn:
+    global _line_visible
+    if _line_visible:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
-        _drawn = False
+        _line_visible = False

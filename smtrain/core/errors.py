@@ -73,7 +73,7 @@ class Sentence(str):
         return str(self), self.code
 
 
-def reworded(sentence: str, text: str) -> str:
+def reword(sentence: str, text: str) -> str:
     """The text, with the code of the sentence that it replaces."""
     return Sentence(text, sentence.code) if isinstance(sentence, Sentence) else text
 
@@ -98,8 +98,8 @@ class SmtrainError(Exception):
     """The kind of error, for scripts (docs/api/errors.md)."""
 
     def __init__(self, *args: object, code: Code | None = None) -> None:
-        carried = next((arg.code for arg in args if isinstance(arg, Sentence)), None)
-        self.code = code or carried or type(self).code
+        sentence_code = next((arg.code for arg in args if isinstance(arg, Sentence)), None)
+        self.code = code or sentence_code or type(self).code
         super().__init__(*(_readable(arg) if isinstance(arg, str) else arg for arg in args))
 
     def _render_traceback_(self) -> list[str]:
@@ -121,12 +121,16 @@ class ConfigError(SmtrainError):
 
     def __init__(self, faults: str | Iterable[str], *, code: Code | None = None) -> None:
         default = code or type(self).code
-        every = (
+        fault_texts = (
             [faults] if isinstance(faults, str) else dict.fromkeys(faults)
         )  # two rules may say the same
-        coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in every]
-        self.codes = [one for _, one in coded]
-        self.faults: list[str] = [Sentence(_readable(fault), one) for fault, one in coded]
+        fault_codes = [
+            (fault, fault.code if isinstance(fault, Sentence) else default) for fault in fault_texts
+        ]
+        self.codes = [fault_code for _, fault_code in fault_codes]
+        self.faults: list[str] = [
+            Sentence(_readable(fault), fault_code) for fault, fault_code in fault_codes
+        ]
         super().__init__("\n".join(self.faults), code=next(iter(self.codes), default))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:

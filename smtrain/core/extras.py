@@ -61,7 +61,7 @@ def present(module: str) -> bool:
         return False
 
 
-def missing(module: str) -> Sentence:
+def missing_module(module: str) -> Sentence:
     """A sentence, without its full stop, for a module that cannot be imported."""
     package = module.partition(".")[0]
     extra = next((name for name, modules in MODULES.items() if package in modules), None)
@@ -84,11 +84,11 @@ def _packages(extra: str | None) -> list[str]:
     from importlib import metadata  # loads a mail parser
 
     try:
-        declared = metadata.requires("smtrain") or []
+        requirement_lines = metadata.requires("smtrain") or []
     except metadata.PackageNotFoundError:
         return []
     packages = []
-    for requirement in declared:
+    for requirement in requirement_lines:
         name, _, marker = requirement.partition(";")
         if f"'{extra}'" not in marker.replace('"', "'") or (
             "sys_platform" in marker and sys.platform not in marker
@@ -99,19 +99,19 @@ def _packages(extra: str | None) -> list[str]:
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Pause the garbage collector, for imports of large packages and the model of an AWS service.
 
     They make up to a million objects without garbage, and collections would take a fifth to a third
     of the time. All objects count as old afterwards, so that the next young collection does not
     visit them.
     """
-    running = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if running:
+        if was_enabled:
             # Freezing and unfreezing moves objects to the oldest generation without visiting them.
             # Skipped if a program has frozen objects for its children, which it would unfreeze.
             if not gc.get_freeze_count():

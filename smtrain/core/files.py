@@ -28,7 +28,7 @@ _SAYS = {
     ),
 }
 # The same errors in the words of libraries that do not raise OSError (SQLite, Rust, C++).
-_SPELLED = (
+_ERRNO_PATTERNS = (
     (re.compile(r"no space left|os error 28\b|database or disk is full", re.I), errno.ENOSPC),
     (re.compile(r"disk quota exceeded|os error 122\b", re.I), errno.EDQUOT),
     (re.compile(r"read-?only (file system|database)|os error 30\b", re.I), errno.EROFS),
@@ -128,7 +128,7 @@ def only_writer(
 
 
 @contextlib.contextmanager
-def replacing_files(folder: Path, name: str, *others: str) -> Iterator[Path]:
+def replacing_files(folder: Path, name: str, *other_patterns: str) -> Iterator[Path]:
     """Yield a new folder, whose files replace what has this name, or matches the `others`, in
     `folder` at the end.
 
@@ -141,7 +141,7 @@ def replacing_files(folder: Path, name: str, *others: str) -> Iterator[Path]:
     part.mkdir()
     try:
         yield part
-        for old in {path for pattern in (name, *others) for path in folder.glob(pattern)}:
+        for old in {path for pattern in (name, *other_patterns) for path in folder.glob(pattern)}:
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
         for new in sorted(part.iterdir(), key=lambda path: (path.name != name, path.name)):
             os.replace(new, folder / new.name)
@@ -157,7 +157,7 @@ def write_atomically(
         handle.write(content.encode() if isinstance(content, str) else content)
 
 
-def opened(path: Path, *, links: bool = True) -> BinaryIO:
+def open_regular_file(path: Path, *, links: bool = True) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises OSError for anything else, without waiting for a named pipe.
@@ -178,18 +178,18 @@ def open_named(path: Path) -> BinaryIO:
 
     Raises OSError otherwise.
     """
-    return path.open("rb") if str(path).startswith(_OF_SHELL) else opened(path)
+    return path.open("rb") if str(path).startswith(_OF_SHELL) else open_regular_file(path)
 
 
-def read_whole(path: Path, most: int = MOST_JSON) -> str:
+def read_whole(path: Path, max_bytes: int = MOST_JSON) -> str:
     """The text of a file that `open_named` opens, of at most `most` bytes in UTF-8.
 
     Raises OSError if it cannot be opened, and ValueError for any other content.
     """
     with open_named(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content.decode()
 
 
@@ -214,14 +214,14 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def read_value(path: Path, most: int = MOST_JSON) -> Any:
+def read_value(path: Path, max_bytes: int = MOST_JSON) -> Any:
     """The value in a JSON file; raises OSError and ValueError as `read_whole`."""
-    return parse_json(read_whole(path, most))
+    return parse_json(read_whole(path, max_bytes))
 
 
-def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = MOST_JSON) -> dict[str, Any]:
     """The object in a JSON file, as `read_value`; raises ValueError for another value."""
-    return parse_object(read_whole(path, most))
+    return parse_object(read_whole(path, max_bytes))
 
 
 def sync_folder(folder: Path) -> None:
@@ -253,7 +253,7 @@ def disk_number(error: BaseException) -> int | None:
         if isinstance(cause, OSError) and cause.errno in _SAYS:
             return cause.errno
         if not isinstance(cause, OSError) or cause.errno is None:
-            for pattern, number in _SPELLED:
+            for pattern, number in _ERRNO_PATTERNS:
                 if pattern.search(str(cause)):
                     return number
     return None
@@ -266,19 +266,19 @@ def disk_sentence(error: BaseException, place: str | Path | None = None) -> str 
     number = disk_number(error)
     if number is None:
         return None
-    named = (
+    places = (
         str(e.filename)
         for e in _causes(error)
         if isinstance(e, OSError) and isinstance(e.filename, str)
     )
     code: Code = "disk.full" if number in (errno.ENOSPC, errno.EDQUOT) else "disk.unwritable"
-    return Sentence(_SAYS[number].format(place=next(named, None) or place or "the disk"), code)
+    return Sentence(_SAYS[number].format(place=next(places, None) or place or "the disk"), code)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    seen_ids: set[int] = set()
+    while error is not None and id(error) not in seen_ids:
+        seen_ids.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -13,7 +13,7 @@ _LONGEST_S = 5.0
 """Time limit in seconds, for a folder on a disk that does not answer."""
 
 
-def committed(folder: Path | None = None) -> str | None:
+def describe_commit(folder: Path | None = None) -> str | None:
     """The commit checked out in a folder (default: the working directory), with "with changes" if
     tracked files differ.
 
@@ -22,8 +22,8 @@ def committed(folder: Path | None = None) -> str | None:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    state = commit.strip() + (" with changes" if changed else "")
+    changed_files = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    state = commit.strip() + (" with changes" if changed_files else "")
     return state if _VALUE.fullmatch(state) else None
 
 
@@ -36,7 +36,7 @@ def _git(folder: Path | None, *words: str) -> str | None:
     # no lock, no prompt: another git may be running in the folder
     command = ["git", "--no-optional-locks", *words]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -46,4 +46,4 @@ def _git(folder: Path | None, *words: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None

@@ -34,7 +34,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def gently(sentence: str) -> Iterator[None]:
+def resumable_interrupt(sentence: str) -> Iterator[None]:
     """Turn Ctrl-C into `Interrupted` with the sentence; a context manager or decorator."""
     try:
         yield
@@ -62,11 +62,11 @@ class Interrupts:
     def free(self) -> Iterator[None]:
         """Let Ctrl-C raise at once in the block."""
         self.heed()
-        before, self._free = self._free, True
+        was_free, self._free = self._free, True
         try:
             yield
         finally:
-            self._free = before
+            self._free = was_free
 
     def _take(self, *_: Any) -> None:
         now = time.monotonic()
@@ -92,13 +92,13 @@ def interrupts() -> Iterator[Interrupts]:
     if threading.current_thread() is not threading.main_thread():
         yield state
         return
-    before: Any = signal.signal(signal.SIGINT, state._take)
+    previous_handler: Any = signal.signal(signal.SIGINT, state._take)
     outer, _current = _current, state
     try:
         yield state
     finally:
         _current = outer
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 @contextmanager
@@ -117,13 +117,13 @@ def pause(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def poll(until: Callable[[], _Answer], every: float, limit: float = inf) -> _Answer:
+def poll(check: Callable[[], _Answer], interval: float, limit: float = inf) -> _Answer:
     """Call `until` every so many seconds until its answer is true, or until `limit` seconds have
     passed.
 
     Returns the last answer: a false one if the time was over. The last pause ends with the time.
     """
     deadline = time.monotonic() + limit
-    while not (answer := until()) and (left := deadline - time.monotonic()) > 0:
-        pause(min(every, left))
+    while not (answer := check()) and (remaining_seconds := deadline - time.monotonic()) > 0:
+        pause(min(interval, remaining_seconds))
     return answer

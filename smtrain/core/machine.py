@@ -8,7 +8,7 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMORY = Path("/proc/meminfo")
-UNLIMITED = 2**60
+NO_LIMIT = 2**60
 """A memory limit from here on is none: version 1 of cgroups writes the largest number of pages."""
 
 
@@ -57,14 +57,14 @@ def memory_here() -> float | None:
         )
     except (OSError, StopIteration, ValueError):
         return None
-    held = _cgroup()
-    return free if held is None else max(0.0, min(free, held[0] - held[1]))
+    usage = _cgroup()
+    return free if usage is None else max(0.0, min(free, usage[0] - usage[1]))
 
 
 def memory_limit_here() -> float | None:
     """Bytes that this container may use; None without a limit."""
-    held = _cgroup()
-    return None if held is None else held[0]
+    usage = _cgroup()
+    return None if usage is None else usage[0]
 
 
 def _cgroup() -> tuple[float, float] | None:
@@ -72,18 +72,20 @@ def _cgroup() -> tuple[float, float] | None:
     of cgroups.
     """
     old = CGROUP / "memory"
-    for folder, limit, used, dropped in (
+    for folder, limit, used, cache_key in (
         (CGROUP, "memory.max", "memory.current", "inactive_file "),
         (old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
     ):
         try:
-            most, now = (float((folder / name).read_text("utf-8")) for name in (limit, used))
+            limit_bytes, used_bytes = (
+                float((folder / name).read_text("utf-8")) for name in (limit, used)
+            )
             statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
-            cached = next(
-                (float(line.split()[1]) for line in statistics if line.startswith(dropped)), 0.0
+            cache_bytes = next(
+                (float(line.split()[1]) for line in statistics if line.startswith(cache_key)), 0.0
             )
         except (OSError, ValueError):  # a limit of `max` is no number
             continue
-        if most < UNLIMITED:
-            return most, now - cached
+        if limit_bytes < NO_LIMIT:
+            return limit_bytes, used_bytes - cache_bytes
     return None

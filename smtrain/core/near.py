@@ -13,49 +13,64 @@ MOST_SHOWN = 12
 
 def nearest(
     word: str,
-    known: Iterable[str],
-    others: Mapping[str, Iterable[str]] | None = None,
+    known_words: Iterable[str],
+    aliases: Mapping[str, Iterable[str]] | None = None,
     cutoff: float = 0.6,
 ) -> str | None:
     """The known word most similar to another; None if none is similar enough.
 
     Args:
         word: The unknown word; case, hyphens and underscores do not count.
-        known: The valid words.
-        others: Known word -> its names in other tools (core/facts/word_names.toml).
+        known_words: The valid words.
+        aliases: Known word -> its names in other tools (core/facts/word_names.toml).
         cutoff: Least similarity, from 0 to 1.
     """
-    spelled: dict[str, str] = {}
-    for one in known:
-        spelled.setdefault(_plain(one), one)
-    for one, names in (others or {}).items():
-        if one in spelled.values():
+    words_by_spelling: dict[str, str] = {}
+    for known_word in known_words:
+        words_by_spelling.setdefault(_plain(known_word), known_word)
+    for known_word, names in (aliases or {}).items():
+        if known_word in words_by_spelling.values():
             for name in names:
-                spelled.setdefault(_plain(name), one)
+                words_by_spelling.setdefault(_plain(name), known_word)
     plain = _plain(word)
-    if plain in spelled:
-        return spelled[plain]
-    if near := difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff):
-        return spelled[near[0]]
-    begun = plain[: max(4, len(plain) - 2)]  # `gophers` for gopher-quality
-    loose = cutoff <= 0.6 and len(begun) >= 4
-    return next((spelled[one] for one in spelled if loose and one.startswith(begun)), None)
+    if plain in words_by_spelling:
+        return words_by_spelling[plain]
+    if close_matches := difflib.get_close_matches(plain, words_by_spelling, n=1, cutoff=cutoff):
+        return words_by_spelling[close_matches[0]]
+    beginning = plain[: max(4, len(plain) - 2)]  # `gophers` for gopher-quality
+    loose = cutoff <= 0.6 and len(beginning) >= 4
+    return next(
+        (
+            words_by_spelling[known_word]
+            for known_word in words_by_spelling
+            if loose and known_word.startswith(beginning)
+        ),
+        None,
+    )
 
 
-def listed(known: Iterable[str]) -> str:
+def list_words(known_words: Iterable[str]) -> str:
     """The first known words, and how many more there are."""
-    words = list(known)
-    more = len(words) - MOST_SHOWN
-    return ", ".join(words[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    words = list(known_words)
+    omitted_count = len(words) - MOST_SHOWN
+    return ", ".join(words[:MOST_SHOWN]) + (
+        f" and {omitted_count} more" if omitted_count > 0 else ""
+    )
 
 
-def hint(word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | None = None) -> str:
+def hint(
+    word: str, known_words: Iterable[str], aliases: Mapping[str, Iterable[str]] | None = None
+) -> str:
     """End of a sentence about an unknown word: `did you mean X? known: X, Y`, or only the known
     words.
     """
-    words = list(known)
-    near = nearest(word, words, others)
-    return f"did you mean {near}? known: {listed(words)}" if near else f"known: {listed(words)}"
+    words = list(known_words)
+    suggestion = nearest(word, words, aliases)
+    return (
+        f"did you mean {suggestion}? known: {list_words(words)}"
+        if suggestion
+        else f"known: {list_words(words)}"
+    )
 
 
 def near_path(path: str | Path) -> str:
@@ -71,8 +86,8 @@ def near_path(path: str | Path) -> str:
     except OSError:
         return ""
     stems = {Path(name).stem: name for name in names}
-    near = stems.get(wrong.name) or nearest(wrong.name, names, cutoff=0.7)
-    return f"did you mean {wrong.parent / near}? " if near else ""
+    suggestion = stems.get(wrong.name) or nearest(wrong.name, names, cutoff=0.7)
+    return f"did you mean {wrong.parent / suggestion}? " if suggestion else ""
 
 
 def _plain(word: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from smtrain.core.aws_errors import spell
 from smtrain.core.errors import JobError, Sentence, SmtrainError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import disk_sentence
 from smtrain.core.near import nearest
 from smtrain.core.text import with_article
@@ -55,7 +55,7 @@ def sentence(error: Exception) -> str | None:
         and error.name
         and not error.name.startswith("smtrain")
     ):
-        return missing(error.name)
+        return missing_module(error.name)
     if isinstance(error, re.error):
         return f"{error.pattern!r} is not a regular expression ({error.msg})"
     if (
@@ -63,13 +63,13 @@ def sentence(error: Exception) -> str | None:
         and error.strerror
         and not type(error).__module__.startswith(("botocore", "urllib"))
     ):
-        where = f"{error.filename}: " if error.filename is not None else ""
+        prefix = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not where and full:  # a write does not name its file
+        if not prefix and full:  # a write does not name its file
             home = os.environ.get("SMTRAIN_HOME") or "~/.smtrain"
             remedy = f"free space on the disks of SMTRAIN_HOME ({home}), TMPDIR and the output"
-        text = f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
+        text = f"{prefix}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
         return Sentence(text, "disk.full") if full else text
     return _of_aws(error) or disk_sentence(error)
 
@@ -81,7 +81,7 @@ def _of_aws(error: Exception) -> str | None:
     return spell(error) if "botocore" in sys.modules else None
 
 
-def translated(error: Exception) -> SmtrainError | None:
+def to_smtrain_error(error: Exception) -> SmtrainError | None:
     """The `SmtrainError` for an error; None for a `SmtrainError`, and for a defect of smtrain."""
     if isinstance(
         error, SmtrainError | BrokenPipeError
@@ -102,8 +102,8 @@ def _translating(
     try:
         yield
     except Exception as error:
-        if ours := translated(error):
-            raise ours from error
+        if smtrain_error := to_smtrain_error(error):
+            raise smtrain_error from error
         raise
 
 
@@ -154,7 +154,7 @@ def misuse(
     other types, reports one fault per member of a union, has no near word for a keyword, and
     replaces the lists and iterators that it is given.
     """
-    signature, annotations = _described(function)
+    signature, annotations = _call_signature(function)
     name = function.__qualname__
     if (
         args and "self" in signature.parameters
@@ -164,22 +164,30 @@ def misuse(
     try:
         arguments = signature.bind(*args, **keywords).arguments
     except TypeError as error:
-        known = [one for one in signature.parameters if one != "self"]
-        near = [meant for key in keywords if key not in known and (meant := nearest(key, known))]
-        hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'nothing'}"
+        parameter_names = [parameter for parameter in signature.parameters if parameter != "self"]
+        suggestions = [
+            meant
+            for key in keywords
+            if key not in parameter_names and (meant := nearest(key, parameter_names))
+        ]
+        hint = (
+            f"did you mean {suggestions[0]}?"
+            if suggestions
+            else f"it takes {', '.join(parameter_names) or 'nothing'}"
+        )
         return f"{name}(): {error}; {hint}"
     for key, value in arguments.items():
         if key in annotations and not _fits(value, annotations[key]):
-            shown = repr(value)
-            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+            value_text = repr(value)
+            value_text = value_text if len(value_text) <= 60 else f"{value_text[:57]}..."
             like = nearest(value, _literals(annotations[key])) if isinstance(value, str) else None
             meant = f"; did you mean {like}?" if like else ""
-            return f"{key}: got {shown}; {name}() takes {_words(annotations[key])}{meant}"
+            return f"{key}: got {value_text}; {name}() takes {_words(annotations[key])}{meant}"
     return None
 
 
 @functools.cache
-def _described(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+def _call_signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
     """Signature and annotations, without those whose types are imported for type checkers only."""
     signature = inspect.signature(function)
     annotations: dict[str, Any] = {}
@@ -199,17 +207,17 @@ def _described(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
     return signature, annotations
 
 
-def _literals(wanted: Any) -> list[str]:
+def _literals(annotation: Any) -> list[str]:
     """The words that an annotation allows."""
-    if get_origin(wanted) is Literal:
-        return [one for one in get_args(wanted) if isinstance(one, str)]
-    return [word for inner in get_args(wanted) for word in _literals(inner)]
+    if get_origin(annotation) is Literal:
+        return [literal for literal in get_args(annotation) if isinstance(literal, str)]
+    return [word for inner in get_args(annotation) for word in _literals(inner)]
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    kind, inner = get_origin(wanted) or wanted, get_args(wanted)
+def _fits(value: Any, annotation: Any) -> bool:
+    kind, inner = get_origin(annotation) or annotation, get_args(annotation)
     if kind in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_fits(value, member) for member in inner)
     if kind is Literal or not isinstance(kind, type) or kind is object:
         return kind is not Callable or callable(value)  # the function itself reports a wrong word
     if kind in (int, float):
@@ -237,11 +245,11 @@ def _fits(value: Any, wanted: Any) -> bool:
     return True
 
 
-def _words(wanted: Any) -> str:
-    kind, inner = get_origin(wanted) or wanted, get_args(wanted)
+def _words(annotation: Any) -> str:
+    kind, inner = get_origin(annotation) or annotation, get_args(annotation)
     if kind in (Union, UnionType):
-        *rest, last = dict.fromkeys(map(_words, inner))
-        return f"{', '.join(rest)} or {last}" if rest else last
+        *leading_words, last = dict.fromkeys(map(_words, inner))
+        return f"{', '.join(leading_words)} or {last}" if leading_words else last
     if kind is Literal:
         return " or ".join(map(repr, inner))
     if kind in _PLAIN:

@@ -15,7 +15,7 @@ def syntax_error(script: str) -> str:
     without bash.
     """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-n"],
             input=os.fsencode(script),
             capture_output=True,
@@ -24,5 +24,5 @@ def syntax_error(script: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    lines = done.stderr.decode("utf-8", "replace").splitlines()
-    return _PLACE.sub("", lines[0]) if done.returncode and lines else ""
+    lines = result.stderr.decode("utf-8", "replace").splitlines()
+    return _PLACE.sub("", lines[0]) if result.returncode and lines else ""

@@ -49,7 +49,7 @@ _WORD = re.compile(r"`[^`]*`\S*|\S+")
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
 _NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
 # A command to copy: the terminal wraps it, and copies it without a line break.
-_TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
+_COMMAND_LINE = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
 
 # Names of types, models and packages that are pronounced with a vowel first: `Nxd` and `SFT` letter
@@ -100,8 +100,8 @@ def json_text(value: object, indent: int | None = None) -> str:
     """
     import json
 
-    made = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _UNSHOWN.sub(lambda match: json.dumps(match[0])[1:-1], made)
+    encoded_text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _UNSHOWN.sub(lambda match: json.dumps(match[0])[1:-1], encoded_text)
 
 
 def shell_word(text: str) -> str:
@@ -127,7 +127,7 @@ def span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table with left-aligned columns, not wrapped, so that a pipe gets whole rows (rich
     folds at 80).
     """
@@ -135,26 +135,26 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def wrapped(text: str, columns: int) -> str:
+def wrap_text(text: str, columns: int) -> str:
     """Wrap long lines between words; a command, also in backticks, stays in one piece."""
     return "\n".join(
-        _broken(line, columns) if len(line) > columns else line for line in text.split("\n")
+        _break_line(line, columns) if len(line) > columns else line for line in text.split("\n")
     )
 
 
-def _broken(line: str, columns: int) -> str:
+def _break_line(line: str, columns: int) -> str:
     text = line.lstrip(" ")
-    if _TYPED.match(line):
-        return _indented(text, len(line) - len(text), columns)
+    if _COMMAND_LINE.match(line):
+        return _indent_text(text, len(line) - len(text), columns)
     line = " " * min(len(line) - len(text), columns * 2 // 5) + text
     column = _COLUMN.match(line)
     assert column is not None  # every line has it, if only empty
-    most = columns * 2 // 5
+    max_indent = columns * 2 // 5
     last = column
     while later := _NEXT_COLUMN.match(line, last.end()):
         last = later
-    column = last if last.end() <= most else column
-    indent = column.end() if column.end() <= most else len(line) - len(text) + 2
+    column = last if last.end() <= max_indent else column
+    indent = column.end() if column.end() <= max_indent else len(line) - len(text) + 2
     lines: list[str] = []
     start, end = 0, 0  # beginning of the current line, and end of its last word
     for word in _WORD.finditer(line):
@@ -163,15 +163,15 @@ def _broken(line: str, columns: int) -> str:
             start = word.start()
         end = word.end()
     lines.append(line[start:])
-    return "\n".join([lines[0], *(_indented(later, indent, columns) for later in lines[1:])])
+    return "\n".join([lines[0], *(_indent_text(later, indent, columns) for later in lines[1:])])
 
 
-def _indented(text: str, indent: int, columns: int) -> str:
+def _indent_text(text: str, indent: int, columns: int) -> str:
     """Indent, but less if the terminal would wrap the text: a URI should be copied whole."""
     return " " * min(indent, max(0, columns - len(text))) + text
 
 
-def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:
+def say(*values: object, end: str = "\n", error: bool = False, raw: bool = False) -> None:
     """Print cleaned text, on standard error if `error`; characters that the encoding lacks become
     ASCII marks.
 
@@ -182,8 +182,8 @@ def say(*values: object, end: str = "\n", error: bool = False, whole: bool = Fal
     stream = sys.stderr if error else sys.stdout
     text = clean(" ".join(map(str, values)))
     doing.word()
-    if not whole and end == "\n" and stream.isatty():
-        text = wrapped(text, room())
+    if not raw and end == "\n" and stream.isatty():
+        text = wrap_text(text, room())
     plainly(stream)
     print(text, end=end, file=stream)
 

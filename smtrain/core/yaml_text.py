@@ -116,7 +116,7 @@ class _Anchored:
     value: Any = None
     values: int = 0
     depth: int = 0
-    whole: bool = False
+    is_complete: bool = False
     """Whether its end has been read."""
 
 
@@ -158,24 +158,24 @@ class _Values:
         self._count(event, 1, depth)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, depth)
-        anchored = _Anchored()
+        anchor = _Anchored()
         if event.anchor:
-            self._anchors[event.anchor] = anchored
-        before, outer, self._deepest = self._values, self._deepest, depth
+            self._anchors[event.anchor] = anchor
+        count_before, outer, self._deepest = self._values, self._deepest, depth
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event)
         elif isinstance(event, yaml.SequenceStartEvent):
             value = self._list(event, depth)
         else:
             value = self._mapping(event, depth)
-        anchored.value, anchored.values, anchored.whole = value, self._values - before, True
-        anchored.depth = self._deepest - depth
+        anchor.value, anchor.values, anchor.is_complete = value, self._values - count_before, True
+        anchor.depth = self._deepest - depth
         self._deepest = max(outer, self._deepest)
         return value
 
-    def _count(self, event: Any, more: int, depth: int) -> None:
+    def _count(self, event: Any, count: int, depth: int) -> None:
         """Refuse a text with too many values before they are built."""
-        self._values += more
+        self._values += count
         self._deepest = max(self._deepest, depth)
         if depth > MOST_DEPTH:
             self.fault(
@@ -185,29 +185,29 @@ class _Values:
             )
         if self._values > MOST_VALUES:
             alias = isinstance(event, yaml.AliasEvent)
-            why = f"with the alias *{event.anchor} there are" if alias else "there are"
+            context = f"with the alias *{event.anchor} there are" if alias else "there are"
             self.fault(
                 event,
-                f"{why} more than {MOST_VALUES:,} values; settings need fewer, so leave some out",
+                f"{context} more than {MOST_VALUES:,} values; settings need fewer, so leave some out",
             )
 
     def _alias(self, event: Any, depth: int) -> Any:
-        anchored = self._anchors.get(event.anchor)
-        if anchored is None:
+        anchor = self._anchors.get(event.anchor)
+        if anchor is None:
             self.fault(
                 event,
                 f"*{event.anchor} is an alias of nothing; write &{event.anchor} before the value"
                 " that it "
                 f'repeats, or "*{event.anchor}" in quotes for text',
             )
-        if not anchored.whole:
+        if not anchor.is_complete:
             self.fault(
                 event,
                 f"*{event.anchor} stands within its own value: an anchor holds an alias to itself;"
                 " write the value out",
             )
-        self._count(event, anchored.values, depth + anchored.depth)
-        return copy.deepcopy(anchored.value)
+        self._count(event, anchor.values, depth + anchor.depth)
+        return copy.deepcopy(anchor.value)
 
     def _list(self, event: Any, depth: int) -> list[Any]:
         way = self.way
@@ -224,16 +224,18 @@ class _Values:
         self._plain_tag(event, "map")
         mapping: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        below: list[Any] = []
+        merged_mappings: list[Any] = []
         while not isinstance(key := next(self._events), yaml.MappingEndEvent):
             self.way = way
             name, merge = self._key(event, key, depth)
             if merge:
-                if below:
+                if merged_mappings:
                     self.fault(
                         key, "`<<` is written twice; put both into a list, `<<: [*one, *other]`"
                     )
-                below += self._merged(key, self._value(next(self._events), depth + 1))
+                merged_mappings += self._merge_mappings(
+                    key, self._value(next(self._events), depth + 1)
+                )
                 continue
             if name in lines:
                 self.fault(
@@ -244,20 +246,20 @@ class _Values:
             self.way = f"{way}.{name}" if way else name
             mapping[name] = self._value(next(self._events), depth + 1)
         self.way = way
-        for values in below:  # the first of several wins (yaml.org/type/merge.html)
+        for values in merged_mappings:  # the first of several wins (yaml.org/type/merge.html)
             mapping = {**values, **mapping}
         return mapping
 
-    def _merged(self, key: Any, value: Any) -> list[dict[str, Any]]:
+    def _merge_mappings(self, key: Any, value: Any) -> list[dict[str, Any]]:
         """The mappings that `<<` merges."""
-        many = value if isinstance(value, list) else [value]
-        if not all(isinstance(one, dict) for one in many):
+        mappings = value if isinstance(value, list) else [value]
+        if not all(isinstance(mapping, dict) for mapping in mappings):
             self.fault(
                 key,
                 "`<<` takes the keys of an anchored section; write `<<: *name`, or put << in"
                 " quotes",
             )
-        return many
+        return mappings
 
     def _key(self, mapping: Any, event: Any, depth: int) -> tuple[str, bool]:
         """The text of a key, and whether it is the merge key `<<`."""
@@ -271,17 +273,17 @@ class _Values:
                 )
             return value, False
         if not isinstance(event, yaml.ScalarEvent):
-            what = "a list" if isinstance(event, yaml.SequenceStartEvent) else "a mapping"
+            kind = "a list" if isinstance(event, yaml.SequenceStartEvent) else "a mapping"
             self.fault(
                 event,
-                self._unfilled(event)
-                or self._unfilled(mapping)
-                or f"{what} cannot be a key; write text before the colon,"
+                self._placeholder_fault(event)
+                or self._placeholder_fault(mapping)
+                or f"{kind} cannot be a key; write text before the colon,"
                 " and put a value that begins with a bracket in quotes",
             )
         self._count(event, 1, depth)
         if event.anchor:
-            self._anchors[event.anchor] = _Anchored(event.value, 1, 0, whole=True)
+            self._anchors[event.anchor] = _Anchored(event.value, 1, 0, is_complete=True)
         tag = self._tag(event)
         if not event.value.strip():
             self.fault(event, "a key is empty; write its name before the colon")
@@ -294,9 +296,9 @@ class _Values:
             self._foreign(event)
         return event.value, tag == _MERGE
 
-    def _unfilled(self, event: Any) -> str:
+    def _placeholder_fault(self, event: Any) -> str:
         """The fault of a template placeholder in the line of an event, else empty."""
-        return unfilled(self.text.split("\n")[event.start_mark.line :][:1])
+        return placeholder_fault(self.text.split("\n")[event.start_mark.line :][:1])
 
     def _scalar(self, event: Any) -> Any:
         tag = self._tag(event)
@@ -330,13 +332,13 @@ class _Values:
         if event.tag and event.tag != "!":
             return str(event.tag)
         implicit = event.implicit if event.tag is None else (False, True)
-        resolved: Any = self._resolver
-        return str(resolved.resolve(yaml.ScalarNode, event.value, implicit))
+        resolver: Any = self._resolver
+        return str(resolver.resolve(yaml.ScalarNode, event.value, implicit))
 
     def _plain_tag(self, event: Any, name: str) -> None:
         """Refuse a list or mapping with any tag but its standard one."""
-        own = (None, "!", f"{_CORE}{name}")
-        if event.tag not in own and not (
+        core_tags = (None, "!", f"{_CORE}{name}")
+        if event.tag not in core_tags and not (
             self._unknown_tags and not str(event.tag).startswith(_CORE)
         ):
             self._foreign(event)
@@ -356,7 +358,7 @@ def _line(event: Any) -> int:
     return int(event.start_mark.line) + 1
 
 
-def unfilled(lines: list[str]) -> str:
+def placeholder_fault(lines: list[str]) -> str:
     """The fault of a template placeholder in these lines, else empty."""
     placeholder = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
     return (
@@ -371,10 +373,8 @@ def _forbidden(text: str, wrong: re.Match[str]) -> NoReturn:
     code = ord(wrong[0])
     if 0xD800 <= code <= 0xDFFF:
         raise YamlError(r"it holds a byte outside UTF-8; save the text as UTF-8", line)
-    escaped = f', or write "\\x{code:02x}" in double quotes' if 0 < code < 0x100 else ""
-    message = (
-        f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"
-    )
+    escape_remedy = f', or write "\\x{code:02x}" in double quotes' if 0 < code < 0x100 else ""
+    message = f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escape_remedy}"
     raise YamlError(message, line, syntax=code != 0)
 
 
@@ -388,7 +388,7 @@ def _not_yaml(error: yaml.YAMLError, reader: _Values) -> NoReturn:
             "its values are nested too deeply; close the brackets earlier", line, reader.way
         ) from None
     lines = reader.text.split("\n")
-    if message := unfilled(lines[max(0, line - 2) : line]):
+    if message := placeholder_fault(lines[max(0, line - 2) : line]):
         raise YamlError(message, line, reader.way, syntax=False) from None
     remedy = next(
         (words for part, words in _REMEDIES if re.search(part, problem)),

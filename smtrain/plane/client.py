@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import LocalError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.core.files import disk_sentence, probe
 from smtrain.core.files import home as default_home
 from smtrain.core.interrupts import poll
@@ -177,7 +177,7 @@ def ensure_running(home: Path | None = None) -> Endpoint:
         state.chmod(0o700)
         for name in ("start.lock", "serve.lock", "server.log"):
             make_way(state / name)
-        with doing("starting the local control plane"), _exclusively(state / "start.lock"):
+        with spinner("starting the local control plane"), _exclusively(state / "start.lock"):
             return running(folder) or _start(folder)
     except OSError as error:
         reason = disk_sentence(error, state) or error.strerror
@@ -240,7 +240,7 @@ _revived: set[int] = set()
 
 def _start(home: Path) -> Endpoint:
     if not present("moto"):
-        raise LocalError(missing("moto"))
+        raise LocalError(missing_module("moto"))
     state = state_folder(home)
     server = ServerProcess(home, state / "server.log")
     deadline = time.monotonic() + START_SECONDS

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smtrain.core.errors import LocalError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 
 HOME, JOB, HOST = "smtrain.home", "smtrain.job", "smtrain.host"
 """Labels of what we make in Docker: the home folder, the job, the host's folder."""
@@ -53,7 +53,7 @@ def connect(instead: str = "leave out local.run_in") -> Any:
     Raises `LocalError` if none answers; the sentence ends with the remedy `instead`, if any.
     """
     if not present("docker"):
-        raise LocalError(missing("docker"))
+        raise LocalError(missing_module("docker"))
     import docker
 
     try:

@@ -51,8 +51,8 @@ class PrepareStage(JobStage):
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
         for key in ("document_mask", "machines", "ray_address", "spot"):
             del data[key]
-        if config.train.validation and config.train.validation.chosen:
-            kept["train"]["validation"] = config.train.validation.chosen
+        if config.train.validation and config.train.validation.selection:
+            kept["train"]["validation"] = config.train.validation.selection
         return kept
 
     def inputs(self, chain: Inputs) -> dict[str, str]:

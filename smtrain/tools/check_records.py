@@ -18,7 +18,7 @@ from smtrain.client.preflight.context import Context
 from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError, SmtrainError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.protocol.uris import split_uri
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
             yield from _first(context, sources, _tokenizer(context, Path(folder)), kind)
     except ModuleNotFoundError as error:
         yield Finding(
-            kind, "warning", f"the first {kind} could not be read here: {missing(error.name or '')}"
+            kind,
+            "warning",
+            f"the first {kind} could not be read here: {missing_module(error.name or '')}",
         )
     except JobError as error:  # the place of the jobs could not be read
         yield Finding(kind, "warning", f"the first {kind} could not be read here: {error}")

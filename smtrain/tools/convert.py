@@ -25,7 +25,7 @@ from smtrain.worker.checkpoint.storage import is_uri
 from smtrain.worker.checkpoint.targets import Target
 
 if TYPE_CHECKING:
-    from smtrain.worker.checkpoint.merge import Changed
+    from smtrain.worker.checkpoint.merge import MergeEffect
 
 _MANIFEST = "manifest.json"
 _AS_IT_IS = ReadOptions()
@@ -42,7 +42,7 @@ def convert(
     merge_adapter: Path | str | None = None,
     overwrite: bool = False,
     say: Say = text.say,
-) -> Changed | None:
+) -> MergeEffect | None:
     """Write the weights of `source` into `output`, which appears whole or stays as it was.
 
     The source's kind and topology are read from it. From native to native the optimizer's state

@@ -16,7 +16,7 @@ from smtrain.client.runs.run import Run
 from smtrain.core import text
 from smtrain.core.config import Stage
 from smtrain.core.errors import ConfigError
-from smtrain.core.interrupts import gently
+from smtrain.core.interrupts import resumable_interrupt
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SAME_CALL = "interrupted: what has been started keeps running; the same call joins it again"
 
 
-@gently(_SAME_CALL)
+@resumable_interrupt(_SAME_CALL)
 @public
 def launch(
     source: Source | None = None,
@@ -118,7 +118,7 @@ def run(
     wait: bool = True,
     **sections: Any,
 ) -> list[Run]: ...
-@gently(_SAME_CALL)
+@resumable_interrupt(_SAME_CALL)
 @public
 def run(
     source: Source | list[Any] | tuple[Any, ...] | None = None,

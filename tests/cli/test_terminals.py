@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smtrain.core.text import span, wrapped
+from smtrain.core.text import span, wrap_text
 from tests.cli.test_cli import smtrain
 from tests.typed import typed
 from tests.worker.data.writer import IndexedWriter
@@ -166,7 +166,7 @@ def test_what_programs_read_is_not_broken() -> None:
 def test_a_line_is_broken_below_its_column_and_never_within_a_command(
     line: str, broken: str
 ) -> None:
-    assert wrapped(line, 20) == broken
+    assert wrap_text(line, 20) == broken
 
 
 def test_a_range_whose_ends_look_the_same_is_one_number() -> None:

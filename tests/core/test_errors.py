@@ -20,10 +20,10 @@ from smtrain.core.errors import (
     JobError,
     Sentence,
     SmtrainError,
-    reworded,
+    reword,
 )
-from smtrain.core.extras import missing
-from smtrain.core.public import public, translated
+from smtrain.core.extras import missing_module
+from smtrain.core.public import public, to_smtrain_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,10 +51,10 @@ def test_where_the_code_of_an_error_comes_from() -> None:
         "checkpoint",
     )
     assert JobError("x", code="job.failed").code == "job.failed"
-    assert JobError(missing("pandas")).code == "package.missing"
-    assert JobError(missing("pandas"), code="job.failed").code == "job.failed"
-    assert reworded(Sentence("x", "disk.full"), "y") == "y"
-    assert JobError(reworded(Sentence("x", "disk.full"), "y")).code == "disk.full"
+    assert JobError(missing_module("pandas")).code == "package.missing"
+    assert JobError(missing_module("pandas"), code="job.failed").code == "job.failed"
+    assert reword(Sentence("x", "disk.full"), "y") == "y"
+    assert JobError(reword(Sentence("x", "disk.full"), "y")).code == "disk.full"
 
 
 def test_a_config_error_has_a_code_for_each_fault(raw: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def test_errors_of_the_machine_and_wrong_calls() -> None:
     with pytest.raises(SmtrainError) as caught:
         full(1)  # type: ignore[arg-type]
     assert caught.value.code == "call.invalid"
-    wrong = translated(ModuleNotFoundError("no", name="pandas"))
+    wrong = to_smtrain_error(ModuleNotFoundError("no", name="pandas"))
     assert wrong is not None
     assert wrong.code == "package.missing"
 

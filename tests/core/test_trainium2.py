@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from smtrain.core.facts import table
 from smtrain.core.facts.trainium2 import (
-    instead,
+    first_group_off_torus,
+    nearest_tiling_mesh,
     pairs_of,
     tiles,
     torus_chip,
     torus_sentence,
-    untiled,
 )
 from tests.tiers import examples
 
@@ -56,7 +56,7 @@ def test_one_host_runs_the_meshes_of_the_facts() -> None:
         (tp, pp)
         for tp in degrees
         for pp in degrees
-        if tp * pp <= 64 and not untiled(tp, pp, 64 // tp // pp, 64, 4)
+        if tp * pp <= 64 and not first_group_off_torus(tp, pp, 64 // tp // pp, 64, 4)
     }
     assert found == {
         *((tp, pp) for tp in (1, 2, 4, 16, 64) for pp in (1, 4) if tp * pp <= 64),
@@ -65,7 +65,7 @@ def test_one_host_runs_the_meshes_of_the_facts() -> None:
     tied = {
         (tp, pp)
         for tp, pp in found
-        if not untiled(tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=True))
+        if not first_group_off_torus(tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=True))
     }
     assert tied == {(tp, pp) for tp, pp in found if pp in (1, 4)}
 
@@ -74,17 +74,19 @@ def test_ranks_of_the_same_experts_form_groups_too() -> None:
     """With 4 processes on a chip, ep 8 takes two chips, and its copies every second chip of a
     row.
     """
-    group = untiled(1, 1, 64, 64, 4, ep=8)
+    group = first_group_off_torus(1, 1, 64, 64, 4, ep=8)
     assert group is not None
     assert (group.kind, group.chips(4)) == ("group of equal experts", [0, 2, 4, 6, 8, 10, 12, 14])
-    assert [ep for ep in (1, 2, 4, 8, 16, 32, 64) if not untiled(1, 1, 64, 64, 4, ep=ep)] == [
+    assert [
+        ep for ep in (1, 2, 4, 8, 16, 32, 64) if not first_group_off_torus(1, 1, 64, 64, 4, ep=ep)
+    ] == [
         1,
         2,
         4,
         16,
         64,
     ]
-    assert untiled(1, 1, 16, 64, 4, ep=16, pairs=()) is None
+    assert first_group_off_torus(1, 1, 16, 64, 4, ep=16, pairs=()) is None
 
 
 def test_stages_that_must_broadcast_to_each_other_have_neighbouring_chips() -> None:
@@ -92,11 +94,13 @@ def test_stages_that_must_broadcast_to_each_other_have_neighbouring_chips() -> N
     at a row's end.
     """
     for tp, pp, hosts in ((4, 4, 1), (1, 4, 1), (16, 4, 1), (4, 8, 2), (16, 8, 2), (4, 2, 2)):
-        assert not untiled(
+        assert not first_group_off_torus(
             tp, pp, 64 * hosts // tp // pp, 64, 4, pairs_of(pp, tied=True, neighbours=True)
         ), (tp, pp)
     for tp, pp in ((1, 16), (4, 16), (2, 32), (1, 64)):
-        group = untiled(tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=False, neighbours=True))
+        group = first_group_off_torus(
+            tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=False, neighbours=True)
+        )
         assert group is not None
         assert group.kind == "pair of neighbouring stages"
         assert not tiles(group.members, 4)
@@ -108,18 +112,20 @@ def test_stages_on_hosts_of_their_own_are_free() -> None:
     """pp 2 fails inside a host, whose halves are two rows apart, and runs with a stage on each of
     two.
     """
-    assert untiled(4, 2, 8, 64, 4) is not None
-    assert untiled(4, 2, 16, 64, 4) is None
-    assert untiled(16, 8, 1, 64, 4) is None, "four stages on each of two hosts are rows"
-    assert untiled(8, 2, 8, 64, 4) is not None, "tp 8 fails on any number of hosts"
+    assert first_group_off_torus(4, 2, 8, 64, 4) is not None
+    assert first_group_off_torus(4, 2, 16, 64, 4) is None
+    assert first_group_off_torus(16, 8, 1, 64, 4) is None, (
+        "four stages on each of two hosts are rows"
+    )
+    assert first_group_off_torus(8, 2, 8, 64, 4) is not None, "tp 8 fails on any number of hosts"
 
 
 def test_lnc_1_has_eight_processes_on_a_chip() -> None:
     assert torus_chip("ml.trn2.48xlarge", 2) == 4
     assert torus_chip("ml.trn2u.48xlarge", 1) == 8
-    assert untiled(8, 1, 16, 128, 8) is None
-    assert untiled(4, 1, 32, 128, 8) is None
-    assert untiled(16, 1, 8, 128, 8) is not None
+    assert first_group_off_torus(8, 1, 16, 128, 8) is None
+    assert first_group_off_torus(4, 1, 32, 128, 8) is None
+    assert first_group_off_torus(16, 1, 8, 128, 8) is not None
     others = {kind for kind in table("instances")["instances"] if torus_chip(kind, 2) is None}
     assert {
         "ml.trn1.32xlarge",
@@ -144,12 +150,12 @@ def test_every_group_of_every_host_counts(
     tp = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     pp = data.draw(st.sampled_from([n for n in range(1, world // tp + 1) if world // tp % n == 0]))
     dp = world // tp // pp
-    found = untiled(tp, pp, dp, host, 4, pairs_of(pp, tied=tied))
+    found = first_group_off_torus(tp, pp, dp, host, 4, pairs_of(pp, tied=tied))
     assert (found is None) == expected(tp, pp, dp, host, 4, tied)
     if found is not None:
         assert not tiles(found.members, 4)
         assert found.kind in torus_sentence(found, 4, "ml.trn2.48xlarge")
-    way = instead(tp, pp, world, host, 4)
+    way = nearest_tiling_mesh(tp, pp, world, host, 4)
     assert way is None or (
         tp % way[0] == 0 and expected(*way, world // way[0] // way[1], host, 4, True)
     )

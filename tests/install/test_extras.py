@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
-from smtrain.core.extras import collector_paused
+from smtrain.core.extras import pause_collector
 
 
 def test_what_was_imported_is_not_looked_through_by_the_next_collection() -> None:
     gc.unfreeze()  # frozen by another test, or by Python 3.12 itself
-    with collector_paused():
+    with pause_collector():
         assert not gc.isenabled()
         many = [[number] for number in range(50_000)]
     assert gc.isenabled()
@@ -28,7 +28,7 @@ def test_what_was_garbage_by_then_is_still_collected() -> None:
         def __del__(self) -> None:
             Node.alive -= 1
 
-    with collector_paused():
+    with pause_collector():
         Node()
     assert Node.alive == 1
     gc.collect()
@@ -39,7 +39,7 @@ def test_what_a_program_froze_stays_frozen_and_a_pause_of_its_own_goes_on() -> N
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with collector_paused():
+        with pause_collector():
             pass
         # Some of them may be freed meanwhile; without the freeze there would be 0.
         assert frozen * 0.9 < gc.get_freeze_count() <= frozen
@@ -47,7 +47,7 @@ def test_what_a_program_froze_stays_frozen_and_a_pause_of_its_own_goes_on() -> N
         gc.unfreeze()
     gc.disable()
     try:
-        with collector_paused():
+        with pause_collector():
             pass
         assert not gc.isenabled()
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.plane.client import ROLE
 
 # Values for the patterns of the models; the first that matches is sent.
@@ -71,7 +71,7 @@ def _fits(pattern: str | None, text: str) -> bool:
 
 def operations(service: str) -> list[str]:
     """The operations of botocore's model of a service."""
-    return list(described(service).operation_names)
+    return list(service_model(service).operation_names)
 
 
 def answer(client: Any, operation: str) -> tuple[int, str, str]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
+from smtrain.core.facts.sagemaker import FINAL_STATUSES, LOG_GROUP
 from smtrain.plane.client import BUCKET, REGION
 from testing.plane import Plane
 from tests.plane.planes import Forks, NoStartError, Server, causes, request_of
@@ -135,7 +135,7 @@ _made: dict[str, Calls] = {}
 
 
 def _ended(job: dict[str, Any]) -> bool:
-    return job["TrainingJobStatus"] in ENDED
+    return job["TrainingJobStatus"] in FINAL_STATUSES
 
 
 def _training(job: dict[str, Any]) -> bool:

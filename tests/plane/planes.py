@@ -300,7 +300,7 @@ def main() -> None:
     import moto.s3.models
     import moto.scheduler.models
 
-    from smtrain.core.botocore_models import described
+    from smtrain.core.botocore_models import service_model
     from smtrain.plane.server import (
         executor,  # noqa: F401
         logs_api,  # noqa: F401
@@ -312,7 +312,7 @@ def main() -> None:
     )
 
     for service in ("sagemaker", "s3", "logs", "iam", "cloudwatch", "scheduler"):
-        described(service)
+        service_model(service)
         moto.backends.get_backend(service)
     gc.freeze()
     gc.enable()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.core.files import opened
+from smtrain.core.files import open_regular_file
 from smtrain.plane.files import make_folder, remove, within
 from smtrain.plane.server.clean import usage
 
@@ -41,11 +41,11 @@ def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path)
     (tmp_path / "file").write_text("text")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("file")
-    with opened(tmp_path / "file") as file:
+    with open_regular_file(tmp_path / "file") as file:
         assert file.read() == b"text"
     for name in ("pipe", "link", ".", "none"):
         with pytest.raises(OSError, match=r"."):
-            opened(tmp_path / name, links=False)
+            open_regular_file(tmp_path / name, links=False)
 
 
 def test_what_is_no_folder_goes_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.plane.client import Endpoint
 from smtrain.plane.server import validation
 from tests import as_told
@@ -440,7 +440,7 @@ PACKAGE = {
 
 @pytest.mark.parametrize("service", ["sagemaker", "logs", "iam", "scheduler", "cloudwatch"])
 def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
-    model = described(service)
+    model = service_model(service)
     patterns = {
         str(model.shape_for(name).metadata.get("pattern") or "") for name in model.shape_names
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.targets import TARGETS, TargetName
 
 
@@ -53,7 +53,7 @@ def describe(
     }
     if times.started:
         described["TrainingStartTime"] = times.started
-    if state.status in ENDED:
+    if state.status in FINAL_STATUSES:
         described["TrainingEndTime"] = times.modified
     if state.status in ("Failed", "Stopped") and state.message:
         described["FailureReason"] = state.message

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from smtrain.client.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.client.config.yaml_file import read_yaml
 from smtrain.core.config.annotations import section_in
-from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, shown
+from smtrain.core.config.error_messages import format_value, key_meant, key_of, sentence_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.section import kinds
@@ -26,7 +26,7 @@ from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
-from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
+from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, placeholder_fault
 
 Source = JobConfig | Mapping[str, Any] | str | Path
 _DIGITS = 100
@@ -145,7 +145,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     where = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
         raise ConfigError(
-            f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain"
+            f"{format_value(key)}: its values are nested too deeply, or it holds itself; give plain"
             " values",
             code="config.wrong_value",
         )
@@ -156,7 +156,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    f"{where}the key {shown(repr(name))} is {with_article(type(name).__name__)}; a"
+                    f"{where}the key {format_value(repr(name))} is {with_article(type(name).__name__)}; a"
                     " key is text",
                     code="config.wrong_value",
                 )
@@ -203,7 +203,7 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         ):
             section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
-                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME}"
+                f"{section}{field}: {format_value(value)} is too long for a path (at most {_LONGEST_NAME}"
                 f" bytes between two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
             )
 
@@ -292,7 +292,7 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
         child = here.setdefault(part, {})
         if not isinstance(child, dict):
             return [
-                f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it,"
+                f"--set {format_value(text)}: {part} holds a value, not keys; leave out what follows it,"
                 f" or set {part} itself"
             ]
         here = child
@@ -306,21 +306,23 @@ def assigned(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"{shown(text)}: must look like train.lr=2e-4", code="config.wrong_value")
+        raise ConfigError(
+            f"{format_value(text)}: must look like train.lr=2e-4", code="config.wrong_value"
+        )
     if len(parts) > MOST_DEPTH:
         raise ConfigError(
-            f"{shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4",
+            f"{format_value(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4",
             code="config.wrong_value",
         )
     text_key = _is_text(parts)
     try:
         parsed = parse(value)
     except YamlError as error:
-        fault = unfilled([value]) or (
+        fault = placeholder_fault([value]) or (
             "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.message
         )
         if fault:
-            raise ConfigError(hide(f"{shown(text)}: {fault}")) from None
+            raise ConfigError(hide(f"{format_value(text)}: {fault}")) from None
         parsed = value
     return parts, value if isinstance(parsed, int | float) and text_key else parsed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import JobError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import replacing
 from smtrain.core.pages.charts import HELD_OUT
 
@@ -54,7 +54,7 @@ def draw(records: Records, title: str) -> Figure:
     try:
         figure = figure_class()(figsize=(8, 6.5 if rewarded else 4.5), layout="constrained")
     except ImportError:
-        raise JobError(missing("matplotlib")) from None
+        raise JobError(missing_module("matplotlib")) from None
     steps = [record["step"] for record in records]
     axes: Any = figure.subplots(
         2 + bool(rewarded), 1, sharex=True, height_ratios=(3, *([2] * bool(rewarded)), 1)
@@ -128,7 +128,7 @@ def frame(records: Sequence[dict[str, float]]) -> DataFrame:
     try:
         import pandas
     except ImportError:
-        raise JobError(missing("pandas")) from None
+        raise JobError(missing_module("pandas")) from None
     more = sorted({key for record in records for key in record} - {*COLUMNS, "step", "of"})
     rows = [[record.get(column) for column in (*COLUMNS, *more)] for record in records]
     steps = pandas.Index([int(record["step"]) for record in records], name="step", dtype="int64")

@@ -20,7 +20,7 @@ from smtrain.client.backends.base import Backend
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import MINUTE, LogReading
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import home, read_object, write_atomically
 from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
@@ -152,7 +152,7 @@ class Follower:
             if self._floor is None:
                 # Hosts' clocks may differ from the one that stamped the job.
                 self._floor = int(description["CreationTime"].timestamp() * 1000) - MINUTE
-            if description["TrainingJobStatus"] in ENDED:
+            if description["TrainingJobStatus"] in FINAL_STATUSES:
                 break
             yield from self._new(changes)
             yield from self._read(back)

@@ -34,7 +34,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
     now = datetime.datetime.now(datetime.timezone.utc)
     status = progress.job.get("TrainingJobStatus", "")
     last = progress.last
-    drawn = curve(list(progress.points), *_CURVE, validated=list(progress.validated))
+    drawn = curve(list(progress.points), *_CURVE, validation_losses=list(progress.validated))
     as_of = "" if progress.ended else f"as of {now:%H:%M:%S} UTC"
     sentence = "; ".join(filter(None, (as_of, hint)))
     return render(

@@ -13,7 +13,7 @@ from smtrain.client.follow.follower import Described, Event
 from smtrain.client.follow.machines import shown
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.core.config.units import spell
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record, warning
 from smtrain.core.protocol.requests import groups_of
 from smtrain.core.targets import TARGETS
@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def ended(self) -> bool:
-        return self.job.get("TrainingJobStatus") in ENDED
+        return self.job.get("TrainingJobStatus") in FINAL_STATUSES
 
     @property
     def trouble(self) -> str | None:

@@ -22,9 +22,9 @@ from smtrain.client.follow.follower import Change, Cursor, Described, Event, Fol
 from smtrain.client.follow.progress import Progress
 from smtrain.client.follow.tracked import Feeding, feeding
 from smtrain.core import text
-from smtrain.core.aws_errors import EXPIRED, REFRESH, expired
+from smtrain.core.aws_errors import EXPIRED_CREDENTIALS, REFRESH, has_expired_credentials
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import interrupts
 from smtrain.core.protocol.log_lines import MACHINE, Line
 from smtrain.core.targets import TARGETS
@@ -121,10 +121,10 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
             say(f"\nleft {job.name} running\n{_ways(job)}")
             return False
         except (ClientError, BotoCoreError) as error:
-            if not expired(error):
+            if not has_expired_credentials(error):
                 raise
             raise JobError(
-                f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}",
+                f"{EXPIRED_CREDENTIALS}; the job is still running; {REFRESH}, then\n{_ways(job)}",
                 code="aws.no_credentials",
             ) from None
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -167,7 +167,7 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
         description = job.describe()
         status, yet = (
             description["TrainingJobStatus"],
-            ("" if description["TrainingJobStatus"] in ENDED else " yet"),
+            ("" if description["TrainingJobStatus"] in FINAL_STATUSES else " yet"),
         )
         text.say(
             f"{job.name} has written nothing{yet}: {status} ({description['SecondaryStatus']})",
@@ -182,7 +182,7 @@ def _draws() -> bool:
 
 def _of_logs(say: Say) -> Say:
     """The function that shows log lines: unchanged, even if they are wider than the terminal."""
-    return partial(text.say, whole=True) if say is text.say else say
+    return partial(text.say, raw=True) if say is text.say else say
 
 
 def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[Event], None]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.client.follow.reading import pages
 from smtrain.core.errors import JobError
-from smtrain.core.extras import missing, present
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.extras import missing_module, present
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_record
 from smtrain.core.text import Say
@@ -120,7 +120,9 @@ def show(
     files = _files(folder / name)
     try:
         count = _read(attempts, files)
-        if not count and all(job.describe()["TrainingJobStatus"] in ENDED for job in attempts):
+        if not count and all(
+            job.describe()["TrainingJobStatus"] in FINAL_STATUSES for job in attempts
+        ):
             raise JobError(
                 f"{name} has no step, and none is to come; `smtrain logs {attempts[-1].name}`"
                 " says why"
@@ -143,7 +145,7 @@ def show(
 
 def _files(folder: Path) -> EventFiles:
     if not present("tensorboard"):
-        raise JobError(missing("tensorboard"))
+        raise JobError(missing_module("tensorboard"))
     return EventFiles(folder)
 
 
@@ -153,7 +155,7 @@ def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int
         try:
             return process.wait(None if ended else max(2.0, 3 * job.target.pace.poll))
         except subprocess.TimeoutExpired:
-            ended = job.describe()["TrainingJobStatus"] in ENDED
+            ended = job.describe()["TrainingJobStatus"] in FINAL_STATUSES
             _read([job], files)
             files.flush()
 

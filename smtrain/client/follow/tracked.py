@@ -14,13 +14,20 @@ from smtrain.client.backends.choose import sagemaker
 from smtrain.client.follow.reading import pages
 from smtrain.core.config.section import Secret
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import home, parse_json
-from smtrain.core.git import commit_of, committed
+from smtrain.core.git import commit_of, describe_commit
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
 from smtrain.core.text import Say
 from smtrain.core.tracking.buffer import Buffered, open_trackers
-from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
+from smtrain.core.tracking.settings import (
+    VARIABLE,
+    TrackedRun,
+    TrackedStep,
+    id_of,
+    parameters,
+    parse,
+)
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
@@ -77,13 +84,13 @@ class Feeding:
         """Send the steps that the view filtered out, and those still buffered; report what could
         not be sent.
         """
-        if self._trackers and status in ENDED:
+        if self._trackers and status in FINAL_STATUSES:
             with contextlib.suppress(
                 Exception
             ):  # the next follow reads the log again and sends them
                 self._catch_up()
         for tracker in self._trackers:
-            ended = status in ENDED
+            ended = status in FINAL_STATUSES
             if left := tracker.close(status if ended else None, FLUSH if ended else FLUSH / 10):
                 name = self._job.name
                 self._say(
@@ -112,13 +119,13 @@ def feeding(job: Job, description: dict[str, Any], say: Say, *, whole: bool) -> 
         fed.close(job.known_status)
 
 
-def tracked_of(job: Job, description: dict[str, Any]) -> Tracked:
+def tracked_of(job: Job, description: dict[str, Any]) -> TrackedRun:
     """A job in the form that trackers need: its run, its config and its origin."""
     run_uri = description["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
     tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
     # A job that was started from Python may lack the tag; the follower's folder is the best guess
     # then.
-    if commit := commit_of(job.target.tags(description)) or committed():
+    if commit := commit_of(job.target.tags(description)) or describe_commit():
         tags["mlflow.source.git.commit"] = commit.partition(" ")[
             0
         ]  # MLflow has no field for uncommitted changes
@@ -137,7 +144,7 @@ def tracked_of(job: Job, description: dict[str, Any]) -> Tracked:
         description["ResourceConfig"].get("InstanceType", "groups")
     ).strip('"')
     stamp = f"{description['CreationTime']:%Y%m%dT%H%M%S}"
-    return Tracked(
+    return TrackedRun(
         run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags
     )
 

@@ -15,11 +15,11 @@ from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text
 from smtrain.core.errors import JobError, SmtrainError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, WARNING, Line, step_records, warning
 from smtrain.core.protocol.requests import is_of_run, stage_of
-from smtrain.core.public import public_class, translated
+from smtrain.core.public import public_class, to_smtrain_error
 from smtrain.core.targets import TARGETS, TargetName
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def row_of_run(place: Backend, name: str, stages: Sequence[str] = ()) -> dict[st
 
     def rank(row: dict[str, Any]) -> tuple[int, bool]:
         stage = (stage_of(row["TrainingJobName"]) or ("", ""))[1]
-        return order.get(stage, len(order)), row["TrainingJobStatus"] in ENDED
+        return order.get(stage, len(order)), row["TrainingJobStatus"] in FINAL_STATUSES
 
     return min(
         (row for row in rows if is_of_run(row["TrainingJobName"], name)), key=rank, default=None
@@ -68,7 +68,7 @@ def _named(name: str, target: TargetName | None) -> tuple[str, Backend]:
     try:
         row = row_of_run(place, job)
     except Exception as error:  # nothing answers: the first question about the job says why
-        if not isinstance(error, SmtrainError) and translated(error) is None:
+        if not isinstance(error, SmtrainError) and to_smtrain_error(error) is None:
             raise
         row = None
     return (row["TrainingJobName"] if row else job), place
@@ -138,7 +138,7 @@ class Job:
     @property
     def known_running(self) -> bool:
         """True if the job was still running when last described."""
-        return self.known_status is not None and self.known_status not in ENDED
+        return self.known_status is not None and self.known_status not in FINAL_STATUSES
 
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
@@ -219,7 +219,7 @@ class Job:
     # ---- stop, follow, wait
     def stop(self) -> None:
         """Ask it to stop; it may save a checkpoint first (120 s). An ended job is left as it is."""
-        if self.status not in ENDED:
+        if self.status not in FINAL_STATUSES:
             self.target.stop(self.name)
 
     def events(
@@ -298,7 +298,7 @@ class Job:
         Raises `JobError` with the reason if it ends otherwise.
         """
 
-        poll(lambda: self.look()["TrainingJobStatus"] in ENDED, self.target.pace.poll)
+        poll(lambda: self.look()["TrainingJobStatus"] in FINAL_STATUSES, self.target.pace.poll)
         return self.check()
 
     def check(self) -> Job:

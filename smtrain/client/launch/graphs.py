@@ -69,7 +69,7 @@ def cache_uri(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
         ),
     }
-    if config.apart:
+    if config.needs_attention_mask:
         identity["apart"] = True  # masks and positions are part of every step
     if train.adapter is not None:
         identity["adapter"] = identity_of(train.adapter)

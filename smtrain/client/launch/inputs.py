@@ -25,7 +25,7 @@ from smtrain.core.config.schema import other_inputs
 from smtrain.core.config.textfiles import matches
 from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import files_below, read_object
 from smtrain.core.model.hf_folder import is_checkpoint_file
@@ -145,7 +145,7 @@ def resolve(config: JobConfig, target: Backend) -> Resolved:
             return path
         if (there := target.in_place(path)) and not path.startswith("demo://"):
             return there
-        with doing(f"reading {path}"):
+        with spinner(f"reading {path}"):
             upload = _content_addressed(
                 _materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind)
             )

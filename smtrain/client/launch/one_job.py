@@ -29,7 +29,7 @@ from smtrain.client.sdk.session import answer_was_lost
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.requests import groups_of
 from smtrain.core.text import Say
 
@@ -228,7 +228,7 @@ def _has_machines(job: Job, say: Say) -> bool:
     try:
         while True:
             description = job.look()
-            if job.known_status in ENDED:
+            if job.known_status in FINAL_STATUSES:
                 return not str(description.get("FailureReason", "")).startswith("CapacityError")
             if description["SecondaryStatus"] not in (
                 "Starting",

@@ -45,7 +45,7 @@ def look(target: SageMakerBackend, config: JobConfig, job: str) -> None:
     """Raise `OwnerError` if another job than this one has the run's checkpoints; ClientError as
     S3.
     """
-    _fence(target, config, Owner(job)).look()
+    _fence(target, config, Owner(job)).refuse_other_owner()
 
 
 def _fence(target: SageMakerBackend, config: JobConfig, me: Owner) -> Fence:

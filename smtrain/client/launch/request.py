@@ -16,7 +16,7 @@ from smtrain.client.planner.this_machine import is_here, is_own
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import takes_volume
 from smtrain.core.facts.images import image_uri, in_registry, training_image
-from smtrain.core.protocol.requests import HERE, machines_of
+from smtrain.core.protocol.requests import LOCAL_JOB_VARIABLE, machines_of
 from smtrain.core.protocol.uris import data_source
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import clean
@@ -96,7 +96,7 @@ def create_training_job(
         "ProfilerConfig": {"DisableProfiler": True},
     }
     if is_here(config) or is_own(config):
-        request["Environment"] = {HERE: "1"} | request["Environment"]
+        request["Environment"] = {LOCAL_JOB_VARIABLE: "1"} | request["Environment"]
     if TARGETS[config.target].here and (hosts := local_hosts(config).write()):
         request["Tags"].append({"Key": TAG, "Value": hosts})
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:

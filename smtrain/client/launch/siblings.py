@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.core.aws_errors import unasked
+from smtrain.core.aws_errors import is_unanswered
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
@@ -49,7 +49,7 @@ def refuse_siblings(config: JobConfig, request: dict[str, Any], target: SageMake
         try:
             found = None if uri.endswith("/") else sibling_of(target.s3.list_objects_v2, uri)
         except Exception as error:
-            if not unasked(error):
+            if not is_unanswered(error):
                 raise
             continue  # the job's role may list what this user may not
         if found:

@@ -23,7 +23,7 @@ from smtrain.client.launch.listings import changed_input, listings_of, record
 from smtrain.client.launch.request import create_training_job, image_of
 from smtrain.client.planner.settle import for_machines
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.machine_defaults import named
+from smtrain.core.config.machine_defaults import machine_keys
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.protocol.container import listings_name
@@ -146,7 +146,10 @@ class Chain:
         if (
             stage == "train" and "train" in shown
         ):  # the job needs what its machines decide, its name does not
-            shown = {**shown, "train": {**shown["train"], **named(for_machines(self.config).train)}}
+            shown = {
+                **shown,
+                "train": {**shown["train"], **machine_keys(for_machines(self.config).train)},
+            }
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
         listings = listings_of(self.target, self.given, inputs) if self.look else {}

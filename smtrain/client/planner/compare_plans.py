@@ -8,7 +8,7 @@ from typing import Any
 
 from smtrain.client.planner.result import Plan
 from smtrain.core import text
-from smtrain.core.config.units import counted
+from smtrain.core.config.units import format_parameters
 
 DAY = 86400.0
 Span = tuple[float, float, float]
@@ -59,7 +59,7 @@ class Sides:
         plans = [side.plan for side in self.sides]
         rows = [
             ("", [side.name for side in self.sides]),
-            ("model", [f"{p.model}, {counted(p.parameters)}" for p in plans]),
+            ("model", [f"{p.model}, {format_parameters(p.parameters)}" for p in plans]),
             ("machines", [p.machines for p in plans]),
             ("mesh", [str(p.mesh).partition(",")[0] for p in plans]),
             ("memory", [_memory(p) for p in plans]),
@@ -72,7 +72,7 @@ class Sides:
         )
         rows.append(("calibrated", [_calibrated(p) for p in plans]))
         return "\n".join(
-            [*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()]
+            [*text.align_columns([(title, *cells) for title, cells in rows]), *self._notes()]
         )
 
     def _notes(self) -> list[str]:

@@ -14,7 +14,7 @@ from smtrain.client.planner.workload import shape_of, work_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import sagemaker_lack
-from smtrain.core.facts.image_fit import unsuited
+from smtrain.core.facts.image_fit import image_fault
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import torus_sentence
 from smtrain.core.targets import TARGETS
@@ -65,7 +65,7 @@ def _faults(config: JobConfig) -> Iterator[str]:
         yield fault
         return
     if compute.image and (
-        fault := unsuited(compute.image, config.train.engine, compute.instance_type)
+        fault := image_fault(compute.image, config.train.engine, compute.instance_type)
     ):
         yield fault.partition("; ")[0]
         return

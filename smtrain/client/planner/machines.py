@@ -20,7 +20,13 @@ from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16, no_qlora
 from smtrain.core.facts.gpus import has_bf16, no_bf16, without_kernels
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import (
+    Group,
+    first_group_off_torus,
+    pairs_of,
+    torus_chip,
+    torus_sentence,
+)
 from smtrain.core.model.blocks import Role
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
@@ -529,7 +535,7 @@ def untiled_group(
     if machine.torus_chip is None:
         return None
     pairs = pairs_of(mesh.pp, tied=work.shape.tied, neighbours=neighbours)
-    return untiled(
+    return first_group_off_torus(
         mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp, mesh.ep
     )
 

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import SmtrainError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.core.files import home, home_path, read_object, write_atomically
 from smtrain.core.machine import cores_here, gpus_here, processor_here
 from smtrain.core.text import say
@@ -49,10 +49,12 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
     kept = _kept().get(key)
     if kept is None and measure:
         if not present("torch"):
-            return Speed(None, f"the speed of this machine cannot be measured: {missing('torch')}")
+            return Speed(
+                None, f"the speed of this machine cannot be measured: {missing_module('torch')}"
+            )
         say("measuring this machine, once: matrix multiplication, some 5 seconds", error=True)
         busy = os.getloadavg()[0] > BUSY * cores_here()
-        with doing("measuring this machine"):
+        with spinner("measuring this machine"):
             found = _measured(processes, number)
         if isinstance(found, str):
             return Speed(None, f"the speed of this machine could not be measured ({found})")

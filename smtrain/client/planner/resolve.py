@@ -24,7 +24,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import is_of_aws
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.training import RopeSection
-from smtrain.core.errors import ConfigError, JobError, reworded
+from smtrain.core.errors import ConfigError, JobError, reword
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import engine_of, sagemaker_lack
 from smtrain.core.model.shape import ModelShape
@@ -190,9 +190,7 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
                 if fault.partition(":")[0] not in named
             ]
     if faults or config is None:
-        error = ConfigError(
-            [reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults]
-        )
+        error = ConfigError([reword(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
         if config is not None and set(error.codes) == {"package.missing"}:
             error.config = _LOADED[id(config)] = config  # all else can be checked
         raise error

@@ -10,7 +10,7 @@ from smtrain.client.planner.cost import Saving
 from smtrain.client.planner.gpu_options import GpuOptions
 from smtrain.client.planner.machines import Mesh
 from smtrain.client.prices import Price
-from smtrain.core.config.units import counted, spell
+from smtrain.core.config.units import format_parameters, spell
 from smtrain.core.text import span
 from smtrain.stages import STAGES
 from smtrain.stages.base import START_S
@@ -115,9 +115,11 @@ def summary(plan: Plan) -> str:
     active = (
         ""
         if plan.active_parameters is None
-        else f", {counted(plan.active_parameters)} of them active"
+        else f", {format_parameters(plan.active_parameters)} of them active"
     )
-    lines = [f"{plan.model}: {counted(plan.parameters)} parameters{active} on {plan.machines}"]
+    lines = [
+        f"{plan.model}: {format_parameters(plan.parameters)} parameters{active} on {plan.machines}"
+    ]
     lines.append(f"mesh        {plan.mesh}")
     if plan.memory_gib:
         m = plan.memory_gib

@@ -16,7 +16,14 @@ from smtrain.client.planner.resolve_mesh import with_sizes
 from smtrain.client.planner.workload import shape_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.trainium2 import SIDE, Group, instead, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import (
+    SIDE,
+    Group,
+    first_group_off_torus,
+    nearest_tiling_mesh,
+    torus_chip,
+    torus_sentence,
+)
 from smtrain.core.targets import TARGETS
 
 _MOST = 16
@@ -107,10 +114,10 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     """A mesh like the given one, for a model of unknown shape."""
     parallel, without = config.parallel, ""
     world, host = config.world_size, config.processes_per_instance
-    if (found := instead(parallel.tp, parallel.pp, world, host, chip)) is None:
+    if (found := nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)) is None:
         host, without = chip * SIDE**2, " and leave out compute.processes_per_instance"
         world = config.compute.instance_count * host
-        found = instead(parallel.tp, parallel.pp, world, host, chip)
+        found = nearest_tiling_mesh(parallel.tp, parallel.pp, world, host, chip)
     tp, pp = found or (1, 1)
     dp = world // (tp * pp)
     keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (
@@ -118,7 +125,7 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     )
     keys += ", parallel.cp: 1" if parallel.cp > 1 else ""
     ep = gcd(parallel.ep, dp)
-    ep = 1 if untiled(tp, pp, dp, host, chip, ep=ep) else ep
+    ep = 1 if first_group_off_torus(tp, pp, dp, host, chip, ep=ep) else ep
     keys += f", parallel.ep: {ep}" if ep != parallel.ep else ""
     each = dp * parallel.micro_batch_size
     if rest := config.train.global_batch_size % each:

@@ -9,7 +9,7 @@ from smtrain.client.planner.kernels import kernels_of
 from smtrain.client.planner.machines import Machine, Mesh
 from smtrain.client.planner.workload import shape_of, work_of
 from smtrain.core.config import JobConfig
-from smtrain.core.config.machine_defaults import COMPILE_GAIN, kind_of, settled
+from smtrain.core.config.machine_defaults import COMPILE_GAIN, fill_machine_defaults, kind_of
 from smtrain.core.errors import ConfigError
 
 
@@ -24,6 +24,6 @@ def for_machines(config: JobConfig) -> JobConfig:
         machine, mesh = Machine.of_config(config), Mesh.of_config(config, shape.layers)
         slow, fast = step_seconds(work_of(config, shape)[0], machine, mesh)
     except ConfigError:  # a model or machine that no plan knows
-        return settled(config, "gpu")
+        return fill_machine_defaults(config, "gpu")
     gain = COMPILE_GAIN if kernels_of(replace(machine, count=1)) is None else slow / fast
-    return settled(config, "gpu", slow, gain=gain)
+    return fill_machine_defaults(config, "gpu", slow, gain=gain)

@@ -14,7 +14,7 @@ from smtrain.client.prices import HOUR
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.facts import instance
-from smtrain.core.facts.images import unpatched
+from smtrain.core.facts.images import patch_fault
 from smtrain.core.facts.trainium2 import FLASH_HEAD, FLASH_LENGTHS, flash_lack
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
@@ -109,7 +109,7 @@ def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
 
 def image_warnings(config: JobConfig) -> list[str]:
     """Warn if AWS no longer patches the image."""
-    warning = unpatched(config.compute.image) if TARGETS[config.target].rented else None
+    warning = patch_fault(config.compute.image) if TARGETS[config.target].rented else None
     return [f"compute.image: {warning}"] if warning else []
 
 
@@ -180,8 +180,8 @@ def neuron_warnings(
     lack = flash_lack(
         work.seq_len,
         work.shape.widest_head,
-        masked=work.masked,
-        compiled=bool(config.train.compile),
+        has_mask=work.masked,
+        is_compiled=bool(config.train.compile),
     )
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch

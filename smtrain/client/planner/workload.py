@@ -68,17 +68,20 @@ def work_of(
         train.precision,
         gathers_again=again,
         lora=lora,
-        apart=config.apart,
+        apart=config.needs_attention_mask,
         capacity=config.parallel.expert_capacity if shape.experts else None,
     )
     if neuron is None:
         own = config.own_machine
         neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
-    fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
+    fused = not (engine == "nxd" and config.needs_attention_mask)  # NxD's kernel knows no samples
     if neuron and engine == "native":
         fused = (
             flash_lack(
-                train.seq_len, shape.widest_head, masked=work.masked, compiled=bool(train.compile)
+                train.seq_len,
+                shape.widest_head,
+                has_mask=work.masked,
+                is_compiled=bool(train.compile),
             )
             is None
         )
@@ -106,7 +109,7 @@ def mean_document(config: JobConfig) -> float | None:
     """Mean tokens of a document or sample by the manifest of data that are prepared on this
     machine, else None.
     """
-    if not config.apart or config.data.prepared is None:
+    if not config.needs_attention_mask or config.data.prepared is None:
         return None
     try:
         manifest = read_object(Path(config.data.prepared) / "manifest.json")
@@ -138,7 +141,7 @@ def shape_of(config: JobConfig) -> ModelShape:
     if config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        if (described := demo.described(config.model.path)) is not None:
+        if (described := demo.demo_config(config.model.path)) is not None:
             return ModelShape.from_config(described)
     shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
@@ -185,7 +188,7 @@ def about_model(config: JobConfig) -> list[str]:
     any model may have.
     """
     if (described := described_of(config)) is not None:
-        return remarks_of(described, config.extended(described), config.train.seq_len)
+        return remarks_of(described, config.extend_rope(described), config.train.seq_len)
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
     known = {
         row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()
@@ -222,7 +225,7 @@ def positions_of(config: JobConfig) -> int | None:
     elif config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        described = demo.described(config.model.path)
+        described = demo.demo_config(config.model.path)
     elif "://" in config.model.path:
         named, rope = named_shape(config.model.path.partition("@")[0]), config.model.rope
         published = positions(config.model.path) or (named.positions if named else None)
@@ -234,7 +237,7 @@ def positions_of(config: JobConfig) -> int | None:
             return None  # reported by the checks of model.path
     if isinstance(described, dict) and config.model.rope is not None:
         try:
-            described = config.extended(described)
+            described = config.extend_rope(described)
         except SmtrainError:  # reported by the checks of model.path and model.rope
             return None
     found = positions_named(described) if isinstance(described, dict) else None

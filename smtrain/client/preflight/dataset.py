@@ -15,7 +15,7 @@ from smtrain.client.planner.long_rows import positions_warning
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.long_text import documents
 from smtrain.core.config import textfiles
-from smtrain.core.config.units import counted
+from smtrain.core.config.units import format_parameters
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.core.files import read_value
 from smtrain.core.model.extension import remarks_of
@@ -119,7 +119,9 @@ def _tokenizer_faults(
 
 
 def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
-    said = remarks_of(described, context.config.extended(described), context.config.train.seq_len)
+    said = remarks_of(
+        described, context.config.extend_rope(described), context.config.train.seq_len
+    )
     path = context.model_path
     surplus = (
         surplus_remark(vocab_in(Path(path)), vocabulary_of(described)) if "://" not in path else ""
@@ -159,7 +161,7 @@ def model_folder(folder: Path) -> Iterator[Finding]:
     yield Finding(
         "model",
         "ok",
-        f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}",
+        f"{folder} is {kind} model of {format_parameters(shape.parameters())} parameters, for {engines}",
     )
     yield from (Finding("model", "ok", remark) for remark in said)
     if method := unreadable_quantization(described):

@@ -21,10 +21,10 @@ from smtrain.core.facts.images import (
     end_of_life,
     gpu_row,
     of_aws,
+    patch_fault,
     python_of,
     sdk_release,
     serves,
-    unpatched,
 )
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
@@ -141,7 +141,7 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
 def _for_gpus(uri: str) -> Iterator[Finding]:
     row = gpu_row(uri)
     if row is not None:
-        ended = unpatched(uri)
+        ended = patch_fault(uri)
         about = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
         if ended is None:
             yield Finding("image", "ok", f"{about}end on {row['patched_until']}")
@@ -361,7 +361,7 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
         installations = [
             installed
             for event in page["events"]
-            if (installed := log_lines.installed(event["message"].strip()))
+            if (installed := log_lines.parse_install(event["message"].strip()))
         ]
         if installations:
             # The slowest host delays the run.

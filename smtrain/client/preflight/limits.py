@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.client.findings import Finding
 from smtrain.client.preflight.context import Context
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 
 # CreateTrainingJob in the SageMaker API reference; botocore's model has the shape's 2500 and no
 # such pattern.
@@ -62,7 +62,7 @@ def violations(request: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def _shape() -> Any:
-    return described("sagemaker").operation_model("CreateTrainingJob").input_shape
+    return service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
 
 
 def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:

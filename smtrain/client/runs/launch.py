@@ -22,7 +22,7 @@ from smtrain.client.runs.run import Run, StageResult
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.git import TAG, committed
+from smtrain.core.git import TAG, describe_commit
 from smtrain.core.interrupts import Interrupted
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
@@ -296,6 +296,6 @@ def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
     """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if
     it has such a tag.
     """
-    if TAG in config.tags or (commit := committed(folder)) is None:
+    if TAG in config.tags or (commit := describe_commit(folder)) is None:
         return config
     return with_tags(config, **{TAG: commit})

@@ -21,7 +21,7 @@ from smtrain.client.launch.names import checked
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.runs.launch import Looks
-from smtrain.core.aws_errors import unnamed
+from smtrain.core.aws_errors import is_not_found
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import parse_object
@@ -169,7 +169,7 @@ def _sent(place: SageMakerBackend, config: JobConfig, name: str, definition: dic
     try:
         found = client.describe_pipeline(PipelineName=name)
     except ClientError as error:
-        if not unnamed(error):
+        if not is_not_found(error):
             raise
         client.create_pipeline(**asked, Tags=tags)
         return f"created pipeline {name}"

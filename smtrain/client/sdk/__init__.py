@@ -15,7 +15,7 @@ from typing import Any, Literal
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.extras import collector_paused, install
+from smtrain.core.extras import install, pause_collector
 
 Generation = Literal["v3", "v2"]
 
@@ -66,7 +66,7 @@ def build(
 
     `prepare` is called before the request is sent: it uploads what the job reads.
     """
-    with collector_paused():
+    with pause_collector():
         if generation == "v3":
             from smtrain.client.sdk.v3 import trainer as make
         else:

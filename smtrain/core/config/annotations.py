@@ -23,6 +23,6 @@ def section_in(annotation: Any) -> Any:
     """The section that a field holds, possibly as an optional one; None if it holds another
     value.
     """
-    inner = [one for one in get_args(annotation) if one is not NoneType]
+    inner = [member for member in get_args(annotation) if member is not NoneType]
     annotation = inner[0] if len(inner) == 1 and NoneType in get_args(annotation) else annotation
     return annotation if is_section(annotation) else None

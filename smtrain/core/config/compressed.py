@@ -24,31 +24,31 @@ LARGEST_WINDOW = 128 << 20
 told to take it, and Arrow has no option for that.
 """
 # after a byte of 0x50 to 0x5f: a skippable frame of zstd or lz4, as pzstd writes
-_SKIPPED = b"\x2a\x4d\x18"
+_SKIPPABLE_FRAME = b"\x2a\x4d\x18"
 
 
 def compressed_fault(name: str, head: bytes) -> str | None:
     """The fault of a file whose ending names a compression, with the remedy; None if its first
     `HEAD` bytes fit.
     """
-    packed = compression(name)
-    if packed not in MAGIC or not head or head[1:4] == _SKIPPED:
+    expected_kind = compression(name)
+    if expected_kind not in MAGIC or not head or head[1:4] == _SKIPPABLE_FRAME:
         return None
     bare = PurePosixPath(name).with_suffix("").name
-    if not head.startswith(MAGIC[packed]):
-        other = next((kind for kind, mark in MAGIC.items() if head.startswith(mark)), None)
-        if other:
-            ending = next(ending for ending, kind in COMPRESSIONS.items() if kind == other)
-            return f"is compressed by {other}, not by {packed}; name it {bare}{ending}"
+    if not head.startswith(MAGIC[expected_kind]):
+        actual_kind = next((kind for kind, mark in MAGIC.items() if head.startswith(mark)), None)
+        if actual_kind:
+            ending = next(ending for ending, kind in COMPRESSIONS.items() if kind == actual_kind)
+            return f"is compressed by {actual_kind}, not by {expected_kind}; name it {bare}{ending}"
         if not head.strip(b"\0"):
             return (
                 "begins with zero bytes: its download or copy did not end; copy the original again"
             )
         return (
-            f"is not compressed by {packed}, by its first bytes; if it is plain, name it {bare},"
+            f"is not compressed by {expected_kind}, by its first bytes; if it is plain, name it {bare},"
             " else write it again"
         )
-    if packed == "zstd" and (window := window_of(head)) > LARGEST_WINDOW:
+    if expected_kind == "zstd" and (window := window_of(head)) > LARGEST_WINDOW:
         return (
             f"is compressed with a window of {window >> 20:,} MiB, and at most"
             f" {LARGEST_WINDOW >> 20} MiB are read; write it again without --long: `zstd -dc"
@@ -61,15 +61,19 @@ def window_of(head: bytes) -> int:
     """Bytes of the window that the first frame of zstd needs (RFC 8878, section 3.1.1.1); 0 if it
     is not known.
     """
-    about, rest = head[4:5], head[5:]
-    if not about or not rest:
+    descriptor, header_fields = head[4:5], head[5:]
+    if not descriptor or not header_fields:
         return 0
-    single, dictionary, size = about[0] >> 5 & 1, (0, 1, 2, 4)[about[0] & 3], about[0] >> 6
+    single, dictionary, size = (
+        descriptor[0] >> 5 & 1,
+        (0, 1, 2, 4)[descriptor[0] & 3],
+        descriptor[0] >> 6,
+    )
     if not single:
-        exponent, mantissa = rest[0] >> 3, rest[0] & 7
+        exponent, mantissa = header_fields[0] >> 3, header_fields[0] & 7
         base = 1 << (10 + exponent)
         return base + base // 8 * mantissa
     count = (1, 2, 4, 8)[size]  # the window is the content
-    return int.from_bytes(rest[dictionary : dictionary + count], "little") + (
+    return int.from_bytes(header_fields[dictionary : dictionary + count], "little") + (
         256 if count == 2 else 0
     )

@@ -210,13 +210,13 @@ class Data(Section):
 
     @field_validator("encoding")
     @classmethod
-    def _known(cls, name: str | None) -> str | None:
+    def _require_known_encoding(cls, name: str | None) -> str | None:
         if name is not None:
             try:
                 codecs.lookup(name)
             except LookupError:
-                near = nearest(name, [*aliases, *aliases.values()], cutoff=0.7)
-                meant = f"did you mean {near}?" if near else "name one such as cp1252"
+                suggestion = nearest(name, [*aliases, *aliases.values()], cutoff=0.7)
+                meant = f"did you mean {suggestion}?" if suggestion else "name one such as cp1252"
                 raise ValueError(
                     f"{name!r} is not an encoding that Python knows; {meant}"
                 ) from None
@@ -225,9 +225,9 @@ class Data(Section):
     @field_validator("filters")
     @classmethod
     def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise ValueError(f"{twice} is named twice; name each filter once")
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate:
+            raise ValueError(f"{duplicate} is named twice; name each filter once")
         return names
 
     @property

@@ -85,7 +85,7 @@ _WORDS = {
 }
 
 
-def shown(text: str) -> str:
+def format_value(text: str) -> str:
     """A value on one line, short enough for a sentence."""
     text = " ".join(text.splitlines())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
@@ -113,7 +113,7 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     kind, value = detail["type"], detail.get("input")
     if kind == "missing" and isinstance(detail["loc"][-1], int):
         return (
-            f"{key}: got {shown(repr(value))}; it has too few numbers, as many as in"
+            f"{key}: got {format_value(repr(value))}; it has too few numbers, as many as in"
             f" {_default(root, key)!r} are needed"
         )
     if kind == "missing":
@@ -123,14 +123,14 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
         return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return (
-            f"{key}: got {shown(repr(value))}; it is a section with"
+            f"{key}: got {format_value(repr(value))}; it is a section with"
             f" keys{_keys_of(root, key, value)}"
         )
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key) or _PATTERNS.get(last)):
         guess = "" if key in _PATTERNS else _pattern_meant(last, str(value))
-        return f"{key}: got {shown(repr(value))}; {guess}{words}"
-    return f"{key}: got {shown(repr(value))}; {in_words(detail)}{_choice_meant(detail)}"
+        return f"{key}: got {format_value(repr(value))}; {guess}{words}"
+    return f"{key}: got {format_value(repr(value))}; {in_words(detail)}{_choice_meant(detail)}"
 
 
 def _keys_of(root: type[BaseModel], key: str, value: Any) -> str:
@@ -141,7 +141,7 @@ def _keys_of(root: type[BaseModel], key: str, value: Any) -> str:
         return ", or the word auto"
     names = _siblings(root, f"{key}.x")
     if "path" in names and isinstance(value, str):
-        return f"; did you mean {key}.path: {shown(value)}?"
+        return f"; did you mean {key}.path: {format_value(value)}?"
     return f", such as {key}.{names[0]}" if names else ""
 
 
@@ -149,33 +149,33 @@ def _choice_meant(detail: Any) -> str:
     """The choice that was probably meant; empty if none is similar."""
     if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
         return ""
-    known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
-    near = nearest(detail["input"], known, table("word_names")["values"])
-    return f"; did you mean {near}?" if near else ""
+    choices = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+    suggestion = nearest(detail["input"], choices, table("word_names")["values"])
+    return f"; did you mean {suggestion}?" if suggestion else ""
 
 
 def _pattern_meant(last: str, text: str) -> str:
     """The instance type, region or URI that was probably meant; empty if none is similar."""
     if last in ("instance_type", "cpu_instance_type"):
-        near = instance_meant(text)
+        suggestion = instance_meant(text)
     elif last == "region":
-        near = region_meant(text)
+        suggestion = region_meant(text)
     elif last == "s3_uri":
-        near = meant(text) or (
+        suggestion = meant(text) or (
             f"s3://{text}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", text) else None
         )
-        near = near if near and near.startswith("s3://") else None
+        suggestion = suggestion if suggestion and suggestion.startswith("s3://") else None
     else:
-        near = None
-    return f"did you mean {near}? " if near else ""
+        suggestion = None
+    return f"did you mean {suggestion}? " if suggestion else ""
 
 
-def unknown_key(meant: str | None, known: Iterable[str]) -> str:
+def unknown_key(meant: str | None, known_keys: Iterable[str]) -> str:
     """Say that a key is unknown, with the one that was meant, else with all known keys."""
     return (
         f"unknown key; did you mean {meant}?"
         if meant
-        else f"unknown key; known: {', '.join(known)}"
+        else f"unknown key; known: {', '.join(known_keys)}"
     )
 
 
@@ -202,40 +202,55 @@ def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | N
     """
     head, _, last = key.rpartition(".")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
-    whole = (
+    is_full_config = (
         "train" in root.model_fields
     )  # aliases and other sections make sense only for a whole config
-    keys = [known for known in every_key(root) if "." in known] if whole else []
+    keys = (
+        [known_key for known_key in every_key(root) if "." in known_key] if is_full_config else []
+    )
     siblings = _siblings(root, key)
     names = table("key_names")
-    if not whole:
+    if not is_full_config:
         names = {
-            known.rpartition(".")[2]: words
-            for known, words in names.items()
-            if known.rpartition(".")[2] in siblings
+            known_key.rpartition(".")[2]: words
+            for known_key, words in names.items()
+            if known_key.rpartition(".")[2] in siblings
         }
-    aliases = [known for known in names if word in names[known] or key.lower() in names[known]]
-    if here := next((known for known in aliases if head and known.startswith(f"{head}.")), None):
-        return here
-    near = nearest(last, siblings, cutoff=0.85)
-    if near and (
+    aliases = [
+        known_key
+        for known_key in names
+        if word in names[known_key] or key.lower() in names[known_key]
+    ]
+    if alias := next(
+        (known_key for known_key in aliases if head and known_key.startswith(f"{head}.")), None
+    ):
+        return alias
+    suggestion = nearest(last, siblings, cutoff=0.85)
+    if suggestion and (
         head or not aliases
     ):  # recompute is another tool's name, not a slip of section compute
-        return f"{head}.{near}" if head else near
-    others = [known for known in keys if known.rpartition(".")[2] == word]
-    if len(others) == 1:
-        return others[0]
+        return f"{head}.{suggestion}" if head else suggestion
+    same_name_keys = [known_key for known_key in keys if known_key.rpartition(".")[2] == word]
+    if len(same_name_keys) == 1:
+        return same_name_keys[0]
     if aliases:
         return aliases[0]
-    slips = {name: known for known, words in names.items() for name in words}
-    if near := nearest(word, slips, cutoff=0.85):
-        return slips[near]
+    slips = {name: known_key for known_key, words in names.items() for name in words}
+    if suggestion := nearest(word, slips, cutoff=0.85):
+        return slips[suggestion]
     if not close:
         return None
-    if near := nearest(last, siblings):
-        return f"{head}.{near}" if head else near
-    near = nearest(word, [known.rpartition(".")[2] for known in keys], cutoff=0.8)
-    return next((known for known in keys if near and known.rpartition(".")[2] == near), None)
+    if suggestion := nearest(last, siblings):
+        return f"{head}.{suggestion}" if head else suggestion
+    suggestion = nearest(word, [known_key.rpartition(".")[2] for known_key in keys], cutoff=0.8)
+    return next(
+        (
+            known_key
+            for known_key in keys
+            if suggestion and known_key.rpartition(".")[2] == suggestion
+        ),
+        None,
+    )
 
 
 def every_key(model: Any, head: str = "") -> Iterator[str]:

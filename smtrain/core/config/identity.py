@@ -36,9 +36,9 @@ def _drop_defaults(value: Any, plain: Any) -> None:
     a name.
     """
     if isinstance(value, Section):
-        unnamed = _unnamed_values(type(value))
+        unnamed_keys = _unnamed_values(type(value))
         for key, inner in value:
-            if key in unnamed and inner in unnamed[key]:
+            if key in unnamed_keys and inner in unnamed_keys[key]:
                 del plain[key]
             else:
                 _drop_defaults(inner, plain[key])

@@ -29,12 +29,12 @@ _STEP_SECONDS = 0.5
 
 def kind_of(config: JobConfig) -> Kind:
     """The kind of device that a config's train stage runs on."""
-    own, named = config.own_machine, config.compute.instance_type
-    if own is not None:
-        return own.kind
+    machine, instance_type = config.own_machine, config.compute.instance_type
+    if machine is not None:
+        return machine.kind
     if TARGETS[config.target].here:
         return "gpu" if gpus_here() else "cpu"
-    return "neuron" if is_neuron(named) else "gpu" if is_gpu(named) else "cpu"
+    return "neuron" if is_neuron(instance_type) else "gpu" if is_gpu(instance_type) else "cpu"
 
 
 def compiles(
@@ -61,7 +61,7 @@ def is_deterministic(train: Train, kind: Kind) -> bool:
     return kind != "gpu" if train.deterministic is None else train.deterministic
 
 
-def settled(
+def fill_machine_defaults(
     config: JobConfig, kind: Kind, step_s: float | None = None, *, gain: float = COMPILE_GAIN
 ) -> JobConfig:
     """The config with both keys decided.
@@ -77,7 +77,7 @@ def settled(
     return config.model_copy(update={"train": config.train.model_copy(update=values)})
 
 
-def named(train: Train) -> dict[str, Any]:
+def machine_keys(train: Train) -> dict[str, Any]:
     """The two keys of a job's file: those that are given or decided."""
     values = {"compile": train.compile, "deterministic": train.deterministic}
     return {key: value for key, value in values.items() if value is not None}

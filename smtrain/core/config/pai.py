@@ -163,11 +163,11 @@ class Pai(Section):
     def path_of(self, uri: str) -> str:
         """The path in the pods of an oss:// or file:// URI; anything else is returned as it is."""
         uri = uri.removeprefix("file://")
-        here = [
+        mounts = [
             (self.base, self.mount),
             *((mount.uri.rstrip("/"), mount.path) for mount in self.data if mount.uri),
         ]
-        for base, path in here:
+        for base, path in mounts:
             if uri == base or uri.startswith(f"{base}/"):
                 return path + uri[len(base) :]
         return f"{INPUTS}/{uri.removeprefix(OSS)}" if uri.startswith(OSS) else uri

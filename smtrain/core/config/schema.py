@@ -18,7 +18,7 @@ from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts.engines import cores_of, lnc_of
-from smtrain.core.model.extension import extended
+from smtrain.core.model.extension import extend_rope
 from smtrain.core.targets import GRACE, TARGETS, TargetName
 
 Stage = str
@@ -93,8 +93,8 @@ class JobConfig(Section):
     @property
     def processes_per_instance(self) -> int:
         """Training processes on each host of the train stage."""
-        compute, own = self.compute, self.own_machine
-        cores = own.devices if own else cores_of(compute.instance_type, compute.environment)
+        compute, machine = self.compute, self.own_machine
+        cores = machine.devices if machine else cores_of(compute.instance_type, compute.environment)
         return compute.processes_per_instance or cores
 
     @property
@@ -136,18 +136,18 @@ class JobConfig(Section):
         return self.compute.instance_count * self.processes_per_instance
 
     @property
-    def apart(self) -> bool:
+    def needs_attention_mask(self) -> bool:
         """Whether attention stays within the samples or documents of a row, which takes masks."""
         return self.train.objective != "pretrain" or self.data.document_mask
 
-    def extended(self, described: Mapping[str, Any]) -> dict[str, Any]:
+    def extend_rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The model's config.json with model.rope, as the run trains it.
 
         Raises `ConfigError` if that cannot be.
         """
         if self.model.rope is None:
-            return dict(described)
-        return extended(described, self.model.rope.settings, self.train.seq_len)
+            return dict(config)
+        return extend_rope(config, self.model.rope.settings, self.train.seq_len)
 
     @property
     def dp(self) -> int:
@@ -190,12 +190,12 @@ def other_inputs(config: JobConfig) -> list[tuple[str, str, str]]:
         config.data.decontaminate,
         config.data.language,
     )
-    named = [
+    inputs = [
         ("train.validation.path", VALIDATION_CHANNEL, held_out and held_out.path),
         ("data.decontaminate.path", TESTS_CHANNEL, tests and tests.path),
         ("data.language.model", LANGUAGE_CHANNEL, language and language.model),
     ]
-    return [(key, channel, path) for key, channel, path in named if path]
+    return [(key, channel, path) for key, channel, path in inputs if path]
 
 
 def with_inputs(config: JobConfig, place: Callable[[str, str], str]) -> JobConfig:
@@ -207,8 +207,8 @@ def with_inputs(config: JobConfig, place: Callable[[str, str], str]) -> JobConfi
 
 def _with_value(section: Any, keys: list[str], value: str) -> Any:
     """The section with another value of the key that `keys` lead to."""
-    key, *below = keys
-    inner = _with_value(getattr(section, key), below, value) if below else value
+    key, *inner_keys = keys
+    inner = _with_value(getattr(section, key), inner_keys, value) if inner_keys else value
     return section.model_copy(update={key: inner})
 
 
@@ -217,7 +217,7 @@ def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
     tasks.
     """
     reference = config.train.preference.folder if config.train.preference else None
-    named = [
+    inputs = [
         ("model.path", config.model.path),
         ("model.weights", config.model.weights),
         ("train.dpo.reference", reference),
@@ -227,7 +227,7 @@ def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
         *((config.data.text_key, source.path) for source in config.data.all_sources),
         *((key, path) for key, _, path in other_inputs(config)),
     ]
-    return [(key, path) for key, path in named if path]
+    return [(key, path) for key, path in inputs if path]
 
 
 def text_channels(config: JobConfig) -> list[str]:

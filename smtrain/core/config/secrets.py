@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from smtrain.core.extras import collector_paused
+from smtrain.core.extras import pause_collector
 
-HIDDEN = "<hidden: looks like a secret>"
+REDACTION = "<hidden: looks like a secret>"
 # Prefixes that issuers give their tokens so that they can be found: Hugging Face, AWS, GitHub,
 # GitLab, OpenAI and Anthropic, Slack, npm, PyPI, Google, Stripe, SendGrid, Twilio, Telegram,
 # Docker, Databricks, Square, Mailchimp; JSON web tokens; private keys.
-_ISSUED = re.compile(
+_ISSUER_PATTERNS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
     r"|sk-[\w-]{0,40}?[A-Za-z0-9]{20,200}[\w-]{0,200}|xox[abeprs]-[\w-]{10,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|AIza[\w-]{35}"
@@ -81,8 +81,8 @@ _DETECTORS = {
 
 def is_secret(value: str, name: str = "") -> bool:
     """Whether `value`, under the key `name`, is probably a secret."""
-    known = _by_our_rules(value, name)
-    return any(_library(value)) if known is None else known
+    verdict = _by_our_rules(value, name)
+    return any(_library(value)) if verdict is None else verdict
 
 
 @lru_cache(4096)  # a command loads its config several times, and most words of it are the schema's
@@ -90,15 +90,17 @@ def _by_our_rules(value: str, name: str) -> bool | None:
     """Whether a value is a secret; None if our rules cannot tell."""
     if not value or _PLAIN.fullmatch(value):
         return False
-    if any(True for _ in _issued(value)) or any(_real(match) for match in _HEADER.finditer(value)):
+    if any(True for _ in _issuer_secrets(value)) or any(
+        _real(match) for match in _HEADER.finditer(value)
+    ):
         return True
     if any(not _WORD.fullmatch(match["secret"]) for match in _settings(value)):
         return True
     pointer = _POINTER.match(value)
-    how = telling(name)
-    if how == "certain" and not pointer and not is_special_token(value):
+    certainty = telling(name)
+    if certainty == "certain" and not pointer and not is_special_token(value):
         return True
-    if how and drawn(value):
+    if certainty and is_random_value(value):
         return True
     if pointer and not value.startswith("/"):
         return False
@@ -107,10 +109,10 @@ def _by_our_rules(value: str, name: str) -> bool | None:
 
 def hide(text: str) -> str:
     """Replace what looks like a secret, for error messages, which repeat their input."""
-    for part in {*_issued(text), *_library(text)}:
-        text = text.replace(part, HIDDEN)
+    for part in {*_issuer_secrets(text), *_library(text)}:
+        text = text.replace(part, REDACTION)
     for pattern in (_HEADER, _SETTING):
-        text = pattern.sub(_without, text)
+        text = pattern.sub(_redact_match, text)
     return " ".join(_hidden_runs(word) for word in text.split(" "))
 
 
@@ -119,17 +121,18 @@ def _hidden_runs(word: str) -> str:
     if re.search(r"\w://", word):
         return word
     return _RUN.sub(
-        lambda run: HIDDEN if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))), word
+        lambda run: REDACTION if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))),
+        word,
     )
 
 
 def _piece(part: str) -> str:
-    return HIDDEN if len(part) >= 20 and is_random(part) else part
+    return REDACTION if len(part) >= 20 and is_random(part) else part
 
 
-def _issued(text: str) -> Iterator[str]:
+def _issuer_secrets(text: str) -> Iterator[str]:
     """The parts of a text that are secrets by their form."""
-    for match in _ISSUED.finditer(text):
+    for match in _ISSUER_PATTERNS.finditer(text):
         yield match[0]
     for pattern in _PARTS:
         for match in pattern.finditer(text):
@@ -139,43 +142,47 @@ def _issued(text: str) -> Iterator[str]:
 
 def _settings(text: str) -> Iterator[re.Match[str]]:
     for match in _SETTING.finditer(text):
-        if _shown(match):
+        if _is_clear_text(match):
             yield match
 
 
-def _shown(match: re.Match[str]) -> bool:
+def _is_clear_text(match: re.Match[str]) -> bool:
     """Whether a setting has a value in clear text: not a number, switch, address or token of a
     tokenizer.
     """
     value = match["secret"]
-    named = match.re is _HEADER or telling(match["name"])
-    return bool(named) and not (
+    names_secret = match.re is _HEADER or telling(match["name"])
+    return bool(names_secret) and not (
         _PLAIN.fullmatch(value) or _POINTER.match(value) or is_special_token(value)
     )
 
 
 def _real(match: re.Match[str]) -> bool:
-    return _shown(match) and drawn(match["secret"])
+    return _is_clear_text(match) and is_random_value(match["secret"])
 
 
-def _without(match: re.Match[str]) -> str:
+def _redact_match(match: re.Match[str]) -> str:
     value = match["secret"]
     # "model.token: must name..." is prose
     prose = match.re is _SETTING and match[0].endswith(f": {value}") and _WORD.fullmatch(value)
-    hidden = _real(match) if match.re is _HEADER else _shown(match) and not prose
-    return match[0].replace(value, HIDDEN) if hidden and HIDDEN not in match[0] else match[0]
+    hides_value = _real(match) if match.re is _HEADER else _is_clear_text(match) and not prose
+    return (
+        match[0].replace(value, REDACTION)
+        if hides_value and REDACTION not in match[0]
+        else match[0]
+    )
 
 
 _LINES, _LENGTH = 200, 2000  # limits of the text given to the library, whose patterns may be slow
 _with_library = True
 
 
-def use_library(wanted: bool) -> None:
+def use_library(is_enabled: bool) -> None:
     """Switch the library on or off, for scripts/bench leaks: without it the rules are those of a
     container.
     """
     global _with_library
-    _with_library = wanted
+    _with_library = is_enabled
 
 
 def has_library() -> bool:
@@ -187,7 +194,7 @@ def _library(text: str) -> list[str]:
     """The secrets that the library recognises; it is loaded only for text that our rules cannot
     judge.
     """
-    if not _with_library or not _unknown(text):
+    if not _with_library or not _needs_library(text):
         return []
     lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
     secrets = (
@@ -200,7 +207,7 @@ def _library(text: str) -> list[str]:
 
 
 @lru_cache(4096)
-def _unknown(text: str) -> bool:
+def _needs_library(text: str) -> bool:
     """Whether a pattern of the library can match: each needs a run with more than words, or a
     login in a URL.
     """
@@ -214,7 +221,7 @@ def _detectors() -> tuple[Any, ...]:
     from importlib import import_module
 
     try:
-        with collector_paused():
+        with pause_collector():
             return tuple(
                 getattr(import_module(f"detect_secrets.plugins.{module}"), name)()
                 for module, name in _DETECTORS.items()
@@ -235,7 +242,7 @@ _OTHER_KEYS = re.compile(
     r"KMS|PUBLIC|PARTITION|SORT|PRIMARY|FOREIGN|CACHE|OBJECT|ROUTING|GROUP|HOT"
 )
 # If a name ends so, its value is about the secret and not the secret itself.
-_ABOUT = re.compile(
+_METADATA_ENDINGS = re.compile(
     r"FILE|PATH|DIR|FOLDER|NAME|ID|ARN|URI|URL|HOST|ENDPOINT|REGION|TYPE|MODE|TTL|EXPIRY|LENGTH|COUNT|LIMIT|SIZE|PREFIX"
     r"|VERSION|PROVIDER|MANAGER|STORE|ENABLED|USER|METHOD|CLASS"
 )
@@ -251,13 +258,13 @@ def telling(name: str) -> Literal["certain", "likely"] | None:
     not at all.
     """
     parts = [part.upper() for part in _NAME_PARTS.findall(name)]
-    if not parts or _ABOUT.fullmatch(parts[-1]):
+    if not parts or _METADATA_ENDINGS.fullmatch(parts[-1]):
         return None
     for number, part in enumerate(parts):
-        before = parts[number - 1] if number else ""
-        if _CERTAIN.fullmatch(part) and not (part == "TOKEN" and _SPECIAL.fullmatch(before)):
+        previous_part = parts[number - 1] if number else ""
+        if _CERTAIN.fullmatch(part) and not (part == "TOKEN" and _SPECIAL.fullmatch(previous_part)):
             return "certain"
-        if part == "KEY" and _KEYS.fullmatch(before):
+        if part == "KEY" and _KEYS.fullmatch(previous_part):
             return "certain"
     if parts[-1].endswith("KEY") and not (len(parts) > 1 and _OTHER_KEYS.fullmatch(parts[-2])):
         return "likely"
@@ -296,7 +303,7 @@ def is_random(run: str) -> bool:
     return score(run) >= _RANDOM
 
 
-def drawn(value: str) -> bool:
+def is_random_value(value: str) -> bool:
     """Whether a whole value looks random: as `is_random`, but digests and values in one case
     count.
     """
@@ -313,12 +320,16 @@ def score(run: str) -> float:
     kinds = [_kind(char) for char in run]
     pairs = list(itertools.pairwise(kinds))
     changes = sum(
-        one != other and "+" not in (one, other) and (one, other) != ("A", "a")
-        for one, other in pairs
+        letter != next_letter
+        and "+" not in (letter, next_letter)
+        and (letter, next_letter) != ("A", "a")
+        for letter, next_letter in pairs
     )
     lower = run.lower()
     letters = [
-        lower[i : i + 2] for i, (one, other) in enumerate(pairs) if one in "aA" and other in "aA"
+        lower[i : i + 2]
+        for i, (letter, next_letter) in enumerate(pairs)
+        if letter in "aA" and next_letter in "aA"
     ]
     rare = sum(pair not in _COMMON for pair in letters) / len(letters) if letters else 0.5
     return changes / len(run) + rare * min(1.0, len(letters) / 8)

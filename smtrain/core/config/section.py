@@ -82,31 +82,31 @@ class Section(BaseModel, metaclass=_Called):
         for field in cls.model_fields.values():
             if isinstance(field.default, BaseModel):
                 type(field.default).model_rebuild()
-        made = handler(core)
-        keys = handler.resolve_ref_schema(made).get("properties", {})
+        schema = handler(core)
+        keys = handler.resolve_ref_schema(schema).get("properties", {})
         for key, text in descriptions(cls).items():
             keys[key]["description"] = text
-        return made
+        return schema
 
     @field_validator("*", mode="before")
     @classmethod
     def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
-        wanted = kinds(cls, info.field_name or "")
+        allowed_types = kinds(cls, info.field_name or "")
         items = value if isinstance(value, (list, tuple)) else (value,)
         if (
-            wanted & {int, float}
-            and bool not in wanted
+            allowed_types & {int, float}
+            and bool not in allowed_types
             and any(isinstance(item, bool) for item in items)
         ):
             raise ValueError("a number is needed here, not true or false")
-        if wanted & {int, float} and any(
+        if allowed_types & {int, float} and any(
             isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items
         ):
             raise ValueError("the number is too large to mean anything")
         # YAML 1.1 reads `1e4` as text; for a key that takes a whole number it means 10000.
         if (
-            int in wanted
-            and str not in wanted
+            int in allowed_types
+            and str not in allowed_types
             and isinstance(value, str)
             and _POWER.fullmatch(value)
         ):
@@ -125,25 +125,25 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
     for base in reversed(section.__mro__):
         if not issubclass(base, Section) or base is Section:
             continue
-        (whole,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for one, after in pairwise(cast("ast.ClassDef", whole).body):
+        (class_node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for statement, docstring in pairwise(cast("ast.ClassDef", class_node).body):
             if (
-                isinstance(one, ast.AnnAssign)
-                and isinstance(one.target, ast.Name)
-                and isinstance(after, ast.Expr)
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(docstring, ast.Expr)
             ):
-                by_name[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+                by_name[statement.target.id] = inspect.cleandoc(ast.literal_eval(docstring.value))
     return by_name
 
 
 def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
     """The plain types that a field takes, also as items of a list."""
 
-    def within(annotation: Any) -> set[Any]:
+    def leaf_types(annotation: Any) -> set[Any]:
         inner = get_args(annotation)
-        return set().union(*map(within, inner)) if inner else {annotation}
+        return set().union(*map(leaf_types, inner)) if inner else {annotation}
 
-    return frozenset(within(section.model_fields[field].annotation))
+    return frozenset(leaf_types(section.model_fields[field].annotation))
 
 
 class Secret(Section):

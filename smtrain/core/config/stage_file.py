@@ -13,7 +13,7 @@ from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.files import parse_json, read_object
 from smtrain.core.protocol.container import Container
 
-TUNED = "smtrain_tuned"
+TUNED_KEYS = "smtrain_tuned"
 """The hyperparameter that lists, with commas, the keys that a tuning job sets by hyperparameters.
 """
 
@@ -27,18 +27,20 @@ def stage_config(container: Container) -> JobConfig:
     values = tuned_values(container)
     for key, value in values.items():
         *sections, last = key.split(".")
-        here = raw
+        mapping = raw
         for section in sections:
-            below = here.get(section)
-            below = below if isinstance(below, dict) else {}
-            here[section] = below
-            here = below
-        here[last] = value
+            child = mapping.get(section)
+            child = child if isinstance(child, dict) else {}
+            mapping[section] = child
+            mapping = child
+        mapping[last] = value
     try:
         return JobConfig.model_validate(raw)
     except ValidationError as error:
         if not values:
-            raise _damaged(container.channel("config") / "config.json", first_line(error)) from None
+            raise _damaged_file_error(
+                container.channel("config") / "config.json", first_line(error)
+            ) from None
         faults = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
     raise ConfigError(
         [f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults],
@@ -52,7 +54,7 @@ def tuned_values(container: Container) -> dict[str, str]:
     if not path.exists():
         return {}
     parameters = _object(path)
-    keys = _plain(parameters.get(TUNED, "")).split(",")
+    keys = _plain(parameters.get(TUNED_KEYS, "")).split(",")
     return {key: _plain(parameters[key]) for key in keys if key in parameters}
 
 
@@ -61,10 +63,10 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         return read_object(path)
     except (OSError, ValueError) as error:
-        raise _damaged(path, first_line(error)) from None
+        raise _damaged_file_error(path, first_line(error)) from None
 
 
-def _damaged(path: Path, reason: str) -> ConfigError:
+def _damaged_file_error(path: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"{path} is damaged ({reason}); launch the stage again", code="config.unreadable"
     )

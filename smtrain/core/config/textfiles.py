@@ -46,7 +46,7 @@ COMPRESSIONS = {
 """Compressions of a whole file, for the kinds in STREAMS."""
 STREAMS = ("jsonl", "text", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar")
 """Kinds that are read from beginning to end, so that they may be compressed."""
-_EXTRACTED = re.compile(r"wiki_\d+")
+_WIKI_FILE = re.compile(r"wiki_\d+")
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
 _HEAD = 1 << 16
@@ -86,14 +86,14 @@ class TextFiles:
         for file in self.left_out:
             by_reason.setdefault(file.reason, []).append(file.name)
         return [
-            f"{_some(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
-            for why, names in by_reason.items()
+            f"{_format_names(names)} {'is' if len(names) == 1 else 'are'} left out: {reason}"
+            for reason, names in by_reason.items()
         ]
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def _format_names(names: Sequence[str]) -> str:
+    suffix = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + suffix
 
 
 def encoding_like(data: bytes) -> str:
@@ -139,7 +139,7 @@ def compression(name: str) -> str | None:
 
 def kind(name: str) -> str | None:
     """A key of ENDINGS, by the file's ending; None if it is unknown."""
-    if _EXTRACTED.fullmatch(PurePosixPath(_bare(name)).name):
+    if _WIKI_FILE.fullmatch(PurePosixPath(_bare(name)).name):
         return "wikiextractor"
     kinds = STREAMS if compression(name) else tuple(ENDINGS)
     return next((kind for kind in kinds if _bare(name).endswith(ENDINGS[kind])), None)
@@ -158,33 +158,35 @@ def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], li
     Loops instead of recursing: before Python 3.12 `os.walk` fails at a thousand nested folders.
     """
     paths: list[Path] = []
-    left: list[LeftOut] = []
-    waiting = [(folder, 0)]
-    while waiting:
-        here, depth = waiting.pop()
+    left_out: list[LeftOut] = []
+    pending = [(folder, 0)]
+    while pending:
+        directory, depth = pending.pop()
         try:
-            with os.scandir(here) as scanned:
-                entries = [(entry.name, _is_folder(entry)) for entry in scanned]
+            with os.scandir(directory) as scan:
+                entries = [(entry.name, _is_folder(entry)) for entry in scan]
         except OSError as error:
-            left.append(
+            left_out.append(
                 LeftOut(
-                    f"{here.relative_to(folder).as_posix()}/",
+                    f"{directory.relative_to(folder).as_posix()}/",
                     f"it cannot be opened ({error.strerror})",
                 )
             )
             continue
         for name, is_folder in entries:
-            path = here / name
-            why = "it is hidden" if name.startswith(".") else _no_file(path, is_folder)
-            if not why and is_folder and depth == DEEPEST:
-                why = _TOO_DEEP
-            if why:
-                left.append(LeftOut(path.relative_to(folder).as_posix() + "/" * is_folder, why))
+            path = directory / name
+            reason = "it is hidden" if name.startswith(".") else _no_file(path, is_folder)
+            if not reason and is_folder and depth == DEEPEST:
+                reason = _TOO_DEEP
+            if reason:
+                left_out.append(
+                    LeftOut(path.relative_to(folder).as_posix() + "/" * is_folder, reason)
+                )
             elif not is_folder:
                 paths.append(path)
             elif path != skip:
-                waiting.append((path, depth + 1))
-    return sorted(paths), sorted(left, key=lambda file: file.name)
+                pending.append((path, depth + 1))
+    return sorted(paths), sorted(left_out, key=lambda file: file.name)
 
 
 def matches(pattern: Path | str) -> list[Path]:
@@ -194,9 +196,10 @@ def matches(pattern: Path | str) -> list[Path]:
     """
     parts = Path(pattern).parts
     if "**" in parts:
-        before = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
+        fixed_parts = itertools.takewhile(lambda part: not glob.has_magic(part), parts)
         if deep := next(
-            (file.name for file in folder_files(Path(*before))[1] if file.reason == _TOO_DEEP), None
+            (file.name for file in folder_files(Path(*fixed_parts))[1] if file.reason == _TOO_DEEP),
+            None,
         ):
             raise DataError(
                 f"{pattern}: a folder is too deep ({deep[:40]}...): {_TOO_DEEP}",
@@ -238,23 +241,25 @@ def choose(
     `open_file` opens one by its name, to read small descriptions and the first bytes of .json
     files.
     """
-    made = TextFiles()
+    text_files = TextFiles()
     sizes = dict(files)
     splits = _other_splits(sizes, open_file)
-    described = _described(sizes, open_file)
+    dataset_files = _dataset_files(sizes, open_file)
     for name, size in sizes.items():
-        known = kind_of(name, open_file) if size else kind(name)
+        file_kind = kind_of(name, open_file) if size else kind(name)
         path = PurePosixPath(name)
         if splits and (
-            split := next((splits[one] for one in (path, *path.parents) if one in splits), "")
+            split := next(
+                (splits[ancestor] for ancestor in (path, *path.parents) if ancestor in splits), ""
+            )
         ):
-            why = split
+            reason = split
         elif not size:
-            why = "it is empty"
+            reason = "it is empty"
         elif form == "text":
-            why, known = "", "text"
+            reason, file_kind = "", "text"
         elif path.name in _DESCRIPTIONS:
-            why = "it describes a data set and holds no text"
+            reason = "it describes a data set and holds no text"
         elif (
             path.suffix in (".bin", ".sums")
             and f"{path.with_suffix('')}.idx" in sizes
@@ -262,37 +267,37 @@ def choose(
         ):
             continue  # read with its .idx
         elif path.suffix == ".bin" and form in ("auto", "megatron"):
-            why = f"its index {path.with_suffix('.idx').name} is not next to it; copy that too"
-        elif known is None:
-            why = "nothing here reads files of that ending; set data.format, or give it another"
-        elif form not in ("auto", known):
-            why = f"data.format is {form}"
+            reason = f"its index {path.with_suffix('.idx').name} is not next to it; copy that too"
+        elif file_kind is None:
+            reason = "nothing here reads files of that ending; set data.format, or give it another"
+        elif form not in ("auto", file_kind):
+            reason = f"data.format is {form}"
         elif (
-            known == "arrow"
-            and path.parent in described
-            and path.name not in described[path.parent]
+            file_kind == "arrow"
+            and path.parent in dataset_files
+            and path.name not in dataset_files[path.parent]
         ):
-            why = "it is not of the data set that the state.json next to it describes"
-        elif known == "megatron" and (companion := _companion(path, sizes)):
-            why = companion
+            reason = "it is not of the data set that the state.json next to it describes"
+        elif file_kind == "megatron" and (companion := _companion(path, sizes)):
+            reason = companion
         else:
-            why = (
+            reason = (
                 _no_lines(name, open_file)
-                if _bare(name).endswith(".json") and known == "jsonl"
+                if _bare(name).endswith(".json") and file_kind == "jsonl"
                 else ""
             )
             if (
-                known == "mediawiki"
+                file_kind == "mediawiki"
                 and form == "auto"
                 and b"<mediawiki" not in _head(name, open_file)
             ):
-                why = "it is XML and no MediaWiki dump; give text of it"
-        if why:
-            made.left_out.append(LeftOut(name, why))
+                reason = "it is XML and no MediaWiki dump; give text of it"
+        if reason:
+            text_files.left_out.append(LeftOut(name, reason))
         else:
-            made.read.append((name, str(known)))
-    made.left_out += left_out
-    return made
+            text_files.read.append((name, str(file_kind)))
+    text_files.left_out += left_out
+    return text_files
 
 
 def _companion(index: PurePosixPath, sizes: dict[str, int]) -> str:
@@ -315,9 +320,9 @@ def _companion(index: PurePosixPath, sizes: dict[str, int]) -> str:
 
 def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:
     """Choose the files of a local folder; also returns the bytes of each file."""
-    paths, others = folder_files(folder)
+    paths, left_out = folder_files(folder)
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    return choose(sizes.items(), form, lambda name: (folder / name).open("rb"), others), sizes
+    return choose(sizes.items(), form, lambda name: (folder / name).open("rb"), left_out), sizes
 
 
 def _other_splits(
@@ -333,8 +338,8 @@ def _other_splits(
             splits = _json(name, open_file).get("splits")
             names = [str(split) for split in splits] if isinstance(splits, list) else []
             if "train" in names:
-                why = "it is of another split than train; name its folder to read it"
-                reasons |= {path.parent / split: why for split in names if split != "train"}
+                reason = "it is of another split than train; name its folder to read it"
+                reasons |= {path.parent / split: reason for split in names if split != "train"}
     by_folder: dict[PurePosixPath, dict[PurePosixPath, str]] = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -342,12 +347,12 @@ def _other_splits(
             by_folder.setdefault(path.parent, {})[path] = match[1]
     for splits in by_folder.values():
         if "train" in splits.values():
-            why = "by its name it is of another split than train; name the file to read it"
-            reasons |= {path: why for path, split in splits.items() if split != "train"}
+            reason = "by its name it is of another split than train; name the file to read it"
+            reasons |= {path: reason for path, split in splits.items() if split != "train"}
     return reasons
 
 
-def _described(
+def _dataset_files(
     sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]
 ) -> dict[PurePosixPath, set[str]]:
     """The data files of each folder that was saved by `datasets`."""
@@ -374,11 +379,11 @@ def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
 
 def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:
     """A key of ENDINGS, by the file's ending, and for .json also by its first bytes."""
-    known = kind(name)
-    if known == "jsonl" and _bare(name).endswith(".json"):
+    file_kind = kind(name)
+    if file_kind == "jsonl" and _bare(name).endswith(".json"):
         head = _head(name, open_file).removeprefix(b"\xef\xbb\xbf").lstrip()
-        return "json" if head.startswith(b"[") else known
-    return known
+        return "json" if head.startswith(b"[") else file_kind
+    return file_kind
 
 
 def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
@@ -408,13 +413,13 @@ def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
     if not head:
         return ""
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    line, end, rest = head.partition(b"\n")
+    line, end, remainder = head.partition(b"\n")
     if not end and len(head) >= _HEAD - 3:
         return ""  # a long line
     try:
-        whole = isinstance(parse_json(line), dict)
+        is_whole_object = isinstance(parse_json(line), dict)
     except ValueError:
-        whole = False
-    if whole and rest.strip():
+        is_whole_object = False
+    if is_whole_object and remainder.strip():
         return ""
     return "it is one JSON value; write a record a line, as .jsonl"

@@ -19,7 +19,7 @@ REFERENCES = ("start", "none")
 """Words of train.dpo.reference that are no folder."""
 
 
-def _chosen(schema: dict[str, Any]) -> None:
+def _drop_default(schema: dict[str, Any]) -> None:
     """Remove the default of a field that loading chooses by the machines."""
     schema.pop("default", None)
 
@@ -34,10 +34,10 @@ _SPELLINGS = {"rope_type": "type", "rope_theta": "theta"}
 """transformers' own names of keys of model.rope."""
 
 
-def _spelled(schema: dict[str, Any]) -> None:
+def _allow_aliases(schema: dict[str, Any]) -> None:
     """Allow transformers' own names too."""
     schema["properties"] |= {
-        theirs: schema["properties"][ours] for theirs, ours in _SPELLINGS.items()
+        alias: schema["properties"][canonical_key] for alias, canonical_key in _SPELLINGS.items()
     }
 
 
@@ -46,7 +46,7 @@ class RopeSection(Section):
     them (docs/data.md).
     """
 
-    model_config = ConfigDict(json_schema_extra=_spelled)
+    model_config = ConfigDict(json_schema_extra=_allow_aliases)
 
     type: Literal["default", "linear", "yarn", "llama3"] | None = None
     """Scaling of the positions, by transformers' names (rope_type): `yarn` needs the fewest steps,
@@ -79,19 +79,19 @@ class RopeSection(Section):
     def _by_our_names(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        for theirs, ours in _SPELLINGS.items():
-            if theirs in value and value.get(ours, value[theirs]) != value[theirs]:
+        for alias, canonical_key in _SPELLINGS.items():
+            if alias in value and value.get(canonical_key, value[alias]) != value[alias]:
                 raise ValueError(
-                    f"{ours} and {theirs} are one key with two values; give one of them"
+                    f"{canonical_key} and {alias} are one key with two values; give one of them"
                 )
-        return {_SPELLINGS.get(key, key): each for key, each in value.items()}
+        return {_SPELLINGS.get(key, key): item for key, item in value.items()}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings by transformers' names, without those that were left out."""
-        theirs = {ours: name for name, ours in _SPELLINGS.items()}
+        aliases = {canonical_key: name for name, canonical_key in _SPELLINGS.items()}
         return {
-            theirs.get(key, key): value
+            aliases.get(key, key): value
             for key, value in self.model_dump().items()
             if value is not None
         }
@@ -168,7 +168,7 @@ class Parallel(Section):
 
     More is faster and needs more memory.
     """
-    sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
+    sequence_parallel: bool = Field(False, json_schema_extra=_drop_default)
     """Also divide the activations between tensor-parallel layers, along the sequence: less memory;
     needs tp > 1. Default: true if engine nxd needs it (bf16).
     """
@@ -308,7 +308,7 @@ class Validation(Section):
         return value
 
     @property
-    def chosen(self) -> dict[str, float | str]:
+    def selection(self) -> dict[str, float | str]:
         """The settings that decide which text is held out."""
         choices = {"fraction": self.fraction, "path": self.path, "split": self.split}
         return {key: value for key, value in choices.items() if value is not None}
@@ -332,8 +332,8 @@ def parts(split: str) -> tuple[float, float, float]:
         raise ValueError(
             "it leaves nothing for training or validation; give both a part, such as 980,10,10"
         )
-    whole = sum(numbers)
-    return numbers[0] / whole, numbers[1] / whole, numbers[2] / whole
+    total = sum(numbers)
+    return numbers[0] / total, numbers[1] / total, numbers[2] / total
 
 
 class Profile(Section):
@@ -359,7 +359,7 @@ class BatchRamp(Section):
 class Train(Section):
     """The training run itself."""
 
-    engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
+    engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_drop_default)
     """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one
     for the machines, nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine.
     """
@@ -379,7 +379,7 @@ class Train(Section):
     """Train on at least so many tokens (300000000, 2e9, `2B`), instead of steps: as many steps as
     they take.
     """
-    global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
+    global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_drop_default)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size;
     default: the least from 8 on, or, on AWS if `parallel` is also left out, the least that keeps
     the machines busy.
@@ -392,7 +392,7 @@ class Train(Section):
     """Choose the global batch up to this one at which the machines train most tokens a second,
     instead of global_batch_size; with a given mesh, the largest multiple that it takes.
     """
-    seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
+    seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_drop_default)
     """Tokens per sequence, at most what the model has positions for (dpo: of a row, which holds
     both answers of a pair, each with its prompt, so that one takes at most half); default: 4096, or
     as many as a model in a local folder has.
@@ -409,7 +409,7 @@ class Train(Section):
     """AdamW's decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
-    weight_decay: float = Field(0.1, ge=0, json_schema_extra=_chosen)
+    weight_decay: float = Field(0.1, ge=0, json_schema_extra=_drop_default)
     """Decoupled weight decay; norms and biases are exempt.
 
     Default: 0.1, or 0 with train.adapter.
@@ -480,29 +480,32 @@ class Train(Section):
 
     def batch_at(self, samples: int) -> int:
         """The global batch that follows a number of consumed samples."""
-        ramp, whole = self.batch_ramp, self.global_batch_size
+        ramp, full_batch = self.batch_ramp, self.global_batch_size
         if ramp is None or samples >= ramp.samples:
-            return whole
-        increments = (whole - ramp.start) // ramp.increment
+            return full_batch
+        increments = (full_batch - ramp.start) // ramp.increment
         return ramp.start + samples * increments // ramp.samples * ramp.increment
 
     def batches(self, steps: int | None = None, samples: int = 0) -> list[tuple[int, int]]:
         """(steps, samples of each) of the run's first `steps` after `samples`, for every stretch
         with one batch.
         """
-        left, out = self.steps if steps is None else steps, []
-        while left > 0:
+        remaining_steps, out = self.steps if steps is None else steps, []
+        while remaining_steps > 0:
             size, ramp = self.batch_at(samples), self.batch_ramp
-            count = left
+            count = remaining_steps
             if ramp is not None and samples < ramp.samples:
                 increments = (self.global_batch_size - ramp.start) // ramp.increment
-                done = (size - ramp.start) // ramp.increment
-                until = -(
-                    -(done + 1) * ramp.samples // max(1, increments)
+                completed_increments = (size - ramp.start) // ramp.increment
+                next_increment_at = -(
+                    -(completed_increments + 1) * ramp.samples // max(1, increments)
                 )  # the first sample of the next size
-                count = min(left, max(1, -(-(min(until, ramp.samples) - samples) // size)))
+                count = min(
+                    remaining_steps,
+                    max(1, -(-(min(next_increment_at, ramp.samples) - samples) // size)),
+                )
             out.append((count, size))
-            left, samples = left - count, samples + count * size
+            remaining_steps, samples = remaining_steps - count, samples + count * size
         return out
 
     @property
@@ -512,11 +515,11 @@ class Train(Section):
 
     def steps_for(self, samples: int) -> int:
         """The fewest steps that read so many sequences."""
-        steps = seen = 0
+        steps = sample_count = 0
         for count, size in self.batches(samples):
-            if (needed := -(-(samples - seen) // size)) <= count:
-                return steps + max(0, needed)
-            steps, seen = steps + count, seen + count * size
+            if (needed_steps := -(-(samples - sample_count) // size)) <= count:
+                return steps + max(0, needed_steps)
+            steps, sample_count = steps + count, sample_count + count * size
         return steps
 
     @property

@@ -34,7 +34,7 @@ Seconds = Annotated[
 ]
 
 
-_MANY = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbt]?)")
 
 
@@ -47,7 +47,7 @@ def count(value: Any) -> Any:
     match = _COUNT.fullmatch(value.strip().lower())
     if not match:
         raise ValueError("a number of tokens looks like 2000000000, 2e9, '2B' or '500M'")
-    return int(Decimal(match[1].replace("_", "")) * _MANY[match[2]])
+    return int(Decimal(match[1].replace("_", "")) * _COUNT_SUFFIXES[match[2]])
 
 
 Count = Annotated[
@@ -59,12 +59,12 @@ Count = Annotated[
 
 def spell(value: float) -> str:
     """Format seconds: `42 s`, `3 min 05 s`, `2 h 10 min`."""
-    whole = round(value)
-    if whole < 60:
-        return f"{value:.1f} s" if value < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    whole_seconds = round(value)
+    if whole_seconds < 60:
+        return f"{value:.1f} s" if value < 10 else f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"
 
 
 def spell_age(seconds: float) -> str:
@@ -75,7 +75,7 @@ def spell_age(seconds: float) -> str:
     return f"{max(0, seconds):.0f} s"
 
 
-def counted(parameters: float) -> str:
+def format_parameters(parameters: float) -> str:
     """Format a number of parameters in billions, or in millions if fewer: 6.74 B, 135 M."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
 

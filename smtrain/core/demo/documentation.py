@@ -102,7 +102,7 @@ def documentation() -> Iterator[dict[str, str]]:
     """Records in Alpaca's format: what is NAME in Python, and its signature with the first
     paragraph of its docstring.
     """
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     for module in MODULES:
         try:
             public = _public(importlib.import_module(module))
@@ -110,17 +110,17 @@ def documentation() -> Iterator[dict[str, str]]:
             continue
         for name, value in public:
             path = name if module == "builtins" else f"{module}.{name}"
-            for called, one in (
+            for qualified_name, member in (
                 (path, value),
-                *((f"{path}.{method}", one) for method, one in _methods(value)),
+                *((f"{path}.{method}", member) for method, member in _methods(value)),
             ):
-                answer = described(called.rpartition(".")[2], one)
-                if answer is not None and id(one) not in seen:
-                    seen.add(id(one))
-                    yield {"instruction": f"What is {called} in Python?", "output": answer}
+                answer = describe(qualified_name.rpartition(".")[2], member)
+                if answer is not None and id(member) not in seen_ids:
+                    seen_ids.add(id(member))
+                    yield {"instruction": f"What is {qualified_name} in Python?", "output": answer}
 
 
-def described(name: str, value: Any) -> str | None:
+def describe(name: str, value: Any) -> str | None:
     """`value` as in `help()`: its signature, and the first paragraph below; None without them."""
     try:
         signature = str(inspect.signature(value))
@@ -138,12 +138,13 @@ def _public(module: ModuleType) -> list[tuple[str, Any]]:
     """Functions and classes of a module by name; attributes that a module makes on demand may warn,
     and are skipped.
     """
-    held = vars(module)
-    names = held.get("__all__") or [name for name in held if not name.startswith("_")]
+    namespace = vars(module)
+    names = namespace.get("__all__") or [name for name in namespace if not name.startswith("_")]
     return [
-        (name, held[name])
+        (name, namespace[name])
         for name in sorted(set(names))
-        if name in held and (inspect.isroutine(held[name]) or inspect.isclass(held[name]))
+        if name in namespace
+        and (inspect.isroutine(namespace[name]) or inspect.isclass(namespace[name]))
     ]
 
 
@@ -152,9 +153,9 @@ def _methods(value: Any) -> list[tuple[str, Any]]:
     if not inspect.isclass(value):
         return []
     return [
-        (name, one)
-        for name, one in sorted(vars(value).items())
+        (name, member)
+        for name, member in sorted(vars(value).items())
         if not name.startswith("_")
-        and inspect.isroutine(one)
-        and not isinstance(one, (staticmethod, classmethod))
+        and inspect.isroutine(member)
+        and not isinstance(member, (staticmethod, classmethod))
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from smtrain.core.demo import smollm2
 from smtrain.core.demo.documentation import documentation
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import home
 from smtrain.core.text import Say
@@ -72,7 +72,7 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            with doing(f"making {uri}"):
+            with spinner(f"making {uri}"):
                 makers[uri](part)
             part.rename(folder)
         except OSError:
@@ -85,7 +85,7 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
     return folder
 
 
-def described(uri: str = MODEL) -> dict[str, Any] | None:
+def demo_config(uri: str = MODEL) -> dict[str, Any] | None:
     """The config.json of a demo:// model, which need not exist yet; None for other URIs."""
     return {MODEL: {"model_type": "llama", **LLAMA}, SMOLLM2: smollm2.CONFIG}.get(uri)
 
@@ -93,7 +93,7 @@ def described(uri: str = MODEL) -> dict[str, Any] | None:
 def _write_text(folder: Path) -> None:
     """One JSON line per source file of the standard library, without its tests."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {
+    skipped_folders = {
         "test",
         "tests",
         "idle_test",
@@ -104,7 +104,7 @@ def _write_text(folder: Path) -> None:
     }
     with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
         for path in sorted(library.rglob("*.py")):
-            if skipped.isdisjoint(path.relative_to(library).parts):
+            if skipped_folders.isdisjoint(path.relative_to(library).parts):
                 text = path.read_text("utf-8", errors="replace")
                 out.write(
                     json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n"
@@ -122,12 +122,12 @@ def _write_questions(folder: Path) -> None:
                 continue
             for node in tree.body:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (
-                    said := ast.get_docstring(node)
+                    docstring := ast.get_docstring(node)
                 ):
-                    what = "class" if isinstance(node, ast.ClassDef) else "function"
-                    question = f"What is the {what} {path.stem}.{node.name} for?"
+                    kind = "class" if isinstance(node, ast.ClassDef) else "function"
+                    question = f"What is the {kind} {path.stem}.{node.name} for?"
                     out.write(
-                        json.dumps({"instruction": question, "output": said.split("\n\n")[0]})
+                        json.dumps({"instruction": question, "output": docstring.split("\n\n")[0]})
                         + "\n"
                     )
 
@@ -172,5 +172,7 @@ def save_tokenizer(documents: Iterable[str], folder: Path, *, vocabulary: int, e
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
-    wrapped(tokenizer_object=tokenizer, eos_token=end, bos_token=end).save_pretrained(folder)
+    tokenizer_class: Any = PreTrainedTokenizerFast  # transformers has no types here
+    tokenizer_class(tokenizer_object=tokenizer, eos_token=end, bos_token=end).save_pretrained(
+        folder
+    )

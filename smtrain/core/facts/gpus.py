@@ -56,7 +56,9 @@ def has_kernels(cuda: str, instance_type: str) -> bool:
     """Whether a release of CUDA ("13.0") has kernels for the GPUs of a type."""
     first, *last = _needs(instance_type).get("cuda", ["0.0"])
     release = _numbers(cuda)
-    return _numbers(first) <= release and all(release <= _numbers(one) for one in last)
+    return _numbers(first) <= release and all(
+        release <= _numbers(last_release) for last_release in last
+    )
 
 
 def is_arm(instance_type: str) -> bool:

@@ -32,7 +32,7 @@ _CPU = re.compile(r"-cpu(-|$)")
 _CUDA_RELEASE = re.compile(r"-cu(\d{2})(\d)(?:-|$)")
 
 
-def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
+def image_fault(uri: str, engine: str, instance_type: str) -> str | None:
     """The fault, with its remedy, if stage train cannot run in an image on machines of a type."""
     name = with_repository(uri).rpartition("/")[2]
     if "*" in name and (fault := _pattern_fault(name)):
@@ -92,10 +92,10 @@ def _wrong_kind(name: str, instance_type: str, remedy: str) -> str | None:
         )
     row = gpu_row(name)
     if gpu and row is not None and not row["whole"]:
-        whole = next(r for r in gpu_rows() if r["whole"])
+        full_row = next(r for r in gpu_rows() if r["whole"])
         return (
             f"{row['repository']} has no transformers, which every stage imports; build one on it"
-            f" that has, or leave it out for {whole['repository']}"
+            f" that has, or leave it out for {full_row['repository']}"
         )
     return None
 
@@ -129,11 +129,9 @@ def _wrong_gpu(name: str, instance_type: str) -> str | None:
 def _wrong_release(name: str, engine: str, instance_type: str, remedy: str) -> str | None:
     """An image whose Python, release of Neuron or torch the job cannot use."""
     images: dict[str, Any] = table("images")
-    python, ours = python_of(name), images["contents"]["pythons"]
-    if python is not None and python not in ours:
-        return (
-            f"this image has Python {_dotted(python)}, and smtrain runs on {_span(ours)}; {remedy}"
-        )
+    python, our_pythons = python_of(name), images["contents"]["pythons"]
+    if python is not None and python not in our_pythons:
+        return f"this image has Python {_format_python(python)}, and smtrain runs on {_span(our_pythons)}; {remedy}"
     if not is_neuron(instance_type):
         return None
     row = images["engines"][engine]
@@ -142,9 +140,9 @@ def _wrong_release(name: str, engine: str, instance_type: str, remedy: str) -> s
         return (
             f"this image has Neuron {release}, and engine {engine} needs {row['needs']}; {remedy}"
         )
-    if python is not None and python not in row.get("pythons", ours):
+    if python is not None and python not in row.get("pythons", our_pythons):
         return (
-            f"this image has Python {_dotted(python)}, and TorchNeuron has only"
+            f"this image has Python {_format_python(python)}, and TorchNeuron has only"
             f" {_span(row['pythons'])}; {remedy}"
         )
     torch = torch_of(name)
@@ -160,10 +158,10 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def _dotted(python: str) -> str:
+def _format_python(python: str) -> str:
     """Write 314 as 3.14."""
     return f"{python[0]}.{python[1:]}"
 
 
 def _span(pythons: list[str]) -> str:
-    return f"Python {_dotted(pythons[0])} to {_dotted(pythons[-1])}"
+    return f"Python {_format_python(pythons[0])} to {_format_python(pythons[-1])}"

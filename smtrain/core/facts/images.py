@@ -50,8 +50,8 @@ def ecr_image(uri: str) -> EcrImage | None:
 
 def of_aws(uri: str) -> bool:
     """Whether an image is in a registry of AWS's training images."""
-    named, images = ecr_image(uri), table("images")
-    return named is not None and named.account in {
+    image, images = ecr_image(uri), table("images")
+    return image is not None and image.account in {
         images["default_account"],
         *images["accounts"].values(),
     }
@@ -103,8 +103,8 @@ def in_registry(image: str, region: str) -> str:
         *images["gpu"],
         *(row for row in images["engines"].values() if "repository" in row),
     ]
-    ours = image.partition(":")[0] in {row["repository"] for row in rows}
-    return f"{_registry(region)}/{image}" if ours else image
+    repositories = image.partition(":")[0] in {row["repository"] for row in rows}
+    return f"{_registry(region)}/{image}" if repositories else image
 
 
 def gpu_image_uri(region: str, instance_type: str | None = None) -> str:
@@ -115,10 +115,10 @@ def gpu_image_uri(region: str, instance_type: str | None = None) -> str:
     kind = instance_type or ""
     row = next((row for row in gpu_rows() if row["whole"] and has_kernels(row["cuda"], kind)), None)
     if row is None or is_arm(kind):
-        needed = "for arm64" if is_arm(kind) else f"with {cuda_needed(kind)}"
+        requirement = "for arm64" if is_arm(kind) else f"with {cuda_needed(kind)}"
         raise ConfigError(
             f"compute.image: no image is known for {kind}, whose {chip_of(kind)} GPUs need one"
-            f" {needed}; give its URI",
+            f" {requirement}; give its URI",
             code="config.combination",
         )
     return f"{_registry(region)}/{row['repository']}:{row['tag']}"
@@ -144,7 +144,7 @@ def gpu_row(uri: str) -> dict[str, Any] | None:
     return next((row for row in gpu_rows() if name == f"{row['repository']}:{row['tag']}"), None)
 
 
-def unpatched(uri: str | None, today: date | None = None) -> str | None:
+def patch_fault(uri: str | None, today: date | None = None) -> str | None:
     """The fault, with its remedy, of an image that AWS no longer patches; None if AWS does.
 
     `today` is in UTC.
@@ -182,8 +182,8 @@ def _registry(region: str) -> str:
 def _near_region(region: str) -> str:
     from smtrain.core.facts.names import region_meant
 
-    near = region_meant(region)
-    return f"did you mean {near}? else " if near else ""
+    suggestion = region_meant(region)
+    return f"did you mean {suggestion}? else " if suggestion else ""
 
 
 def training_image(region: str, engine: str, instance_type: str) -> str:
@@ -268,7 +268,7 @@ def serves(uri: str, engine: str) -> bool | None:
 def image_rows() -> list[dict[str, Any]]:
     """The known tags, newest first, each with its engines."""
     images = table("images")
-    seen = [
+    engine_rows = [
         {
             "tag": row["tag"],
             "sdk": ".".join(map(str, sdk_release(row["tag"]) or ())),
@@ -279,7 +279,7 @@ def image_rows() -> list[dict[str, Any]]:
     ]
     return [
         {**row, "engines": [engine for engine in images["engines"] if serves(row["tag"], engine)]}
-        for row in (*seen, *images["tags"])
+        for row in (*engine_rows, *images["tags"])
     ]
 
 

@@ -13,10 +13,10 @@ def instance_meant(word: str) -> str | None:
     """The known instance type for a word: without `ml.`, misspelled, or the name of its chip."""
     facts = table("instances")
     rows, plain = facts["instances"], word.strip().lower()
-    known = [*rows, *facts["cpu"]]
-    for one in (plain, f"ml.{plain}"):
-        if one in known:
-            return str(one)
+    instance_types = [*rows, *facts["cpu"]]
+    for candidate in (plain, f"ml.{plain}"):
+        if candidate in instance_types:
+            return str(candidate)
     chips: dict[str, str] = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
     chips |= {
         "trainium": "ml.trn1.32xlarge",
@@ -29,29 +29,29 @@ def instance_meant(word: str) -> str | None:
         return "trn3-gen2" if "gen2" in plain else "trn3-gen1"
     if chip := next(
         (
-            one
-            for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", ""))
-            if one in chips
+            candidate
+            for candidate in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", ""))
+            if candidate in chips
         ),
         "",
     ):
         return chips[chip]
     if family := [kind for kind in rows if kind.startswith((f"{plain}.", f"ml.{plain}."))]:
         return str(family[-1])
-    return nearest(plain if plain.startswith("ml.") else f"ml.{plain}", known, cutoff=0.85)
+    return nearest(plain if plain.startswith("ml.") else f"ml.{plain}", instance_types, cutoff=0.85)
 
 
 def region_meant(word: str) -> str | None:
     """The region for a word such as `us-west2`, `us-west-2a` or `uswest2`."""
     images = table("images")
     regions = {*images["accounts"], *images["default_regions"]}
-    squeezed: dict[str, str] = {name.replace("-", ""): name for name in sorted(regions)}
+    regions_by_letters: dict[str, str] = {name.replace("-", ""): name for name in sorted(regions)}
     plain = word.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
-    for one in (plain, plain[:-1]):
-        if one in squeezed:
-            return squeezed[one]
-    near = nearest(plain, squeezed, cutoff=0.75)
-    return squeezed[near] if near else None
+    for candidate in (plain, plain[:-1]):
+        if candidate in regions_by_letters:
+            return regions_by_letters[candidate]
+    suggestion = nearest(plain, regions_by_letters, cutoff=0.75)
+    return regions_by_letters[suggestion] if suggestion else None
 
 
 def positions(uri: str) -> int | None:

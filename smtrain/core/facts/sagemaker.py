@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ENDED = ("Completed", "Failed", "Stopped")
+FINAL_STATUSES = ("Completed", "Failed", "Stopped")
 """Final values of TrainingJobStatus (API_DescribeTrainingJob)."""
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"

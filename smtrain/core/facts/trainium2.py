@@ -72,7 +72,7 @@ def _in_line(places: set[int]) -> bool:
 
 
 @cache
-def untiled(
+def first_group_off_torus(
     tp: int,
     pp: int,
     dp: int,
@@ -96,7 +96,7 @@ def untiled(
     if tp * cp * dp > host and not (tp * cp * dp % host or host % (tp * lcm(cp, ep))):
         # Every host has one and the same part of a stage, so any number of hosts is divided like
         # one of them.
-        return untiled(tp, 1, host // (tp * cp), host, per_chip, (), cp, ep)
+        return first_group_off_torus(tp, 1, host // (tp * cp), host, per_chip, (), cp, ep)
     for local in _hosts(tp, cp, pp, dp, ep, host):
         for group in local:
             if not tiles(group.members, per_chip):
@@ -118,30 +118,32 @@ def untiled(
 
 def _hosts(tp: int, cp: int, pp: int, dp: int, ep: int, host: int) -> Iterator[list[Group]]:
     """The groups of each host; hosts that are divided like an earlier one are left out."""
-    stage, seen = tp * cp * dp, set()
+    stage, seen_layouts = tp * cp * dp, set()
     for start in range(0, stage * pp, host):
-        within = start % stage
-        way = start % (tp * lcm(cp, ep)), within if within + host > stage else -1
-        if way in seen:
+        offset_in_stage = start % stage
+        way = start % (tp * lcm(cp, ep)), offset_in_stage if offset_in_stage + host > stage else -1
+        if way in seen_layouts:
             continue
-        seen.add(way)
-        found: dict[tuple[str, int, int], list[int]] = {}
+        seen_layouts.add(way)
+        groups: dict[tuple[str, int, int], list[int]] = {}
         for local in range(min(host, stage * pp - start)):
             rank = start + local
-            found.setdefault(("tensor-parallel group", rank // tp, 0), []).append(local)
+            groups.setdefault(("tensor-parallel group", rank // tp, 0), []).append(local)
             if cp > 1:
-                found.setdefault(
+                groups.setdefault(
                     ("context-parallel group", rank // (tp * cp), rank % tp), []
                 ).append(local)
-            found.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
+            groups.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
             if ep > 1:
-                found.setdefault(
+                groups.setdefault(
                     ("expert-parallel group", rank // (tp * ep), rank % tp), []
                 ).append(local)
-                same = rank % (tp * ep)  # ranks with the same experts reduce their gradients
-                found.setdefault(("group of equal experts", rank // stage, same), []).append(local)
-            found.setdefault(("pipeline group", rank % stage, 0), []).append(local)
-        yield [Group(kind, tuple(members)) for (kind, _, _), members in found.items()]
+                expert_rank = rank % (tp * ep)  # ranks with the same experts reduce their gradients
+                groups.setdefault(
+                    ("group of equal experts", rank // stage, expert_rank), []
+                ).append(local)
+            groups.setdefault(("pipeline group", rank % stage, 0), []).append(local)
+        yield [Group(kind, tuple(members)) for (kind, _, _), members in groups.items()]
 
 
 def pairs_of(pp: int, *, tied: bool, neighbours: bool = False) -> tuple[tuple[int, int], ...]:
@@ -157,8 +159,8 @@ def pairs_of(pp: int, *, tied: bool, neighbours: bool = False) -> tuple[tuple[in
 def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     """Say which chips a group would have, and which it may have."""
     chips = group.chips(per_chip)
-    shown = ", ".join(map(str, chips[:6])) + (", ..." if len(chips) > 6 else "")
-    of_chips = f"chips {shown}" if len(chips) > 1 else f"a part of chip {shown}"
+    chip_list = ", ".join(map(str, chips[:6])) + (", ..." if len(chips) > 6 else "")
+    of_chips = f"chips {chip_list}" if len(chips) > 1 else f"a part of chip {chip_list}"
     return (
         f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE}"
         " torus connects one chip, two neighbours, whole rows and columns, and rectangles of these"
@@ -166,20 +168,22 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     )
 
 
-def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int, int] | None:
+def nearest_tiling_mesh(
+    tp: int, pp: int, world: int, host: int, per_chip: int
+) -> tuple[int, int] | None:
     """The (tp, pp) most like the given ones whose groups and pairs all tile; tp divides the given
     one.
 
     A division into at least as many parts is preferred, as each part of the model is then no
     larger.
     """
-    found = [
+    meshes = [
         (low, high)
         for low in range(1, tp + 1)
         if tp % low == 0
         for high in range(1, world // low + 1)
         if world % (low * high) == 0
-        and untiled(
+        and first_group_off_torus(
             low,
             high,
             world // (low * high),
@@ -189,26 +193,28 @@ def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int
         )
         is None
     ]
-    apart = {way: log2(way[0] * way[1] / (tp * pp)) for way in found}
-    return min(found, key=lambda way: (apart[way] < 0, abs(apart[way]), -way[0]), default=None)
+    distance = {way: log2(way[0] * way[1] / (tp * pp)) for way in meshes}
+    return min(
+        meshes, key=lambda way: (distance[way] < 0, abs(distance[way]), -way[0]), default=None
+    )
 
 
-def flash_lack(seq_len: int, head_dim: int, *, masked: bool, compiled: bool) -> str | None:
+def flash_lack(seq_len: int, head_dim: int, *, has_mask: bool, is_compiled: bool) -> str | None:
     """The reason why TorchNeuron computes attention without its flash kernel, which then keeps
     every score; None if it takes the kernel.
 
     Read in a pre-release of torch-neuronx (2026-04), and not in 2.33's code: no mask, head size of
     at most 128, and queries of a multiple of 512, or of 2048 in compiled graphs.
     """
-    if masked:
+    if has_mask:
         return "the kernel takes no mask"
     if head_dim > FLASH_HEAD:
         return f"the kernel takes heads of at most {FLASH_HEAD}, and this model's have {head_dim}"
-    multiple = FLASH_LENGTHS["compiled" if compiled else "eager"]
+    multiple = FLASH_LENGTHS["compiled" if is_compiled else "eager"]
     if seq_len % multiple:
-        how = " with train.compile" if compiled else ""
+        suffix = " with train.compile" if is_compiled else ""
         return (
-            f"the kernel takes lengths of a multiple of {multiple}{how}, and train.seq_len is"
+            f"the kernel takes lengths of a multiple of {multiple}{suffix}, and train.seq_len is"
             f" {seq_len}"
         )
     return None

@@ -24,22 +24,22 @@ FIELDS = (
 )
 
 
-def agreement(request: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def agreement(request: Mapping[str, Any], other_request: Mapping[str, Any]) -> int:
     """Number of fields that agree before the first difference."""
-    equal = [_at(request, path) == _at(other, path) for path in FIELDS]
+    equal = [_at(request, path) == _at(other_request, path) for path in FIELDS]
     return equal.index(False)
 
 
-def first_difference(request: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def first_difference(request: Mapping[str, Any], other_request: Mapping[str, Any]) -> str | None:
     """The reason why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512";
     None if it would.
 
     Both are requests, or descriptions of jobs.
     """
     for path in FIELDS:
-        ours, theirs = _at(request, path), _at(other, path)
-        if ours != theirs:
-            return f"{path[-1]} {_shown(ours)} is not {_shown(theirs)}"
+        value, other_value = _at(request, path), _at(other_request, path)
+        if value != other_value:
+            return f"{path[-1]} {_format_value(value)} is not {_format_value(other_value)}"
     return None
 
 
@@ -51,5 +51,5 @@ def _at(request: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return sorted(value) if isinstance(value, (list, tuple)) else value or None
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "unset" if value is None else ", ".join(value) if isinstance(value, list) else str(value)

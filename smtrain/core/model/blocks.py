@@ -68,12 +68,12 @@ class Spec:
     name: str
     role: Role
     shape: tuple[int, ...]
-    turned: bool = False
+    is_transposed: bool = False
     """Stored with its inputs first (GPT-2's Conv1D): rows in the role are columns here."""
     expert: int | None = None
     """The one expert of the layer that has this parameter; only its expert-parallel rank holds it.
     """
-    stacked: bool = False
+    is_stacked: bool = False
     """The first dimension counts the experts of the layer; expert parallelism cuts it (gpt-oss)."""
 
     @property
@@ -85,12 +85,12 @@ class Spec:
         """Whether it multiplies, and has weight decay: vectors of all experts in one table are no
         matrix.
         """
-        return len(self.shape) - self.stacked > 1
+        return len(self.shape) - self.is_stacked > 1
 
     @property
     def of_experts(self) -> bool:
         """Whether expert parallelism divides it."""
-        return self.expert is not None or self.stacked
+        return self.expert is not None or self.is_stacked
 
 
 def block(shape: ModelShape) -> Iterator[Spec]:
@@ -100,10 +100,10 @@ def block(shape: ModelShape) -> Iterator[Spec]:
     )
 
 
-def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
+def norm(name: str, hidden_size: int, bias: bool = False) -> list[Spec]:
     """The one or two vectors of a norm."""
     kinds = ("weight", "bias") if bias else ("weight",)
-    return [Spec(f"{name}.{kind}", Role.WHOLE, (hidden,)) for kind in kinds]
+    return [Spec(f"{name}.{kind}", Role.WHOLE, (hidden_size,)) for kind in kinds]
 
 
 def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
@@ -134,7 +134,7 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     if s.experts is None:
         yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
     yield from norms("post_feedforward")
-    if s.rules.scalar:
+    if s.rules.block_scale:
         yield Spec("layer_scalar", Role.CONSTANT, (1,))
 
 
@@ -171,10 +171,10 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
             f"{names.path}.{names.parts[2]}",
             sizes.width,
         )
-        yield Spec(up, Role.EXPERTS_PAIRS, (sizes.count, s.hidden, 2 * f), stacked=True)
-        yield Spec(f"{up}_bias", Role.EXPERTS_PAIRS_BIAS, (sizes.count, 2 * f), stacked=True)
-        yield Spec(down, Role.EXPERTS_ROW, (sizes.count, f, s.hidden), stacked=True)
-        yield Spec(f"{down}_bias", Role.EXPERTS_SUM, (sizes.count, s.hidden), stacked=True)
+        yield Spec(up, Role.EXPERTS_PAIRS, (sizes.count, s.hidden, 2 * f), is_stacked=True)
+        yield Spec(f"{up}_bias", Role.EXPERTS_PAIRS_BIAS, (sizes.count, 2 * f), is_stacked=True)
+        yield Spec(down, Role.EXPERTS_ROW, (sizes.count, f, s.hidden), is_stacked=True)
+        yield Spec(f"{down}_bias", Role.EXPERTS_SUM, (sizes.count, s.hidden), is_stacked=True)
         return
     gate, up, down = names.parts
     for j in range(sizes.count):
@@ -192,12 +192,12 @@ def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[
 
 
 def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:
-    at, mixed = s.rules.linear, 2 * d.keys + d.values
-    yield Spec(f"{at}.in_proj_qkv.weight", Role.DELTA_QKV, (mixed, s.hidden))
+    at, qkv_width = s.rules.linear, 2 * d.keys + d.values
+    yield Spec(f"{at}.in_proj_qkv.weight", Role.DELTA_QKV, (qkv_width, s.hidden))
     yield Spec(f"{at}.in_proj_z.weight", Role.DELTA_ROWS, (d.values, s.hidden))
     yield Spec(f"{at}.in_proj_b.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
     yield Spec(f"{at}.in_proj_a.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
-    yield Spec(f"{at}.conv1d.weight", Role.DELTA_QKV, (mixed, 1, d.taps))
+    yield Spec(f"{at}.conv1d.weight", Role.DELTA_QKV, (qkv_width, 1, d.taps))
     yield Spec(f"{at}.A_log", Role.DELTA_HEADS, (d.value_heads,))
     yield Spec(f"{at}.dt_bias", Role.DELTA_HEADS, (d.value_heads,))
     yield Spec(f"{at}.norm.weight", Role.HEAD_NORM, (d.value_dim,))
@@ -218,7 +218,7 @@ def _neox_block(s: ModelShape) -> Iterator[Spec]:
 def _gpt2_block(s: ModelShape) -> Iterator[Spec]:
     def conv1d(name: str, role: Role, out: int, into: int) -> Iterator[Spec]:
         for spec in _linear(name, role, out, into, bias=True):
-            yield Spec(spec.name, spec.role, spec.shape[::-1], turned=len(spec.shape) == 2)
+            yield Spec(spec.name, spec.role, spec.shape[::-1], is_transposed=len(spec.shape) == 2)
 
     yield from norm("ln_1", s.hidden, bias=True)
     yield from conv1d("attn.c_attn", Role.THIRDS, 3 * s.hidden, s.hidden)

@@ -10,7 +10,7 @@ from typing import Any
 README = "README.md"
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _HUB = re.compile(r"(?:hf://)?([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@.+)?")
-_CARRIED = ("license", "license_name", "license_link", "language")
+_INHERITED_KEYS = ("license", "license_name", "license_link", "language")
 """Keys of the base model's front matter that also hold for the trained model."""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -42,13 +42,13 @@ def metadata(
     is pointed to one of `legal`, the licence files next to the weights.
     """
     base_front = front_matter(readme)
-    front: dict[str, Any] = {key: base_front[key] for key in _CARRIED if base_front.get(key)}
+    front: dict[str, Any] = {key: base_front[key] for key in _INHERITED_KEYS if base_front.get(key)}
     files = sorted(legal)
     if "license" not in front and files:
-        chosen = next(
+        license_file = next(
             (name for name in files if name.upper().startswith(("LICEN", "COPYING"))), files[0]
         )
-        front |= {"license": "other", "license_name": "see-file", "license_link": chosen}
+        front |= {"license": "other", "license_name": "see-file", "license_link": license_file}
     if base:
         front |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
     front["library_name"] = "peft" if adapter else "transformers"
@@ -57,12 +57,12 @@ def metadata(
     return front
 
 
-def card(title: str, about: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
+def card(title: str, front_matter: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
     """A whole README.md: front matter (JSON values are YAML's too), a title and paragraphs of
     Markdown.
     """
     head = "".join(
-        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in about.items()
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in front_matter.items()
     )
     return f"---\n{head}---\n\n# {title}\n\n" + "\n\n".join(paragraphs) + "\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import parse_json
 
-RESERVED = frozenset(
+RESERVED_NAMES = frozenset(
     {
         "conversation",
         "messages",
@@ -31,7 +31,7 @@ RESERVED = frozenset(
 
 def reserved_fault(names: Collection[str]) -> str | None:
     """A sentence about names that are no options of a template; None without any."""
-    wrong = sorted(RESERVED & set(names))
+    wrong = sorted(RESERVED_NAMES & set(names))
     if not wrong:
         return None
     return (

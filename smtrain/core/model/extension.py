@@ -21,7 +21,7 @@ _USUAL = {
 _NO_SETTINGS = ("rope_type", "rope_theta", ORIGINAL)
 
 
-def extended(
+def extend_rope(
     config: Mapping[str, Any], settings: Mapping[str, Any], seq_len: int
 ) -> dict[str, Any]:
     """A config.json with the rotary embeddings and the positions that `settings` (model.rope) ask
@@ -38,27 +38,27 @@ def extended(
     if _has_already(rope, settings):
         return dict(config)
     kind = settings.get("rope_type", rope.kind)
-    own = {key: rope.settings[key] for key in rules.rope_keys if key in rope.settings}
+    rope_settings = {key: rope.settings[key] for key in rules.rope_keys if key in rope.settings}
     if "rope_type" in settings:
-        own |= _USUAL.get(kind, {}) | {
+        rope_settings |= _USUAL.get(kind, {}) | {
             key: value for key, value in settings.items() if key not in _NO_SETTINGS
         }
         if ORIGINAL in KINDS[kind][0]:
-            own[ORIGINAL] = settings.get(ORIGINAL, normal.positions)
+            rope_settings[ORIGINAL] = settings.get(ORIGINAL, normal.positions)
     else:
-        own |= rope.settings
+        rope_settings |= rope.settings
     share = {"partial_rotary_factor": rope.share} if rope.share != rules.rotary_share else {}
-    written = {
+    parameters = {
         "rope_type": kind,
         "rope_theta": settings.get("rope_theta", rope.theta),
-        **own,
+        **rope_settings,
         **share,
         **rope.notes,
     }
     positions = positions_after(normal.positions, settings, seq_len)
     head_dim = normal.shape.full_head_dim or normal.shape.head_dim
-    made = read_rope({"rope_parameters": written}, rules, head_dim, positions, None)
-    return with_ropes(config, replace(normal, rope=made, positions=positions))
+    new_rope = read_rope({"rope_parameters": parameters}, rules, head_dim, positions, None)
+    return with_ropes(config, replace(normal, rope=new_rope, positions=positions))
 
 
 def positions_after(positions: int, settings: Mapping[str, Any], seq_len: int) -> int:
@@ -118,21 +118,23 @@ def longer(normal: HFConfig, length: int) -> str:
     ):
         return ""
     original = int(rope.settings.get(ORIGINAL, normal.positions / rope.settings.get("factor", 1)))
-    scaled = f", {ORIGINAL}: {original}" if rope.kind != "default" else ""
-    return f"{{type: {kind}, factor: {math.ceil(length / original)}{scaled}}}"
+    original_clause = f", {ORIGINAL}: {original}" if rope.kind != "default" else ""
+    return f"{{type: {kind}, factor: {math.ceil(length / original)}{original_clause}}}"
 
 
 def remarks_of(config: Mapping[str, Any], extension: Mapping[str, Any], seq_len: int) -> list[str]:
     """Sentences of a plan and a check about a config.json and what model.rope makes of it."""
     out = remarks(extension, seq_len)
-    before, after = described_rope(config), described_rope(extension)
-    if before != after:
-        longest, now = (one["max_position_embeddings"] for one in (before, after))
-        changed = ", ".join(
-            f"{key} {value}" for key, value in after.items() if before.get(key) != value
+    old_rope, new_rope = described_rope(config), described_rope(extension)
+    if old_rope != new_rope:
+        longest, new_longest = (
+            rope_config["max_position_embeddings"] for rope_config in (old_rope, new_rope)
+        )
+        changes = ", ".join(
+            f"{key} {value}" for key, value in new_rope.items() if old_rope.get(key) != value
         )
         out.append(
-            f"model.rope extends the model from {longest} to {now} positions ({changed}), in the"
+            f"model.rope extends the model from {longest} to {new_longest} positions ({changes}), in the"
             " export too"
         )
     return out
@@ -151,12 +153,14 @@ def described_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     } | dict(rope.settings)
 
 
-def with_rope_of(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def with_rope_of(config: Mapping[str, Any], other_config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json of the same model with the rotary embeddings and positions of `other`."""
-    ours, theirs = normalise(config), normalise(other)
-    return with_ropes(config, replace(ours, rope=theirs.rope, positions=theirs.positions))
+    normal, other_normal = normalise(config), normalise(other_config)
+    return with_ropes(
+        config, replace(normal, rope=other_normal.rope, positions=other_normal.positions)
+    )
 
 
 def _has_already(rope: Rope, settings: Mapping[str, Any]) -> bool:
-    own = {"rope_type": rope.kind, "rope_theta": rope.theta, **rope.settings}
-    return all(own.get(key) == value for key, value in settings.items())
+    current_settings = {"rope_type": rope.kind, "rope_theta": rope.theta, **rope.settings}
+    return all(current_settings.get(key) == value for key, value in settings.items())

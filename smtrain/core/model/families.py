@@ -17,7 +17,7 @@ _FOUR_NORMS = (
 FAMILIES: dict[str, Family] = {
     f.model_type: f
     for f in (
-        Family("llama", mlp_bias="key", elsewhere=True),
+        Family("llama", mlp_bias="key", nxd_and_megatron=True),
         Family(
             "qwen2",
             qkv_bias="always",
@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
             o_bias="never",
             windows="always",
             max_positions=131072,
-            elsewhere=True,
+            nxd_and_megatron=True,
             defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         ),
         Family(
@@ -134,7 +134,7 @@ FAMILIES: dict[str, Family] = {
             local_theta=("rope_local_base_freq", 10000.0),
             max_positions=131072,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
-            only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
+            allowed_values={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
             scales={
                 "query": ("query_pre_attn_scalar", 256),
                 "cap": ("final_logit_softcapping", None),
@@ -163,7 +163,7 @@ FAMILIES: dict[str, Family] = {
             last_full=True,
             full_sizes=True,
             value_norm=True,
-            scalar=True,
+            block_scale=True,
             score_scale=1.0,
             root_embedding=True,
             block_norms=_FOUR_NORMS,
@@ -172,7 +172,7 @@ FAMILIES: dict[str, Family] = {
             rope_default={"rope_type": "proportional", "partial_rotary_factor": 0.25},
             max_positions=131072,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
-            only={"use_bidirectional_attention": (None, "vision")},
+            allowed_values={"use_bidirectional_attention": (None, "vision")},
             refused={
                 "hidden_size_per_layer_input": (
                     256,
@@ -205,7 +205,7 @@ FAMILIES: dict[str, Family] = {
             rotary_share=0.25,
             rope_notes=("mrope_section", "mrope_interleaved"),
             max_positions=32768,
-            only={"attn_output_gate": True},
+            allowed_values={"attn_output_gate": True},
             ignored=("mtp.", "visual.", "model.visual."),
             since=5,
             defaults={"head_dim": 256, "num_key_value_heads": 4, "linear_conv_kernel_dim": 4}
@@ -217,7 +217,7 @@ FAMILIES: dict[str, Family] = {
             megatron=True,
             qk_norm="head",
             max_positions=32768,
-            only={"use_sliding_window": False},
+            allowed_values={"use_sliding_window": False},
             experts=ExpertNames(width="moe_intermediate_size"),
             defaults={
                 "num_key_value_heads": 4,
@@ -261,7 +261,7 @@ FAMILIES: dict[str, Family] = {
             }
             | {"original_max_position_embeddings": 4096},
             eps=("rms_norm_eps", 1e-5),
-            only={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+            allowed_values={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
             experts=ExpertNames(
                 "mlp.router",
                 parts=("gate_up_proj", "gate_up_proj", "down_proj"),
@@ -289,7 +289,7 @@ FAMILIES: dict[str, Family] = {
             rotary_share=0.25,
             norm_bias=True,
             mlp_bias="always",
-            elsewhere=True,
+            nxd_and_megatron=True,
             module_names={
                 "lm_head.weight": "embed_out.weight"
             },  # transformers 5 renamed the module, not the file
@@ -309,14 +309,14 @@ FAMILIES: dict[str, Family] = {
             block_norms=("ln_1", "ln_2"),
             positions="wpe",
             norm_bias=True,
-            elsewhere=True,
+            nxd_and_megatron=True,
             qkv_bias="always",
             o_bias="always",
             mlp_bias="always",
             max_positions=1024,
             eps=("layer_norm_epsilon", 1e-5),
             activation=("activation_function", "gelu_new"),
-            only={
+            allowed_values={
                 "scale_attn_weights": True,
                 "scale_attn_by_inverse_layer_idx": False,
                 "add_cross_attention": False,
@@ -335,7 +335,7 @@ FAMILIES: dict[str, Family] = {
                 "num_attention_heads": "n_head",
             }
             | {"max_position_embeddings": "n_positions"},
-            bare=True,  # the first files, openai-community/gpt2 among them
+            unprefixed=True,  # the first files, openai-community/gpt2 among them
         ),
     )
 }

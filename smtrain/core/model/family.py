@@ -70,7 +70,7 @@ class Family:
     norm_bias: bool = False
     module_names: Mapping[str, str] = field(default_factory=dict)
     """transformers' name -> the file's, if they differ."""
-    bare: bool = False
+    unprefixed: bool = False
     """Whether there are files without the prefix."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """config.json's own names of sizes; transformers reads both."""
@@ -92,7 +92,7 @@ class Family:
     """
     rope_default: Mapping[str, Any] = field(default_factory=dict)
     """Rotary embeddings of layers without a window if config.json says nothing of them."""
-    only: Mapping[str, Any] = field(default_factory=dict)
+    allowed_values: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may only have this value, which is also their default, or one of these, of
     which the first is.
     """
@@ -153,7 +153,7 @@ class Family:
     """
     value_norm: bool = False
     """A norm of values without a weight."""
-    scalar: bool = False
+    block_scale: bool = False
     """A block multiplies its output by a stored number, which is not trained."""
     score_scale: float | None = None
     """The factor of attention's scores, if it is not in config.json and not the inverse root of the
@@ -164,7 +164,7 @@ class Family:
     root_embedding: bool = False
     """The rows of ids are multiplied by the root of the hidden size, rounded to the weights' type.
     """
-    elsewhere: bool = False
+    nxd_and_megatron: bool = False
     """neuronx-distributed and the converters of Megatron's forms know it."""
     megatron: bool = False
     """Megatron-core's GPTModel computes it, unless something else is `elsewhere`."""

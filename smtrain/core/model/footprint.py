@@ -38,16 +38,16 @@ def cache_of_shape(shape: ModelShape, width: int = 2) -> float:
     return sum(count * layer(kind) for kind, count in shape.kinds.items())
 
 
-def cache_of(described: Mapping[str, Any]) -> float:
+def cache_of(config: Mapping[str, Any]) -> float:
     """`cache_bytes` of the model with this config.json in bf16; 0 if the sizes are missing."""
-    described = text_part(described)
+    config = text_part(config)
     try:
-        if described.get("model_type") in FAMILIES:
-            return cache_of_shape(ModelShape.from_config(described))
-        heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
-        kv = int(described.get("num_key_value_heads") or heads)
-        size = int(described.get("head_dim") or hidden // heads)
-        return cache_bytes(int(described["num_hidden_layers"]), kv, size)
+        if config.get("model_type") in FAMILIES:
+            return cache_of_shape(ModelShape.from_config(config))
+        heads, hidden_size = int(config["num_attention_heads"]), int(config["hidden_size"])
+        kv = int(config.get("num_key_value_heads") or heads)
+        size = int(config.get("head_dim") or hidden_size // heads)
+        return cache_bytes(int(config["num_hidden_layers"]), kv, size)
     except (CheckpointError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return 0.0
 
@@ -73,14 +73,14 @@ With 1,024 rows on an H200 it ran at 534 TFLOP/s; products without the sums ran 
 """
 
 
-def loss_rows(tokens: int, hidden: int, columns: int, device: str) -> int:
+def loss_rows(tokens: int, hidden_size: int, columns: int, device: str) -> int:
     """Rows of a piece of the loss of so many tokens, whose logits have `columns` on a rank.
 
     The rule of Liger and of torch.nn.LinearCrossEntropyOptions: logits of a piece take about the
     memory of all hidden states, rounded up to a power of two. `LOSS_ROWS` bounds it from below,
     because each piece moves the whole weight.
     """
-    share = -(-tokens // -(-columns // hidden))
+    share = -(-tokens // -(-columns // hidden_size))
     return max(LOSS_ROWS.get(device, LOSS_ROWS["cuda"]), 1 << (share - 1).bit_length())
 
 
@@ -105,6 +105,6 @@ def is_loss_scale(value: Any) -> bool:
     return right and all(type(n) is int and n >= 0 for n in counts)
 
 
-IGNORED = -100
+IGNORED_LABEL = -100
 """The label of a position without loss, as in torch and transformers (torch.nn.CrossEntropyLoss).
 """

@@ -94,9 +94,9 @@ class HFConfig:
             return {}
         if self.local_rope is None:
             return {False: self.rope}
-        both = {False: self.rope, True: self.local_rope}
+        ropes_by_sliding = {False: self.rope, True: self.local_rope}
         return {
-            sliding: both[sliding]
+            sliding: ropes_by_sliding[sliding]
             for sliding in sorted({window is not None for window in self.windows})
         }
 
@@ -135,19 +135,19 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     eps = config.get(key, default)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
         raise CheckpointError(f"config.json has {key} = {eps!r}: it must be a number from 0 to 1")
-    called, usual = shape.rules.activation
-    activation = config.get(called, usual)
+    activation_key, usual = shape.rules.activation
+    activation = config.get(activation_key, usual)
     if activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json has {called} = {activation!r}, which smtrain does not know: it knows"
+            f"config.json has {activation_key} = {activation!r}, which smtrain does not know: it knows"
             f" {', '.join(ACTIVATIONS)}"
         )
-    for other, plain in shape.rules.only.items():
-        allowed = plain if isinstance(plain, tuple) else (plain, None if plain is False else plain)
-        if config.get(other, allowed[0]) not in allowed:
+    for setting, plain in shape.rules.allowed_values.items():
+        options = plain if isinstance(plain, tuple) else (plain, None if plain is False else plain)
+        if config.get(setting, options[0]) not in options:
             raise CheckpointError(
-                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only"
-                f" {' or '.join(map(str, dict.fromkeys(allowed if allowed is plain else allowed[:1])))}"
+                f"config.json has {setting} = {config[setting]!r}, which smtrain does not train: only"
+                f" {' or '.join(map(str, dict.fromkeys(options if options is plain else options[:1])))}"
                 " will do"
             )
     rope, local = _ropes(config, shape, positions) if shape.positions is None else (None, None)
@@ -183,10 +183,10 @@ def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
         )
     if isinstance(aux, bool) or not isinstance(aux, (int, float)) or not 0 <= aux < math.inf:
         raise CheckpointError(f"config.json has {key} = {aux!r}: it must be a number of at least 0")
-    normalised = (
+    is_normalised = (
         bool(config.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
     )
-    return Routing(normalised, float(aux))
+    return Routing(is_normalised, float(aux))
 
 
 def _ropes(
@@ -195,8 +195,10 @@ def _ropes(
     """The rotary embeddings, and those of layers with a window if they have their own."""
     rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
 
-    def read(some: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim) -> Rope:
-        return read_rope({**plain, **some}, rules, head_dim, positions, usual)
+    def read(
+        settings: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim
+    ) -> Rope:
+        return read_rope({**plain, **settings}, rules, head_dim, positions, usual)
 
     old = {key: config[key] for key in KEYS if key in config}
     if (
@@ -232,14 +234,14 @@ def _ropes(
         read(new[0] or old, rules.theta, shape.full_head_dim or shape.head_dim),
         read(new[1] or thetas, usual),
     ]
-    for named, said, rope, base in (
+    for new_settings, old_settings, rope, base in (
         (new[0], old, ropes[0], rules.theta),
         (new[1], thetas, ropes[1], usual),
     ):
         if (
-            named
-            and {*said} & {"rope_theta", "rope_scaling"}
-            and read({"rope_theta": rope.theta, **said}, base) != rope
+            new_settings
+            and {*old_settings} & {"rope_theta", "rope_scaling"}
+            and read({"rope_theta": rope.theta, **old_settings}, base) != rope
         ):
             raise CheckpointError(
                 "config.json has other rotary embeddings in rope_parameters than in rope_theta,"
@@ -320,7 +322,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         shape.rules.activation[0]: normal.activation,
         "max_position_embeddings": normal.positions,
-        **_written(normal),
+        **_rope_entries(normal),
     }
     if shape.family == "gpt_neox":
         for key in ("num_key_value_heads", "head_dim"):
@@ -337,7 +339,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     if shape.rules.linear is not None:
         out["layer_types"] = [FULL if kind.delta is None else LINEAR for kind in shape.by_layer]
     if shape.rules.rotates_some:
-        out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
+        out["no_rope_layers"] = [int(uses_rope) for uses_rope in normal.rotated]
     out |= _full_sizes(out, shape) | _experts(normal)
     out |= {
         key: usual if usual is None else type(usual)()
@@ -352,7 +354,7 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     normal = normalise(config)
     if normal.rope is None:
         return copy.deepcopy(dict(config))
-    out = _without_rope(config) | _written(normal)
+    out = _without_rope(config) | _rope_entries(normal)
     out |= _full_sizes(out, normal.shape) | _experts(normal)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
@@ -364,10 +366,10 @@ def with_ropes(config: Mapping[str, Any], normal: HFConfig) -> dict[str, Any]:
     `normal`, of its model.
     """
     key = normal.shape.rules.keys.get("max_position_embeddings", "max_position_embeddings")
-    changed = {**_written(normal), key: normal.positions}
+    changes = {**_rope_entries(normal), key: normal.positions}
     if not is_multimodal(config):
-        return for_everyone(config) | changed
-    inner = _without_rope({"model_type": normal.shape.family, **config[TEXT]}) | changed
+        return for_everyone(config) | changes
+    inner = _without_rope({"model_type": normal.shape.family, **config[TEXT]}) | changes
     return {**copy.deepcopy(dict(config)), TEXT: inner}
 
 
@@ -398,30 +400,34 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
     return {**out, "router_aux_loss_coef": routing.aux}
 
 
-def _written(normal: HFConfig) -> dict[str, Any]:
+def _rope_entries(normal: HFConfig) -> dict[str, Any]:
     """The rotary embeddings in the forms of transformers 4 and 5."""
     assert normal.rope is not None
-    out = normal.rope.written(normal.shape.family)
+    out = normal.rope.to_config(normal.shape.family)
     if normal.local_rope is None or normal.shape.rules.local_theta is None:
         if normal.shape.rules.since == 4:
             return out
-        own = (
+        share_entry = (
             {"partial_rotary_factor": normal.rope.share}
             if normal.shape.rules.rotary_share != 1
             else {}
         )
-        return {"rope_parameters": {**out["rope_parameters"], **own, **normal.rope.notes}}
-    local = normal.local_rope.written(normal.shape.family)
-    both = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
+        return {"rope_parameters": {**out["rope_parameters"], **share_entry, **normal.rope.notes}}
+    local = normal.local_rope.to_config(normal.shape.family)
+    parameters_by_kind = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
     key = normal.shape.rules.local_theta[0]
     return (
-        {"rope_parameters": both}
+        {"rope_parameters": parameters_by_kind}
         if key is None
-        else {key: normal.local_rope.theta, **out, "rope_parameters": both}
+        else {key: normal.local_rope.theta, **out, "rope_parameters": parameters_by_kind}
     )
 
 
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {ORIGINAL} if FAMILIES[str(config["model_type"])].long_rope else set()
-    other = {*KEYS, "quantization_config"}  # no quantized weights are written
-    return {key: copy.deepcopy(value) for key, value in config.items() if key not in other - kept}
+    retained_keys = {ORIGINAL} if FAMILIES[str(config["model_type"])].long_rope else set()
+    dropped_keys = {*KEYS, "quantization_config"}  # no quantized weights are written
+    return {
+        key: copy.deepcopy(value)
+        for key, value in config.items()
+        if key not in dropped_keys - retained_keys
+    }

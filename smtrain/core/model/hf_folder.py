@@ -106,7 +106,7 @@ _OF_A_STEP = ("smtrain.json", "done", "newest", "checkpoint", "user_content.pt",
 """Files of a training checkpoint that say which of its folders is complete."""
 LARGEST = 200_000_000
 """Size limit of a companion in bytes, far above any tokenizer or page."""
-_KNOWN = (
+_KNOWN_FILES = (
     *(
         "config.json",
         "adapter_config.json",
@@ -146,7 +146,7 @@ _KNOWN = (
 class Companions:
     """Files of a model's folder to copy next to weights that are written elsewhere."""
 
-    kept: tuple[str, ...]
+    copied_names: tuple[str, ...]
     left_out: dict[str, str]
     """All other files with the reason; a folder left out completely has its name with a
     slash.
@@ -154,20 +154,20 @@ class Companions:
 
 
 def companions_in(
-    sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None
+    sizes: Mapping[str, int], replacement_reasons: Mapping[str, str] | None = None
 ) -> Companions:
     """Decide for all files of a folder (relative name -> bytes) whether they are copied.
 
     The folder's weights, config.json and manifest.json are in no list, as each writer creates them.
     `replaced` has further files that are written again, with the reason.
     """
-    own = _own_weights(sizes)
+    weight_files = _own_weights(sizes)
     holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
-    kept, left_out = [], {}
+    copied_names, left_out = [], {}
     for name in sorted(sizes):
         path = PurePosixPath(name)
         holder = path.parts[0] if path.parts[0] in holding and len(path.parts) > 1 else None
-        dotted = next(
+        hidden_index = next(
             (
                 i
                 for i, part in enumerate(path.parts)
@@ -175,40 +175,44 @@ def companions_in(
             ),
             None,
         )
-        whole = "/".join(path.parts[: (dotted or 0) + 1]) + (
-            "" if dotted == len(path.parts) - 1 else "/"
+        left_out_name = "/".join(path.parts[: (hidden_index or 0) + 1]) + (
+            "" if hidden_index == len(path.parts) - 1 else "/"
         )
         weights = holder is not None or (_is_like(name, _WEIGHTS) and not _is_like(name, _STATE))
-        if weights and not own:  # files of ranks are the weights then
+        if weights and not weight_files:  # files of ranks are the weights then
             continue
         if len(path.parts) == 1 and (
-            name in _RECORDS or name in own or (not own and name in _OF_A_STEP)
+            name in _RECORDS or name in weight_files or (not weight_files and name in _OF_A_STEP)
         ):
             continue
-        if dotted is not None:
-            left_out[whole] = "a cache" if whole.endswith("__pycache__/") else "hidden"
+        if hidden_index is not None:
+            left_out[left_out_name] = (
+                "a cache" if left_out_name.endswith("__pycache__/") else "hidden"
+            )
         elif holder is not None:
             left_out[f"{holder}/"] = "weights of another form, or of another step"
-        elif replaced and name in replaced:
-            left_out[name] = replaced[name]
-        elif reason := _unwanted(name, sizes[name]):
+        elif replacement_reasons and name in replacement_reasons:
+            left_out[name] = replacement_reasons[name]
+        elif reason := _exclusion_reason(name, sizes[name]):
             left_out[name] = reason
         else:
-            kept.append(name)
-    return Companions(tuple(kept), left_out)
+            copied_names.append(name)
+    return Companions(tuple(copied_names), left_out)
 
 
 def _own_weights(names: Iterable[str]) -> set[str]:
     """The files of weights that are read from a folder: one and its index, or numbered shards of
     one format.
     """
-    held = {name for name in names if "/" not in name}
-    top = weights_in(held)
+    top_names = {name for name in names if "/" not in name}
+    top = weights_in(top_names)
     shards = {
-        name: (match[1], Path(name).suffix) for name in held if (match := _SHARD.fullmatch(name))
+        name: (match[1], Path(name).suffix)
+        for name in top_names
+        if (match := _SHARD.fullmatch(name))
     }
     if top is not None and not top.endswith(".index.json"):
-        return {top, f"{top}.index.json"} & held
+        return {top, f"{top}.index.json"} & top_names
     forms = [(Path(single).stem, Path(single).suffix) for single, _ in WEIGHTS]
     form = next(
         (f for f in forms if f in shards.values() and (top is None or top.startswith(f"{f[0]}."))),
@@ -217,7 +221,7 @@ def _own_weights(names: Iterable[str]) -> set[str]:
     return {name for name, match in shards.items() if match == form} | ({top} if top else set())
 
 
-def _unwanted(name: str, size: int) -> str | None:
+def _exclusion_reason(name: str, size: int) -> str | None:
     if name.startswith(("adapter_config.json", "adapter_model.")):
         return "an adapter, which loaders would add to the new weights"
     if _is_like(name, _STATE):
@@ -243,8 +247,8 @@ def folder_of(path: str) -> str:
     weights...); other paths as is.
     """
     head, slash, name = path.rpartition("/")
-    known = name in _KNOWN or _SHARD.fullmatch(name) is not None
-    if not known or (not slash and "://" in path):
+    is_known = name in _KNOWN_FILES or _SHARD.fullmatch(name) is not None
+    if not is_known or (not slash and "://" in path):
         return path
     if "://" not in path and not Path(path).expanduser().is_file():
         return path
@@ -257,17 +261,17 @@ def weights_in(names: Iterable[str]) -> str | None:
     The order is that of transformers' `from_pretrained`, which generates and evaluates: one file
     before an index.
     """
-    held = set(names)
-    return next((name for pair in WEIGHTS for name in pair if name in held), None)
+    present_names = set(names)
+    return next((name for pair in WEIGHTS for name in pair if name in present_names), None)
 
 
 def is_adapter(names: Iterable[str]) -> bool:
     """Whether a folder holds an adapter and no whole model."""
-    held = set(names)
+    present_names = set(names)
     return (
-        ADAPTER in held
-        and weights_in(held) is None
-        and not any(_SHARD.fullmatch(name) for name in held)
+        ADAPTER in present_names
+        and weights_in(present_names) is None
+        and not any(_SHARD.fullmatch(name) for name in present_names)
     )
 
 
@@ -280,17 +284,17 @@ def checkpoint_in(names: Iterable[str]) -> bool:
 
 def is_checkpoint_file(name: str) -> bool:
     """Whether a file, by its path in the model's folder, belongs to weights in such a folder."""
-    first, _, rest = name.partition("/")
-    if not rest:
+    first, _, inner_path = name.partition("/")
+    if not inner_path:
         return first == TRACKER
-    parts = rest.split("/")
+    parts = inner_path.split("/")
     return bool(_RANKS.fullmatch(first) and "optim" not in parts and _OF_RANKS.fullmatch(parts[-1]))
 
 
 def tokenizer_in(names: Iterable[str]) -> tuple[str, ...]:
     """The files that make the tokenizer; empty without one."""
-    held = set(names)
-    return next((files for files in TOKENIZERS if held.issuperset(files)), ())
+    present_names = set(names)
+    return next((files for files in TOKENIZERS if present_names.issuperset(files)), ())
 
 
 def is_legal(name: str) -> bool:
@@ -298,7 +302,7 @@ def is_legal(name: str) -> bool:
     return _LEGAL.fullmatch(name) is not None
 
 
-def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
+def needed_files(names: Iterable[str], weights: bool = True) -> list[str]:
     """The files of a repository that are needed to use and pass on a model, with weights in one
     format or without.
     """
@@ -310,7 +314,7 @@ def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
     for name in names:
         if name in form or ("/" not in name and _SHARD.fullmatch(name) and name.endswith(ending)):
             out += [name] if weights else []
-    along = {"config.json", *companions_in(dict.fromkeys(names, 0)).kept}
+    along = {"config.json", *companions_in(dict.fromkeys(names, 0)).copied_names}
     return out + [
         name for name in names if name in along and (name.endswith(_TEXTS) or is_legal(name))
     ]

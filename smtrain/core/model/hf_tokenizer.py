@@ -21,7 +21,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_part
 
 Say = Callable[[str], None]
-_DRAWN = ("dropout", "alpha", "nbest_size")
+_RANDOM_SETTINGS = ("dropout", "alpha", "nbest_size")
 """Attributes of a `tokenizers` model that make it random: BPE dropout, and sampling of Unigram."""
 _SWITCHES: dict[str, Any] = {
     "enable_sampling": False,
@@ -35,7 +35,7 @@ _SAMPLING = ("enable_sampling", "nbest_size", "alpha")
 _MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
 """Keys of tokenizer_config.json with several tokens."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_reported: set[Path] = set()
+_reported_folders: set[Path] = set()
 _GENERIC = "PreTrainedTokenizerFast"  # transformers 5 writes TokenizersBackend; both read this name
 
 
@@ -47,9 +47,9 @@ def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
     if out.get("tokenizer_class") == "TokenizersBackend":
         out["tokenizer_class"] = _GENERIC
     if isinstance(out.get("extra_special_tokens"), list):
-        more = out.get("additional_special_tokens") or []
+        extra_tokens = out.get("additional_special_tokens") or []
         out["additional_special_tokens"] = list(
-            dict.fromkeys([*more, *out.pop("extra_special_tokens")])
+            dict.fromkeys([*extra_tokens, *out.pop("extra_special_tokens")])
         )
     return out
 
@@ -64,7 +64,7 @@ class SettledTokenizer(NamedTuple):
     changed: bool
 
 
-def read_backend(content: bytes, said: Mapping[str, Any]) -> SettledTokenizer:
+def read_backend(content: bytes, tokenizer_config: Mapping[str, Any]) -> SettledTokenizer:
     """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens
     that it names.
 
@@ -75,12 +75,12 @@ def read_backend(content: bytes, said: Mapping[str, Any]) -> SettledTokenizer:
 
     tokenizer = Tokenizer.from_str(content.decode())
     switches = tuple(settle(tokenizer))
-    tokens = _named_tokens(tokenizer, said)
+    tokens = _named_tokens(tokenizer, tokenizer_config)
     tokenizer.add_tokens(tokens)
     return SettledTokenizer(tokenizer, switches, bool(switches or tokens))
 
 
-def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:
+def _named_tokens(tokenizer: Any, tokenizer_config: Mapping[str, Any]) -> list[Any]:
     """Tokens that tokenizer_config.json names (its eos_token...) and tokenizer.json has as pieces
     only.
 
@@ -88,17 +88,25 @@ def _named_tokens(tokenizer: Any, said: Mapping[str, Any]) -> list[Any]:
     """
     from tokenizers import AddedToken
 
-    whole = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    named = [value for key, value in said.items() if key.endswith("_token")]
+    added_tokens = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    token_values = [value for key, value in tokenizer_config.items() if key.endswith("_token")]
     for key in _MORE_TOKENS:
-        some = said.get(key)
-        named += some.values() if isinstance(some, dict) else some if isinstance(some, list) else []
+        entry = tokenizer_config.get(key)
+        token_values += (
+            entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else []
+        )
     tokens = {}
-    for token in named:
-        about = token if isinstance(token, dict) else {"content": token}
-        text = about.get("content")
-        if isinstance(text, str) and text not in whole and tokenizer.token_to_id(text) is not None:
-            flags = {key: about[key] for key in _FLAGS if isinstance(about.get(key), bool)}
+    for token in token_values:
+        token_entry = token if isinstance(token, dict) else {"content": token}
+        text = token_entry.get("content")
+        if (
+            isinstance(text, str)
+            and text not in added_tokens
+            and tokenizer.token_to_id(text) is not None
+        ):
+            flags = {
+                key: token_entry[key] for key in _FLAGS if isinstance(token_entry.get(key), bool)
+            }
             tokens[text] = AddedToken(text, **{"special": True, "normalized": False, **flags})
     return [*tokens.values()]
 
@@ -109,19 +117,22 @@ def load(folder: Path, say: Say | None = None) -> Any:
 
     What was switched off is reported to `say`, or once per process on stderr.
     """
-    tokenizer = _loaded(folder)
-    theirs: Any = getattr(tokenizer, "backend_tokenizer", None)
+    tokenizer = _load_tokenizer(folder)
+    hf_backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     switches: tuple[str, ...] = ()
-    if theirs is not None and (folder / "tokenizer.json").is_file():
-        backend = read_backend((folder / "tokenizer.json").read_bytes(), _said(folder))
-        tokenizer._tokenizer, switches = _completed(backend.tokenizer, theirs), backend.switches
-    elif theirs is not None:
-        switches = tuple(settle(theirs))
+    if hf_backend is not None and (folder / "tokenizer.json").is_file():
+        backend = read_backend((folder / "tokenizer.json").read_bytes(), _tokenizer_config(folder))
+        tokenizer._tokenizer, switches = (
+            _complete_tokenizer(backend.tokenizer, hf_backend),
+            backend.switches,
+        )
+    elif hf_backend is not None:
+        switches = tuple(settle(hf_backend))
     name_switches(folder, [*switches], say)
     return tokenizer
 
 
-def _completed(ours: Any, theirs: Any) -> Any:
+def _complete_tokenizer(file_tokenizer: Any, hf_tokenizer: Any) -> Any:
     """The tokenizer of a folder's tokenizer.json with what its tokenizer_config.json adds by
     transformers' reading.
 
@@ -129,30 +140,36 @@ def _completed(ours: Any, theirs: Any) -> Any:
     the file: Llama 2 then gets other ids for a text that begins with a space, or follows a special
     token. Data is prepared by the file.
     """
-    ours.post_processor = (
-        theirs.post_processor
+    file_tokenizer.post_processor = (
+        hf_tokenizer.post_processor
     )  # the tokens that begin a text, which add_bos_token decides
-    added = sorted(theirs.get_added_tokens_decoder().items())
-    ours.add_tokens([token for _, token in added if ours.token_to_id(token.content) is None])
-    return ours
+    added_tokens = sorted(hf_tokenizer.get_added_tokens_decoder().items())
+    file_tokenizer.add_tokens(
+        [token for _, token in added_tokens if file_tokenizer.token_to_id(token.content) is None]
+    )
+    return file_tokenizer
 
 
-def _loaded(folder: Path) -> Any:
+def _load_tokenizer(folder: Path) -> Any:
     import transformers
 
-    said = _said(folder)
-    off, _ = _settled(said)
-    changed = {key: value for key, value in for_everyone(said).items() if said.get(key) != value}
-    if not changed or int(transformers.__version__.split(".")[0]) >= 5:
+    tokenizer_config = _tokenizer_config(folder)
+    off, _ = _deterministic_overrides(tokenizer_config)
+    overrides = {
+        key: value
+        for key, value in for_everyone(tokenizer_config).items()
+        if tokenizer_config.get(key) != value
+    }
+    if not overrides or int(transformers.__version__.split(".")[0]) >= 5:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **off)
-    generic = changed.pop("tokenizer_class", None) is not None
-    if "additional_special_tokens" in changed:
-        changed["extra_special_tokens"] = {}
+    generic = overrides.pop("tokenizer_class", None) is not None
+    if "additional_special_tokens" in overrides:
+        overrides["extra_special_tokens"] = {}
     loader: Any = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
-    return loader.from_pretrained(folder, local_files_only=True, **changed, **off)
+    return loader.from_pretrained(folder, local_files_only=True, **overrides, **off)
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
     """The content of tokenizer_config.json; empty without one.
 
     Raises ValueError if it is no JSON object.
@@ -166,7 +183,7 @@ def settle(tokenizer: Any) -> list[str]:
     that were on.
     """
     off = []
-    for name in _DRAWN:
+    for name in _RANDOM_SETTINGS:
         if value := getattr(tokenizer.model, name, None):
             setattr(tokenizer.model, name, None)
             off.append(f"{name} {value:g}")
@@ -185,12 +202,12 @@ def name_switches(folder: Path, switches: list[str], say: Say | None) -> None:
     Worker processes and all ranks but the first stay silent, as each of them loads the same folder.
     """
     try:
-        switches = [*switches, *_settled(_said(folder))[1]]
+        switches = [*switches, *_deterministic_overrides(_tokenizer_config(folder))[1]]
     except ValueError:
         pass  # not JSON, which its reader reports
     folder = folder.resolve()
     first = (
-        folder not in _reported
+        folder not in _reported_folders
         and multiprocessing.parent_process() is None
         and os.environ.get("RANK", "0") == "0"
     )
@@ -200,24 +217,26 @@ def name_switches(folder: Path, switches: list[str], say: Say | None) -> None:
             " tokens, always"
         )
         (say or _to_stderr)(sentence)
-    _reported.add(folder)
+    _reported_folders.add(folder)
 
 
 def _to_stderr(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _deterministic_overrides(
+    tokenizer_config: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[str]]:
     """Overrides for the settings of a tokenizer_config.json, and the settings that were on."""
-    off = {name: value for name, value in _SWITCHES.items() if said.get(name)}
-    changed = [f"{name} {said[name]}" for name in off]
-    inner = said.get("sp_model_kwargs")
+    off = {name: value for name, value in _SWITCHES.items() if tokenizer_config.get(name)}
+    changes = [f"{name} {tokenizer_config[name]}" for name in off]
+    inner = tokenizer_config.get("sp_model_kwargs")
     if isinstance(inner, dict) and inner.get("enable_sampling"):
         off["sp_model_kwargs"] = {
             key: value for key, value in inner.items() if key not in _SAMPLING
         }
-        changed.append("sp_model_kwargs.enable_sampling True")
-    return off, changed
+        changes.append("sp_model_kwargs.enable_sampling True")
+    return off, changes
 
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:
@@ -235,15 +254,15 @@ def vocab_in(folder: Path) -> dict[str, int]:
     """
     try:
         if (folder / "tokenizer.json").is_file():
-            about = read_object(folder / "tokenizer.json")
-            listed = about["model"]["vocab"]
+            content = read_object(folder / "tokenizer.json")
+            vocab_entries = content["model"]["vocab"]
             vocab = (
-                dict(listed)
-                if isinstance(listed, dict)
-                else {entry[0]: i for i, entry in enumerate(listed)}
+                dict(vocab_entries)
+                if isinstance(vocab_entries, dict)
+                else {entry[0]: i for i, entry in enumerate(vocab_entries)}
             )
             return vocab | {
-                token["content"]: token["id"] for token in about.get("added_tokens") or ()
+                token["content"]: token["id"] for token in content.get("added_tokens") or ()
             }
         return dict(read_object(folder / "vocab.json"))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -255,21 +274,23 @@ def end_fault(folder: Path, config: Mapping[str, Any]) -> str:
     files; else empty.
     """
     try:
-        eos_id = end_of_document(_said(folder), config, vocab_in(folder).get)
+        eos_id = end_of_document(_tokenizer_config(folder), config, vocab_in(folder).get)
     except (OSError, ValueError):
         return ""
     return eos_fault(eos_id, vocabulary_of(config))
 
 
 def end_of_document(
-    said: Mapping[str, Any], config: Mapping[str, Any], id_of: Callable[[str], int | None]
+    tokenizer_config: Mapping[str, Any],
+    config: Mapping[str, Any],
+    id_of: Callable[[str], int | None],
 ) -> int | None:
     """The id that ends a document: that of tokenizer_config.json's eos_token, else config.json's
     (first) eos_token_id.
 
     `id_of` gives a token's id. None if nothing names one, or the tokenizer does not know the token.
     """
-    token = said.get("eos_token")
+    token = tokenizer_config.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     if token is not None:
@@ -309,13 +330,13 @@ def surplus_remark(vocab: Mapping[str, int], vocabulary: int | None) -> str:
     )
 
 
-def unknown_token(token: str, number: int, vocabulary: int, *, added: bool) -> str:
+def unknown_token(token: str, number: int, vocabulary: int, *, is_added: bool) -> str:
     """The reason why a text is refused whose `token` has an id that the model lacks.
 
     `added` tells a token that was added to a tokenizer from the pieces of its vocabulary.
     """
-    whose = "" if added else "; the tokenizer is that of another model"
+    owner_clause = "" if is_added else "; the tokenizer is that of another model"
     return (
         f"the token {token!r} has the id {number}, and the model has the ids 0 to {vocabulary - 1} "
-        f"(vocab_size {vocabulary}){whose}"
+        f"(vocab_size {vocabulary}){owner_clause}"
     )

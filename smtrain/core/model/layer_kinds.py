@@ -24,7 +24,7 @@ def layer_windows(
     """
     if family.windows in ("never", "always"):
         return (window,) * layers
-    kinds = named = config.get("layer_types")
+    kinds = layer_types = config.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if slides else FULL for slides in _sliding(config, family, layers)]
     if (
@@ -39,7 +39,9 @@ def layer_windows(
     if family.last_full:
         kinds = [*kinds[:-1], FULL]
     if window is None and SLIDING in kinds:
-        if named is None and (family.windows == "asked" or family.full_every == NO_FULL_LAYER):
+        if layer_types is None and (
+            family.windows == "asked" or family.full_every == NO_FULL_LAYER
+        ):
             return (None,) * layers  # these slide only if there is a window
         keys = (
             "sliding_window"
@@ -53,11 +55,11 @@ def layer_windows(
 def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
     """Whether each layer slides if config.json has no layer_types, as transformers chooses them."""
     if family.full_every is not None:
-        every = _count(config, "sliding_window_pattern", family.full_every)
-        return tuple((i + 1) % every != 0 for i in range(layers))
+        interval = _count(config, "sliding_window_pattern", family.full_every)
+        return tuple((i + 1) % interval != 0 for i in range(layers))
     if family.rotates_some:
-        return tuple(not turned for turned in rotated_layers(config, family, layers))
-    first = _count(config, "max_window_layers", 28, least=0)
+        return tuple(not uses_rope for uses_rope in rotated_layers(config, family, layers))
+    first = _count(config, "max_window_layers", 28, minimum=0)
     return tuple(i >= first for i in range(layers))
 
 
@@ -70,8 +72,8 @@ def linear_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
         return (False,) * layers
     kinds = config.get("layer_types")
     if kinds is None:
-        every = _count(config, "full_attention_interval", family.full_every or 1)
-        return tuple((i + 1) % every != 0 for i in range(layers))
+        interval = _count(config, "full_attention_interval", family.full_every or 1)
+        return tuple((i + 1) % interval != 0 for i in range(layers))
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers
@@ -90,20 +92,20 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
     """
     if not family.rotates_some:
         return (True,) * layers
-    turned = config.get("no_rope_layers")
-    if turned is None:
-        every = _count(config, "no_rope_layer_interval", 4)
-        return tuple((i + 1) % every != 0 for i in range(layers))
+    rope_flags = config.get("no_rope_layers")
+    if rope_flags is None:
+        interval = _count(config, "no_rope_layer_interval", 4)
+        return tuple((i + 1) % interval != 0 for i in range(layers))
     if (
-        not isinstance(turned, list)
-        or len(turned) != layers
-        or any(one not in (0, 1) for one in turned)
+        not isinstance(rope_flags, list)
+        or len(rope_flags) != layers
+        or any(flag not in (0, 1) for flag in rope_flags)
     ):
         raise CheckpointError(
-            f"config.json has no_rope_layers = {turned!r}: it must have a 1 (with rope) or a 0 for"
+            f"config.json has no_rope_layers = {rope_flags!r}: it must have a 1 (with rope) or a 0 for"
             f" each of the {layers} layers"
         )
-    return tuple(map(bool, turned))
+    return tuple(map(bool, rope_flags))
 
 
 def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
@@ -120,15 +122,15 @@ def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tup
             f"config.json has mlp_only_layers = {dense!r}: it must list numbers of layers, from 0"
             f" to {layers - 1}"
         )
-    every = _count(config, "decoder_sparse_step", 1)
-    return tuple(i not in dense and (i + 1) % every == 0 for i in range(layers))
+    interval = _count(config, "decoder_sparse_step", 1)
+    return tuple(i not in dense and (i + 1) % interval == 0 for i in range(layers))
 
 
-def _count(config: Mapping[str, Any], key: str, usual: int, least: int = 1) -> int:
+def _count(config: Mapping[str, Any], key: str, usual: int, minimum: int = 1) -> int:
     value = config.get(key)
     value = usual if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise CheckpointError(
-            f"config.json has {key} = {value!r}: it must be a whole number of at least {least}"
+            f"config.json has {key} = {value!r}: it must be a whole number of at least {minimum}"
         )
     return value

@@ -40,17 +40,21 @@ def with_values(
         ],
     }
 
-    def told(fault: str) -> str:
+    def add_values(fault: str) -> str:
         match = _DEGREE.search(fault)
         if match is None:
             return fault
-        *most, last = map(str, fitting[match[1]])
+        *leading_values, last = map(str, fitting[match[1]])
         values = (
-            f"1 to {last}" if match[1] == "pp" else f"{', '.join(most)} or {last}" if most else last
+            f"1 to {last}"
+            if match[1] == "pp"
+            else f"{', '.join(leading_values)} or {last}"
+            if leading_values
+            else last
         )
         return f"{fault}; {match[1]} = {values} would do"
 
-    return [told(fault) for fault in faults]
+    return [add_values(fault) for fault in faults]
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class FlatTable:
 
     entries: tuple[tuple[str, int, int], ...]
     """(name, start, numel); parameters with weight decay come first."""
-    decayed: int
+    decay_end: int
     """End of the parameters with weight decay: those of two or more dimensions."""
     size: int
 
@@ -206,10 +210,12 @@ class Layout:
         """Sets of tensor-parallel ranks that hold copies of the same key/value heads; singletons
         without copies.
         """
-        held: dict[frozenset[int], list[int]] = {}
+        ranks_by_heads: dict[frozenset[int], list[int]] = {}
         for t in range(self.tp):
-            held.setdefault(frozenset(h for h, _ in self.kv_slots(t, kv_heads)), []).append(t)
-        return tuple(tuple(ranks) for ranks in held.values())
+            ranks_by_heads.setdefault(
+                frozenset(h for h, _ in self.kv_slots(t, kv_heads)), []
+            ).append(t)
+        return tuple(tuple(ranks) for ranks in ranks_by_heads.values())
 
     def kind(self, name: str) -> ModelShape:
         """The shape of the layer that has parameter `name`; of the whole model if none has."""
@@ -220,16 +226,23 @@ class Layout:
         """The part of `name` on a tensor-parallel rank, the same on each of its stages."""
         spec = self.spec(name)
         shard = self._shard(spec.role, tp_rank, self.kind(name))
-        return replace(shard, dim=1 - shard.dim) if spec.turned and shard.dim is not None else shard
+        return (
+            replace(shard, dim=1 - shard.dim)
+            if spec.is_transposed and shard.dim is not None
+            else shard
+        )
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)
         spec = self.spec(name)
-        own = (spec.shape[0] // self.ep, *spec.shape[1:]) if spec.stacked else spec.shape
-        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(own))
+        full_shape = (spec.shape[0] // self.ep, *spec.shape[1:]) if spec.is_stacked else spec.shape
+        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(full_shape))
 
     def flat_table(
-        self, pp_rank: int, ep_rank: int | None = None, without: Collection[str] = frozenset()
+        self,
+        pp_rank: int,
+        ep_rank: int | None = None,
+        excluded_names: Collection[str] = frozenset(),
     ) -> FlatTable:
         """The flat buffer of a rank of a stage: matrices first, as only they have weight decay.
 
@@ -237,7 +250,7 @@ class Layout:
         expert-parallel ranks, and with `ep_rank` that of this rank's experts. It leaves out the
         parameters `without`.
         """
-        specs = (self.spec(name) for name in self.names(pp_rank) if name not in without)
+        specs = (self.spec(name) for name in self.names(pp_rank) if name not in excluded_names)
         if self.ep > 1:
             specs = (
                 s
@@ -245,13 +258,13 @@ class Layout:
                 if s.of_experts == (ep_rank is not None)
                 and (ep_rank or 0) in self.expert_ranks(s.name)
             )
-        entries, at, decayed = [], 0, 0
+        entries, at, decay_end = [], 0, 0
         for spec in sorted(specs, key=lambda s: not s.is_matrix):
             size = prod(self.local_shape(spec.name, 0))
             entries.append((spec.name, at, size))
             at += size
-            decayed = at if spec.is_matrix else decayed
-        return FlatTable(tuple(entries), decayed, at)
+            decay_end = at if spec.is_matrix else decay_end
+        return FlatTable(tuple(entries), decay_end, at)
 
     @cached_property
     def _specs(self) -> dict[str, Spec]:
@@ -270,20 +283,20 @@ class Layout:
         if role is Role.COLUMN or role is Role.ROW:
             return _units(0 if role is Role.COLUMN else 1, [t], s.intermediate // self.tp)
         if s.experts is not None and role in _EXPERTS:
-            dim, each = _EXPERTS[role]
-            return _units(dim, [t], each * s.experts.width // self.tp)
+            dim, multiplier = _EXPERTS[role]
+            return _units(dim, [t], multiplier * s.experts.width // self.tp)
         if s.experts is not None and role is Role.EXPERTS_GATE_UP:
             return _units(1, [t, self.tp + t], s.experts.width // self.tp)
         if role is Role.GATE_UP:
             return _units(0, [t, self.tp + t], s.intermediate // self.tp)
         if role is Role.QKV_BLOCKS:
             kv = [h for h, _ in self.kv_slots(t, s.kv_heads)]
-            own = (
+            head_blocks = (
                 self.query_heads(t, s.kv_heads),
                 (s.heads + h for h in kv),
                 (s.heads + s.kv_heads + h for h in kv),
             )
-            return _units(0, [head for block in own for head in block], s.head_dim)
+            return _units(0, [head for block in head_blocks for head in block], s.head_dim)
         if role is Role.QKV:
             return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
         if role is Role.THIRDS:
@@ -308,7 +321,7 @@ class Layout:
             return _units(1 if role is Role.DELTA_COLUMNS else 0, [t], width)
         key, value = d.keys // self.tp, d.values // self.tp
         starts = ((t * key, key), (d.keys + t * key, key), (2 * d.keys + t * value, value))
-        return _joined(0, [(start, start + width) for start, width in starts])
+        return _join_ranges(0, [(start, start + width) for start, width in starts])
 
 
 _EXPERTS = {
@@ -327,8 +340,8 @@ _DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)
 
 def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:
     if cuts is None:
-        each, extra = divmod(layers, pp)
-        sizes = [each + (p >= pp - extra) for p in range(pp)]
+        base_size, extra = divmod(layers, pp)
+        sizes = [base_size + (p >= pp - extra) for p in range(pp)]
         return tuple(sum(sizes[:p]) for p in range(pp + 1))
     starts = (0, *(c + 1 for c in cuts), layers)
     if len(starts) != pp + 1 or any(a >= b for a, b in pairwise(starts)):
@@ -353,10 +366,10 @@ def uneven(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:
 
 def _units(dim: int, units: Sequence[int], width: int, copies: int = 1) -> Shard:
     """A shard made of `units` of `width` rows or columns each."""
-    return _joined(dim, [(u * width, (u + 1) * width) for u in units], copies)
+    return _join_ranges(dim, [(u * width, (u + 1) * width) for u in units], copies)
 
 
-def _joined(dim: int, parts: Sequence[tuple[int, int]], copies: int = 1) -> Shard:
+def _join_ranges(dim: int, parts: Sequence[tuple[int, int]], copies: int = 1) -> Shard:
     """A shard of rows or columns (start, stop), neighbours joined into one range."""
     ranges: list[tuple[int, int]] = []
     for start, stop in parts:

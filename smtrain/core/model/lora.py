@@ -24,11 +24,11 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 _COLUMNS_CUT = (Role.O, Role.ROW, Role.DELTA_COLUMNS)
-STACKED = ("experts.gate_up_proj", "experts.down_proj")
+STACKED_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 """Targets: matrices of all experts of a layer as transformers 5 has them, which peft calls
 target_parameters. Gate and up share their A.
 """
-_EACH = "experts.*."
+_PER_EXPERT = "experts.*."
 """Begins targets that are linears of each expert, as transformers 4 has them; gate and up have an A
 each.
 """
@@ -60,7 +60,9 @@ class Lora:
     @property
     def of_experts(self) -> tuple[str, ...]:
         """The targets that are experts."""
-        return tuple(name for name in self.targets if name in STACKED or name.startswith(_EACH))
+        return tuple(
+            name for name in self.targets if name in STACKED_EXPERTS or name.startswith(_PER_EXPERT)
+        )
 
     @property
     def of_linears(self) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ class Lora:
     @property
     def of_each_expert(self) -> bool:
         """Whether each expert's linears are adapted, not the matrices of all experts."""
-        return any(name.startswith(_EACH) for name in self.targets)
+        return any(name.startswith(_PER_EXPERT) for name in self.targets)
 
 
 def linears(shape: ModelShape) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def linears(shape: ModelShape) -> tuple[str, ...]:
     Routers and experts are left out, as in peft with transformers 5, which has no linear modules
     for them (`expert_targets`).
     """
-    specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.turned)
+    specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.is_transposed)
     return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))
 
 
@@ -97,9 +99,9 @@ def expert_targets(shape: ModelShape) -> tuple[str, ...]:
     if shape.experts is None or names is None:
         return ()
     return (
-        STACKED
+        STACKED_EXPERTS
         if names.stacked or shape.sparse
-        else (*STACKED, *(_EACH + part for part in names.parts))
+        else (*STACKED_EXPERTS, *(_PER_EXPERT + part for part in names.parts))
     )
 
 
@@ -117,33 +119,38 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
             code="config.combination",
         )
     # A plain down_proj leaves it open, as linears have that name too.
-    stacked = any(
-        _ends(target, name) for target in STACKED for name in targets if name != "down_proj"
+    has_stacked = any(
+        _ends(target, name) for target in STACKED_EXPERTS for name in targets if name != "down_proj"
     )
-    found = {name: _named(name, plain, experts, stacked) for name in targets}
-    lost = [name for name, its in found.items() if not its]
-    if lost or not targets:
-        shown = (
-            f"{', '.join(map(repr, lost))} matches no linear layer"
-            if lost
+    matches = {name: _match_target(name, plain, experts, has_stacked) for name in targets}
+    unmatched_names = [name for name, its in matches.items() if not its]
+    if unmatched_names or not targets:
+        problem = (
+            f"{', '.join(map(repr, unmatched_names))} matches no linear layer"
+            if unmatched_names
             else "names no linear layer"
         )
-        each = ", ".join(name.removeprefix(_EACH) for name in experts if name.startswith(_EACH))
+        expert_linears = ", ".join(
+            name.removeprefix(_PER_EXPERT) for name in experts if name.startswith(_PER_EXPERT)
+        )
         of_experts = (
-            f", for experts {', '.join(STACKED)}" + f" (or {each})" * bool(each) if experts else ""
+            f", for experts {', '.join(STACKED_EXPERTS)}"
+            + f" (or {expert_linears})" * bool(expert_linears)
+            if experts
+            else ""
         )
         raise ConfigError(
-            f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take"
+            f"train.adapter.targets: {problem} of {with_article(shape.family)} model; take"
             f" {ALL_LINEAR} or some of {', '.join(plain)}{of_experts}",
             code="config.combination",
         )
-    taken = {name for its in found.values() for name in its}
-    _refuse_half(shape, taken)
-    return tuple(name for name in (*plain, *experts) if name in taken)
+    target_set = {name for its in matches.values() for name in its}
+    _refuse_half(shape, target_set)
+    return tuple(name for name in (*plain, *experts) if name in target_set)
 
 
-def _named(
-    name: str, plain: Sequence[str], experts: Sequence[str], stacked: bool
+def _match_target(
+    name: str, plain: Sequence[str], experts: Sequence[str], has_stacked: bool
 ) -> tuple[str, ...]:
     """The targets that a user's `name` means; of two kinds of experts the one in which other
     targets are `stacked`.
@@ -152,9 +159,9 @@ def _named(
         return tuple(plain)
     if name in plain or name in experts:
         return (name,)
-    if _EACH + name in experts and not (stacked and "experts." + name in STACKED):
-        return (_EACH + name,)
-    return tuple(target for target in experts if target in STACKED and _ends(target, name))
+    if _PER_EXPERT + name in experts and not (has_stacked and "experts." + name in STACKED_EXPERTS):
+        return (_PER_EXPERT + name,)
+    return tuple(target for target in experts if target in STACKED_EXPERTS and _ends(target, name))
 
 
 def _ends(target: str, name: str) -> bool:
@@ -162,24 +169,26 @@ def _ends(target: str, name: str) -> bool:
     return f".mlp.{target}".endswith(f".{name}")
 
 
-def _refuse_half(shape: ModelShape, taken: set[str]) -> None:
+def _refuse_half(shape: ModelShape, target_set: set[str]) -> None:
     """Raise `ConfigError` for experts in two forms, and for gate or up without the other."""
     names = shape.rules.experts
-    each = {name.removeprefix(_EACH) for name in taken if name.startswith(_EACH)}
-    if not each or names is None:
+    expert_linears = {
+        name.removeprefix(_PER_EXPERT) for name in target_set if name.startswith(_PER_EXPERT)
+    }
+    if not expert_linears or names is None:
         return
-    if taken & {*STACKED}:
+    if target_set & {*STACKED_EXPERTS}:
         raise ConfigError(
             "train.adapter.targets: experts are named as matrices of all"
-            f" ({', '.join(sorted(taken & {*STACKED}))}) and as linears of each"
-            f" ({', '.join(sorted(each))}); leave out the linears",
+            f" ({', '.join(sorted(target_set & {*STACKED_EXPERTS}))}) and as linears of each"
+            f" ({', '.join(sorted(expert_linears))}); leave out the linears",
             code="config.combination",
         )
-    half = [part for part in names.parts[:2] if part in each]
+    half = [part for part in names.parts[:2] if part in expert_linears]
     if len(half) == 1:
-        other = next(part for part in names.parts[:2] if part not in each)
+        other_half = next(part for part in names.parts[:2] if part not in expert_linears)
         raise ConfigError(
-            f"train.adapter.targets: {half[0]} of experts needs {other} too, because peft with"
+            f"train.adapter.targets: {half[0]} of experts needs {other_half} too, because peft with"
             " transformers 5 reads only both; name both",
             code="config.combination",
         )
@@ -237,12 +246,12 @@ class AdapterShape(ModelShape):
         for target in self.lora.of_experts:
             leaf = target.rpartition(".")[2]
             down = leaf in (names.parts[2], "down_proj")
-            into, width = (f, h) if down else (h, 2 * f if target in STACKED else f)
-            row = Role.EXPERTS_ROW if target not in STACKED else gate_up
+            into, width = (f, h) if down else (h, 2 * f if target in STACKED_EXPERTS else f)
+            row = Role.EXPERTS_ROW if target not in STACKED_EXPERTS else gate_up
             roles = (Role.EXPERTS_COLUMNS, Role.FACTOR) if down else (Role.FACTOR, row)
             module, count, rank = f"{names.path}.{leaf}", sizes.count, self.lora.rank
-            yield Spec(module + A, roles[0], (count, rank, into), stacked=True)
-            yield Spec(module + B, roles[1], (count, width, rank), stacked=True)
+            yield Spec(module + A, roles[0], (count, rank, into), is_stacked=True)
+            yield Spec(module + B, roles[1], (count, width, rank), is_stacked=True)
 
     @cached_property
     def _ends(self) -> tuple[list[Spec], list[Spec]]:  # type: ignore[override]
@@ -254,16 +263,16 @@ def stage_faults(shape: AdapterShape, pp: int, cuts: Sequence[int] = ()) -> list
     """The pipeline stages that would have nothing to train, as layers of other kinds have the
     adapted linears.
     """
-    layout, named = Layout(shape, 1, pp, cuts=cuts or None), " or ".join(shape.lora.targets)
+    layout, target_names = Layout(shape, 1, pp, cuts=cuts or None), " or ".join(shape.lora.targets)
     empty = [layout.layers(stage) for stage in range(pp) if not layout.names(stage)]
     return [
         f"train.adapter.targets: layers {layers[0]} to {layers[-1]}, a stage of parallel.pp = {pp},"
-        f" have no {named}; take {ALL_LINEAR}"
+        f" have no {target_names}; take {ALL_LINEAR}"
         for layers in empty
     ]
 
 
-def described(lora: Lora) -> dict[str, Any]:
+def lora_settings(lora: Lora) -> dict[str, Any]:
     """The settings as JSON, for a checkpoint's manifest."""
     return {
         "type": "lora",
@@ -305,31 +314,34 @@ def is_described(settings: Any) -> bool:
     return True
 
 
-def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
+def another_adapter(checkpoint_lora: Lora | None, config_lora: Lora | None) -> str | None:
     """The reason why a checkpoint with adapter `there` cannot resume with `here`; None if it can.
     Dropout may change.
     """
-    if there is None or here is None:
-        if there == here:
+    if checkpoint_lora is None or config_lora is None:
+        if checkpoint_lora == config_lora:
             return None
         return (
             "holds a LoRA adapter, and train.adapter is not set: set it as it was, or give the run"
             " another name"
-            if here is None
+            if config_lora is None
             else (
                 "holds a whole model, and train.adapter is set: give the run another name, and the"
                 " exported model as model.path"
             )
         )
-    was, now = described(there), described(here)
-    changed = [
-        f"{key} {was.get(key)} there and {now.get(key)} here"
-        for key in {**was, **now}
-        if key != "dropout" and was.get(key) != now.get(key)
+    checkpoint_settings, config_settings = (
+        lora_settings(checkpoint_lora),
+        lora_settings(config_lora),
+    )
+    changes = [
+        f"{key} {checkpoint_settings.get(key)} there and {config_settings.get(key)} here"
+        for key in {**checkpoint_settings, **config_settings}
+        if key != "dropout" and checkpoint_settings.get(key) != config_settings.get(key)
     ]
     return (
-        f"holds another adapter than train.adapter asks for ({', '.join(changed)}): set it as it"
+        f"holds another adapter than train.adapter asks for ({', '.join(changes)}): set it as it"
         " was, or give the run another name"
-        if changed
+        if changes
         else None
     )

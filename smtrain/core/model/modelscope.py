@@ -48,7 +48,7 @@ def site() -> str:
     return address if "://" in address else f"https://{address}"
 
 
-def listed(
+def list_files(
     name: str, revision: str | None = None, token: str | None = None
 ) -> tuple[str, list[RepositoryFile]]:
     """The newest commit of a branch, tag or commit (None: the main branch), and its files.
@@ -57,7 +57,7 @@ def listed(
     """
     query = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
     try:
-        with _opened(f"{site()}/api/v1/models/{quote(name)}/repo/files?{query}", token) as answer:
+        with _open_url(f"{site()}/api/v1/models/{quote(name)}/repo/files?{query}", token) as answer:
             entries = json.load(answer)["Data"]["Files"]
         blobs = [item for item in entries if item.get("Type") != "tree"]
         files = [
@@ -103,11 +103,13 @@ def fetch(
     arrive completely.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(lambda file: _one(name, file, folder / file.path, token), files):
+        for _ in pool.map(
+            lambda file: _download_file(name, file, folder / file.path, token), files
+        ):
             pass
 
 
-def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> None:
+def _download_file(name: str, file: RepositoryFile, target: Path, token: str | None) -> None:
     query = urlencode({"Revision": file.commit, "FilePath": file.path})
     part = target.with_name(f"{target.name}.part")
     part.unlink(missing_ok=True)
@@ -117,7 +119,7 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
             time.sleep(_PAUSE_S * attempt)
         have = part.stat().st_size if part.exists() else 0
         try:
-            with _opened(
+            with _open_url(
                 f"{site()}/api/v1/models/{quote(name)}/repo?{query}", token, have
             ) as answer:
                 _append(answer, part, have)
@@ -145,7 +147,7 @@ def _append(answer: Any, part: Path, have: int) -> None:
             out.write(block)
 
 
-def _opened(url: str, token: str | None, start: int = 0) -> Any:
+def _open_url(url: str, token: str | None, start: int = 0) -> Any:
     request = urllib.request.Request(url, headers={"User-Agent": "smtrain"})  # noqa: S310 - ModelScope's, or the user's own
     if start:
         request.add_header("Range", f"bytes={start}-")

@@ -17,20 +17,22 @@ def refuse_elsewhere(shape: ModelShape, form: str) -> None:
     family.
     """
     rules, megatron = shape.rules, form == "Megatron"
-    if rules.elsewhere or (megatron and rules.megatron):
+    if rules.nxd_and_megatron or (megatron and rules.megatron):
         return
     lacks = _beyond_megatron(rules) if megatron else ""
-    known = [f.model_type for f in FAMILIES.values() if f.elsewhere or (megatron and f.megatron)]
+    known_families = [
+        f.model_type for f in FAMILIES.values() if f.nxd_and_megatron or (megatron and f.megatron)
+    ]
     raise CheckpointError(
         f"{shape.family} models are not converted from or to {form}{lacks}: take a Hugging Face"
-        f" folder or a native checkpoint ({', '.join(known)} have other forms)",
+        f" folder or a native checkpoint ({', '.join(known_families)} have other forms)",
         code="checkpoint.other_model",
     )
 
 
 def megatron_lack(shape: ModelShape) -> str | None:
     """The reason why a model has no checkpoint of Megatron-core; None if it has."""
-    if shape.rules.elsewhere or shape.rules.megatron:
+    if shape.rules.nxd_and_megatron or shape.rules.megatron:
         return None
     return f"{shape.family} models have no form of Megatron{_beyond_megatron(shape.rules)}"
 
@@ -47,5 +49,5 @@ def _beyond_megatron(rules: Family) -> str:
         "layers with gated delta nets of this form": rules.linear is not None,
         "queries that grow with the position": "llama_4_scaling_beta" in rules.rope_keys,
     }
-    what = [name for name, is_so in signs.items() if is_so]
-    return f", whose library has no {' and no '.join(what)}" if what else ""
+    features = [name for name, is_so in signs.items() if is_so]
+    return f", whose library has no {' and no '.join(features)}" if features else ""

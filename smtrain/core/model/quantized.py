@@ -15,7 +15,7 @@ from smtrain.core.model.shape import LAYER, ModelShape
 
 BLOCK = 64
 """Weights that share a scale (bitsandbytes' default)."""
-NESTED = 256
+NESTED_BLOCK = 256
 """Number of blocks whose scales share one scale."""
 
 
@@ -28,7 +28,7 @@ def is_quantized(spec: Spec) -> bool:
     linear = (
         len(spec.shape) == 2
         and not spec.of_experts
-        and not spec.turned
+        and not spec.is_transposed
         and spec.role is not Role.EXPERTS_SUM
     )
     return linear and LAYER.search(spec.name) is not None
@@ -36,17 +36,17 @@ def is_quantized(spec: Spec) -> bool:
 
 def quantized_bytes(numbers: float) -> float:
     """Bytes of so many quantised weights."""
-    return numbers * (0.5 + 1 / BLOCK + 4 / BLOCK / NESTED)
+    return numbers * (0.5 + 1 / BLOCK + 4 / BLOCK / NESTED_BLOCK)
 
 
 def cut_faults(shape: ModelShape, tp: int) -> Iterator[str]:
     """The linears of which tensor parallelism would cut a block in two."""
-    layout, seen = Layout(shape, tp, 1), set[str]()
+    layout, seen_leaves = Layout(shape, tp, 1), set[str]()
     for spec in shape.specs if tp > 1 else ():
         leaf = spec.name.removesuffix(".weight").rpartition(".")[2]
-        if leaf in seen or not is_quantized(spec):
+        if leaf in seen_leaves or not is_quantized(spec):
             continue
-        seen.add(leaf)
+        seen_leaves.add(leaf)
         cuts = [cut for rank in range(tp) for cut in layout.shard(spec.name, rank).ranges]
         dim = layout.shard(spec.name, 0).dim
         width = spec.shape[1]

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from smtrain.core.files import opened
+from smtrain.core.files import open_regular_file
 from smtrain.core.model.hf_folder import ADAPTER
 from smtrain.core.model.text_part import text_part
 
@@ -27,7 +27,7 @@ _ANSWERS = (
     b"access to model",
     b"<?xml",
 )
-_PACKED = {
+_COMPRESSION_MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"7z\xbc\xaf": "7z",
@@ -38,7 +38,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip", ".7z", ".tar.bz2", ".tar.xz", ".
 _UNPACK = "unpack it, as with `tar -xf`, and name the folder that then has config.json"
 CONFIG = "config.json"
 _JSON = (".json", ".index.json")
-_AGAIN = "copy this file again from the source of the model"
+_COPY_AGAIN = "copy this file again from the source of the model"
 
 
 def archive_fault(name: str) -> str | None:
@@ -56,7 +56,7 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     """
     start = head.lstrip().lower()
     if size == 0:
-        return f"is empty; {_AGAIN}"
+        return f"is empty; {_COPY_AGAIN}"
     # First, as the length of its header may begin like a pickle or a packed file.
     if name.endswith(".safetensors") and _is_safetensors(head):
         return None
@@ -68,19 +68,19 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
             " this file"
         )
     if start.startswith(_PAGES):
-        return (
-            f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
-        )
+        return f"is a web page (HTML), not the file: the download was answered with a page; {_COPY_AGAIN}"
     if start.startswith(_ANSWERS) or (
         name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')
     ):
-        shown = " ".join(head[:60].decode("utf-8", "replace").split())
-        return f"is a server's answer ({shown}), not the file: the download was refused; {_AGAIN}"
+        excerpt = " ".join(head[:60].decode("utf-8", "replace").split())
+        return f"is a server's answer ({excerpt}), not the file: the download was refused; {_COPY_AGAIN}"
     if not head.strip(b"\0"):
-        return f"has only zero bytes at its beginning: its download or copy did not end; {_AGAIN}"
+        return (
+            f"has only zero bytes at its beginning: its download or copy did not end; {_COPY_AGAIN}"
+        )
     if archive := archive_fault(name):
         return archive
-    for magic, kind in _PACKED.items():
+    for magic, kind in _COMPRESSION_MAGIC.items():
         if head.startswith(magic):
             plain = re.sub(r"\.(gz|zst|7z|xz|bz2)$", "", PurePosixPath(name).name)
             return f"is packed with {kind}; unpack it under the name {plain}"
@@ -108,15 +108,15 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
         return f"is a GGUF file of llama.cpp; {_GGUF}"
     if head.startswith(b"\x89HDF"):
         return f"is an HDF5 file of Keras; {_OTHER_FRAMEWORK}"
-    pickled = head.startswith((b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"))
-    if name.endswith(".safetensors") and pickled:
+    is_pickle = head.startswith((b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"))
+    if name.endswith(".safetensors") and is_pickle:
         return (
             "is a file of torch.save, not of safetensors; rename it to"
             f" {stem.replace('model', 'pytorch_model')}.bin"
         )
     if name.endswith(".bin") and _is_safetensors(head):
-        own = f"{stem.replace('pytorch_model', 'model')}.safetensors"
-        return f"is a safetensors file, not one of torch.save; rename it to {own}"
+        safetensors_name = f"{stem.replace('pytorch_model', 'model')}.safetensors"
+        return f"is a safetensors file, not one of torch.save; rename it to {safetensors_name}"
     return None
 
 
@@ -125,10 +125,10 @@ def file_misfit(path: Path) -> str | None:
     exist.
     """
     if path.exists() and not path.is_file():
-        return f"{path} is no regular file; {_AGAIN}"
+        return f"{path} is no regular file; {_COPY_AGAIN}"
     try:
         size = path.stat().st_size
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             fault = misfit(path.name, file.read(HEAD), size)
     except OSError:
         return None
@@ -267,43 +267,50 @@ _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
 """Names of weights in a Hugging Face folder."""
 
 
-def folder_misfit(names: Iterable[str], shown: object) -> str | None:
+def folder_misfit(names: Iterable[str], label: object) -> str | None:
     """The fault of a folder without readable weights: its content, and the remedy; None
     if unknown.
 
     `names` are relative to the folder, `shown` is the user's name for it.
     """
-    held = list(names)
-    if not held and (archive := archive_fault(str(shown))):  # named as a folder or prefix
-        return f"{shown} {archive}"
-    if ADAPTER in held:
+    present_names = list(names)
+    if not present_names and (archive := archive_fault(str(label))):  # named as a folder or prefix
+        return f"{label} {archive}"
+    if ADAPTER in present_names:
         return (
-            f"{shown} holds an adapter, not a model; merge it into its base with "
-            f"`smtrain convert BASE TARGET --to hf --merge-adapter {shown}`"
+            f"{label} holds an adapter, not a model; merge it into its base with "
+            f"`smtrain convert BASE TARGET --to hf --merge-adapter {label}`"
         )
     weights = re.compile(r"([^/]+)/(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)")
-    inside = sorted(
+    subfolders = sorted(
         match[1]
-        for name in held
-        if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in held
+        for name in present_names
+        if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in present_names
     )
-    if inside:
-        return f"{shown} is not the model's folder itself; name {shown}/{inside[-1]}"
-    named_well = [name for name in held if _WEIGHTS.fullmatch(name)]
-    for patterns, what, remedy in _FORMS:
-        others = (name for name in held if name not in named_well)
-        fits = [name for name in others if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if subfolders:
+        return f"{label} is not the model's folder itself; name {label}/{subfolders[-1]}"
+    named_well = [name for name in present_names if _WEIGHTS.fullmatch(name)]
+    for patterns, description, remedy in _FORMS:
+        other_names = (name for name in present_names if name not in named_well)
+        fits = [
+            name for name in other_names if any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
         if fits:
-            return f"{shown} holds {what} ({fits[0]}); {remedy}"
-    if named_well and CONFIG not in held:
+            return f"{label} holds {description} ({fits[0]}); {remedy}"
+    if named_well and CONFIG not in present_names:
         return (
-            f"{shown} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model"
+            f"{label} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model"
             " next to it"
         )
     archive = next(
-        (name for name in sorted(held) if CONFIG not in held and archive_fault(name)), None
+        (
+            name
+            for name in sorted(present_names)
+            if CONFIG not in present_names and archive_fault(name)
+        ),
+        None,
     )
-    return f"{shown} holds an archive ({archive}) and no {CONFIG}; {_UNPACK}" if archive else None
+    return f"{label} holds an archive ({archive}) and no {CONFIG}; {_UNPACK}" if archive else None
 
 
 def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -316,10 +323,12 @@ def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
     if not by_pattern:
         return [], []
     (stem, total, ending), numbers = min(by_pattern.items(), key=lambda item: item[0])
-    named = {
+    shards_by_number = {
         n: f"{stem}-{n:05d}-of-{total}.{ending}" for n in range(1, min(int(total), 10_000) + 1)
     }
-    return [named[n] for n in named if n in numbers], [named[n] for n in named if n not in numbers]
+    return [shards_by_number[n] for n in shards_by_number if n in numbers], [
+        shards_by_number[n] for n in shards_by_number if n not in numbers
+    ]
 
 
 _TOOLS = {
@@ -367,14 +376,16 @@ def unreadable_quantization(config: Mapping[str, Any]) -> str | None:
 
 def quantization(config: Mapping[str, Any]) -> str | None:
     """The quantization method in a config.json; None without one."""
-    inside = text_part(config)
+    text_config = text_part(config)
     keys = ("quantization_config", "compression_config")
     settings = next(
-        filter(None, (part.get(key) for part in (config, inside) for key in keys)), None
+        filter(None, (part.get(key) for part in (config, text_config) for key in keys)), None
     )
     if not settings:
         return None
-    about = settings if isinstance(settings, Mapping) else {}
-    loads = any(str(key).startswith("load_in_") for key in about)  # older files of bitsandbytes
-    method = about.get("quant_method") or ("bitsandbytes" if loads else "")
+    method_settings = settings if isinstance(settings, Mapping) else {}
+    loads = any(
+        str(key).startswith("load_in_") for key in method_settings
+    )  # older files of bitsandbytes
+    method = method_settings.get("quant_method") or ("bitsandbytes" if loads else "")
     return _TOOLS.get(str(method), str(method)[:40] or "a method that it does not name")

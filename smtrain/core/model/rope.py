@@ -60,7 +60,7 @@ class Rope:
     theta: float
     share: float
     """The rotated share of a head, above 0 and at most 1."""
-    turned: int
+    rotary_dim: int
     """The number of rotated dimensions of a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the type, under transformers' names, with defaults filled in."""
@@ -72,9 +72,9 @@ class Rope:
 
         For type `dynamic` within the model's positions, for `longrope` within the original ones.
         """
-        plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
+        plain = [self.theta ** (-i / self.rotary_dim) for i in range(0, self.rotary_dim, 2)]
         if self.kind == "proportional":  # of the whole head: the last pairs do not turn
-            turning = int(self.share * self.turned // 2)
+            turning = int(self.share * self.rotary_dim // 2)
             plain = [f / self.settings.get("factor", 1.0) for f in plain[:turning]] + [0.0] * (
                 len(plain) - turning
             )
@@ -103,7 +103,7 @@ class Rope:
             return scale(s["mscale"]) / scale(s["mscale_all_dim"])
         return scale(1.0)
 
-    def written(self, model_type: str) -> dict[str, Any]:
+    def to_config(self, model_type: str) -> dict[str, Any]:
         """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)
         share = (
@@ -150,12 +150,12 @@ class Rope:
         return float((1 - smooth) * f / s["factor"] + smooth * f)
 
     def _yarn(self, plain: list[float]) -> list[float]:
-        s, last = self.settings, self.turned - 1
+        s, last = self.settings, self.rotary_dim - 1
 
         def dimension(turns: float) -> float:
             """The dimension that makes this number of turns over the original positions."""
             span = math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi))
-            return self.turned * span / (2 * math.log(self.theta))
+            return self.rotary_dim * span / (2 * math.log(self.theta))
 
         low, high = (
             dimension(s.get("beta_fast") or BORDERS["beta_fast"]),
@@ -183,23 +183,25 @@ def read_rope(
         _mapping(config, key, _ALSO_LONG if long else ())
         for key in ("rope_parameters", "rope_scaling")
     )
-    named = {
-        key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old))
+    parameters = {
+        key: _agree_on(key, ("rope_parameters", new), ("rope_scaling", old))
         for key in {**new, **old}
         if key != "type"
     }
-    kind = str(named.get("rope_type") or "default")
-    if kind not in (known := kinds_of(family)):
+    kind = str(parameters.get("rope_type") or "default")
+    if kind not in (known_kinds := kinds_of(family)):
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know"
-            f" for {with_article(model_type)} model: it knows {', '.join(known)}"
+            f" for {with_article(model_type)} model: it knows {', '.join(known_kinds)}"
         )
     base, part = _OLD_NAMES.get(model_type, _NAMES)
-    theta = _agreed(
-        "rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta"))
+    theta = _agree_on(
+        "rope_theta",
+        ("rope_parameters", parameters),
+        (base, _rename_key(config, base, "rope_theta")),
     )
     key = "partial_rotary_factor"
-    share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
+    share = _agree_on(key, ("rope_parameters", parameters), (part, _rename_key(config, part, key)))
     share = _number(key, family.rotary_share if share is None else share)
     if not (family.partial_rotary or kind == "proportional") and share != 1:
         raise CheckpointError(
@@ -210,10 +212,12 @@ def read_rope(
         raise CheckpointError(
             f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads"
         )
-    turned = head_dim if kind == "proportional" else int(head_dim * share)
-    settings = _settings(kind, named, config, positions, turned)
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
+    settings = _settings(kind, parameters, config, positions, rotary_dim)
     settings |= {
-        name: _number(name, named[name]) for name in family.rope_keys if named.get(name) is not None
+        name: _number(name, parameters[name])
+        for name in family.rope_keys
+        if parameters.get(name) is not None
     }
     if theta is None and usual is None:
         raise CheckpointError(
@@ -221,8 +225,8 @@ def read_rope(
             " the one that the model was trained with"
         )
     theta = _number("rope_theta", usual if theta is None else theta)
-    notes = {name: named[name] for name in family.rope_notes if name in named}
-    return Rope(kind, theta, share, turned, settings, notes)
+    notes = {name: parameters[name] for name in family.rope_notes if name in parameters}
+    return Rope(kind, theta, share, rotary_dim, settings, notes)
 
 
 def megatron_rope_lack(rope: Rope | None) -> str | None:
@@ -242,14 +246,14 @@ def megatron_rope_lack(rope: Rope | None) -> str | None:
         return None
     if rope.kind == "yarn" and s.get("attention_factor") is None and rope.share == 1:
         return None
-    which = {
+    scaling_names = {
         "llama3": "llama3 with other values than 1, 4 and 8192 positions",
         "linear": "linear with a fractional factor",
         "yarn": "yarn with an attention_factor, or for a part of a head",
     }
     return (
         "Megatron-core's GPTModel has no rotary embeddings of type"
-        f" {which.get(rope.kind, rope.kind)}"
+        f" {scaling_names.get(rope.kind, rope.kind)}"
     )
 
 
@@ -259,37 +263,43 @@ def kinds_of(family: Family) -> list[str]:
     return (
         ["default", "longrope"]
         if family.long_rope
-        else [one for one in KINDS if one not in of_others]
+        else [kind for kind in KINDS if kind not in of_others]
     )
 
 
 def _settings(
-    kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int, turned: int
+    kind: str,
+    parameters: dict[str, Any],
+    config: Mapping[str, Any],
+    positions: int,
+    rotary_dim: int,
 ) -> dict[str, Any]:
-    needed, optional = KINDS[kind]
+    needed_keys, optional = KINDS[kind]
     key = ORIGINAL
     settings = {
         name: value
-        for name, value in named.items()
-        if name in needed + optional and value is not None
+        for name, value in parameters.items()
+        if name in needed_keys + optional and value is not None
     }
-    if key in needed:
-        agreed = _agreed(
-            key, ("rope_parameters", settings), ("config.json", _renamed(config, key, key))
+    if key in needed_keys:
+        agreed_value = _agree_on(
+            key, ("rope_parameters", settings), ("config.json", _rename_key(config, key, key))
         )
-        settings[key] = (4096 if kind == "longrope" else positions) if agreed is None else agreed
+        settings[key] = (
+            (4096 if kind == "longrope" else positions) if agreed_value is None else agreed_value
+        )
     if kind == "yarn":
         settings.setdefault("factor", positions / _number(key, settings[key]))
-    missing = [name for name in needed if name not in settings]
-    if missing:
+    missing_keys = [name for name in needed_keys if name not in settings]
+    if missing_keys:
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind} and lacks"
-            f" {' and '.join(missing)}: add what the model was trained with to rope_parameters, or"
+            f" {' and '.join(missing_keys)}: add what the model was trained with to rope_parameters, or"
             " to rope_scaling"
         )
     for name, value in settings.items():
         if name in _LISTS:
-            settings[name] = _factors(name, value, turned // 2)
+            settings[name] = _factors(name, value, rotary_dim // 2)
         elif name != "truncate":
             settings[name] = _number(name, value)
     if key in settings:
@@ -307,7 +317,7 @@ def _factors(name: str, value: Any, pairs: int) -> list[float]:
             f"config.json has {name} = {str(value)[:80]} for its rotary embeddings: it must have a"
             f" number for each of the {pairs} pairs of a head that turn"
         )
-    return [_number(name, one) for one in value]
+    return [_number(name, factor) for factor in value]
 
 
 def _long_attention(settings: dict[str, Any], positions: int) -> float:
@@ -316,17 +326,17 @@ def _long_attention(settings: dict[str, Any], positions: int) -> float:
     of one's own.
     """
     original = settings[ORIGINAL]
-    extended = positions / original
+    extension = positions / original
     usual = (
-        math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1 < original else 1.0
+        math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 < original else 1.0
     )
-    given = {"factor": (settings.pop("factor", extended), extended)}
-    given["attention_factor"] = (settings.get("attention_factor", usual), usual)
-    for name, (value, wanted) in given.items():
-        if not math.isclose(value, wanted, rel_tol=1e-6):
+    factor_checks = {"factor": (settings.pop("factor", extension), extension)}
+    factor_checks["attention_factor"] = (settings.get("attention_factor", usual), usual)
+    for name, (value, expected_value) in factor_checks.items():
+        if not math.isclose(value, expected_value, rel_tol=1e-6):
             raise CheckpointError(
                 f"config.json has {name} = {value:g} for its rotary embeddings, and"
-                f" max_position_embeddings over {ORIGINAL} gives {wanted:.6g}, which transformers 4"
+                f" max_position_embeddings over {ORIGINAL} gives {expected_value:.6g}, which transformers 4"
                 f" takes: remove {name}"
             )
     return usual
@@ -347,24 +357,26 @@ def _mapping(
         k: "longrope" if k in ("type", "rope_type") and v in also_long else v
         for k, v in value.items()
     }
-    named = _agreed(
-        "rope_type", (f"{key}.rope_type", out), (f"{key}.type", _renamed(out, "type", "rope_type"))
+    rope_type = _agree_on(
+        "rope_type",
+        (f"{key}.rope_type", out),
+        (f"{key}.type", _rename_key(out, "type", "rope_type")),
     )
-    return {**out, "rope_type": named} if out else {}
+    return {**out, "rope_type": rope_type} if out else {}
 
 
-def _renamed(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
+def _rename_key(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
     return {key: config[name]} if config.get(name) is not None else {}
 
 
-def _agreed(
-    key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]
+def _agree_on(
+    key: str, first: tuple[str, Mapping[str, Any]], second: tuple[str, Mapping[str, Any]]
 ) -> Any:
     """The value of `key` in either mapping. Raises `CheckpointError` if they disagree."""
-    a, b = one[1].get(key), other[1].get(key)
+    a, b = first[1].get(key), second[1].get(key)
     if a is not None and b is not None and a != b:
         raise CheckpointError(
-            f"config.json says {key} = {a!r} ({one[0]}) and {b!r} ({other[0]}), so transformers 4"
+            f"config.json says {key} = {a!r} ({first[0]}) and {b!r} ({second[0]}), so transformers 4"
             " and 5 would build different models of it: keep what the model was trained with"
         )
     return b if a is None else a

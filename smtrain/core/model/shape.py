@@ -83,21 +83,33 @@ class ModelShape:
 
         Raises `CheckpointError` for a family or a config we cannot train.
         """
-        whole, config = config, text_part(config)
+        full_config, config = config, text_part(config)
         kind = str(config.get("model_type"))
         family = FAMILIES.get(kind)
         if family is None:
-            raise CheckpointError(refusal(whole, config, FAMILIES))
+            raise CheckpointError(refusal(full_config, config, FAMILIES))
         if fault := odd_attention(config):
             raise CheckpointError(fault)
-        named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
-        got = {**family.defaults, **named, **config}  # a null in config.json overrides the default
+        renamed_settings = {
+            smtrain_key: config[usual]
+            for usual, smtrain_key in family.keys.items()
+            if usual in config
+        }
+        got = {
+            **family.defaults,
+            **renamed_settings,
+            **config,
+        }  # a null in config.json overrides the default
 
         if fault := untrained_part(config, family):
             raise CheckpointError(fault)
 
         size = partial(read_size, got, family)
-        gpt2, hidden, layers = family.form == "gpt2", size("hidden_size"), size("num_hidden_layers")
+        gpt2, hidden_size, layers = (
+            family.form == "gpt2",
+            size("hidden_size"),
+            size("num_hidden_layers"),
+        )
         slides = family.windows in ("always", "kinds") or (
             family.windows == "asked" and got.get("use_sliding_window")
         )
@@ -111,14 +123,14 @@ class ModelShape:
             got |= full_layer_sizes(got, full)
         linear, sparse = linear_layers(got, family, layers), sparse_layers(got, family, layers)
 
-        def biased(rule: Bias, key: str) -> bool:
+        def has_bias(rule: Bias, key: str) -> bool:
             return rule == "always" or (rule == "key" and bool(got.get(key, False)))
 
         return cls(
             family=family.model_type,
-            hidden=hidden,
+            hidden=hidden_size,
             intermediate=(
-                4 * hidden
+                4 * hidden_size
                 if gpt2 and got.get("n_inner") is None
                 else size("n_inner" if gpt2 else "intermediate_size")
             ),
@@ -126,9 +138,9 @@ class ModelShape:
             **head_sizes(got, family),
             vocab=size("vocab_size"),
             tied=bool(got.get("tie_word_embeddings", False)),
-            qkv_bias=biased(family.qkv_bias, "attention_bias"),
-            o_bias=biased(family.o_bias, family.o_bias_key),
-            mlp_bias=biased(family.mlp_bias, "mlp_bias"),
+            qkv_bias=has_bias(family.qkv_bias, "attention_bias"),
+            o_bias=has_bias(family.o_bias, family.o_bias_key),
+            mlp_bias=has_bias(family.mlp_bias, "mlp_bias"),
             sliding_window=window,
             full=full,
             values_are_keys=family.full_sizes and bool(got.get("attention_k_eq_v")),
@@ -144,7 +156,7 @@ class ModelShape:
     @property
     def by_nxd(self) -> bool:
         """Whether engine nxd trains such a model; engine native trains all."""
-        return self.rules.elsewhere and self.positions is None
+        return self.rules.nxd_and_megatron and self.positions is None
 
     @property
     def rules(self) -> Family:
@@ -184,15 +196,17 @@ class ModelShape:
             return tuple(kinds[sparse] for sparse in self.sparse)
         if self.full_head_dim is None:
             return (self,) * self.layers
-        alike = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
-        some = replace(alike, values_are_keys=False)
+        base_shape = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
+        sliding_shape = replace(base_shape, values_are_keys=False)
         full = replace(
-            alike,
+            base_shape,
             head_dim=self.full_head_dim,
             kv_heads=self.full_kv_heads or self.kv_heads,
             sliding_window=None,
         )
-        return tuple(full if sees_all else some for sees_all in self.full or (True,) * self.layers)
+        return tuple(
+            full if sees_all else sliding_shape for sees_all in self.full or (True,) * self.layers
+        )
 
     @cached_property
     def kinds(self) -> Counter[ModelShape]:
@@ -224,12 +238,12 @@ class ModelShape:
         return first, last
 
     def numbers(
-        self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT
+        self, is_counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT
     ) -> int:
         """Size of the parameters that are `counted`; one layer of each kind is multiplied."""
-        ends = sum(s.size for part in self._ends for s in part if counted(s))
+        ends = sum(s.size for part in self._ends for s in part if is_counted(s))
         return ends + sum(
-            n * sum(s.size for s in kind.layer if counted(s)) for kind, n in self.kinds.items()
+            n * sum(s.size for s in kind.layer if is_counted(s)) for kind, n in self.kinds.items()
         )
 
     @property
@@ -285,7 +299,7 @@ class ModelShape:
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""
         family = self.rules
-        bare = [name.removeprefix(f"{family.prefix}.")] if family.bare else []
+        bare = [name.removeprefix(f"{family.prefix}.")] if family.unprefixed else []
         return [*bare, *(module for module, file in family.module_names.items() if file == name)]
 
     def parameters(self) -> int:
@@ -315,18 +329,18 @@ class ModelShape:
         the state's update, its value for the query): 18 D_k D_v for each value head. Of experts
         only those count that a token chooses.
         """
-        multiplied: float = (
+        matmul_parameters: float = (
             self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
         )
         if self.experts is not None:
             idle = self.experts.count - self.experts.chosen
-            multiplied -= (
+            matmul_parameters -= (
                 self.numbers(lambda spec: spec.is_matrix and spec.of_experts)
                 * idle
                 / self.experts.count
             )
         if not self.tied:
-            multiplied -= self.vocab * self.hidden
+            matmul_parameters -= self.vocab * self.hidden
         spans = sum(
             layer.head_dim
             * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
@@ -337,7 +351,7 @@ class ModelShape:
         )
         nets = sum(n for kind, n in self.kinds.items() if kind.delta is not None)
         recurrent = 18.0 * nets * self.delta.values * self.delta.key_dim if self.delta else 0.0
-        return 6.0 * multiplied + 12.0 * self.heads * spans + recurrent
+        return 6.0 * matmul_parameters + 12.0 * self.heads * spans + recurrent
 
     def mesh_faults(self, tp: int, pp: int, ep: int = 1, cp: int = 1) -> list[str]:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep, cp)."""

@@ -12,7 +12,7 @@ from smtrain.core.model.family import Family
 from smtrain.core.model.layer_kinds import FULL
 from smtrain.core.text import with_article
 
-_MOST = {
+_MAX_SIZES = {
     "num_hidden_layers": 10_000,
     "num_attention_heads": 100_000,
     "num_key_value_heads": 100_000,
@@ -66,28 +66,30 @@ def full_layer_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[
     """
     if "per_layer_config" not in config:
         return {}
-    each = config["per_layer_config"] or {}  # null: these layers are like the rest
+    layer_configs = config["per_layer_config"] or {}  # null: these layers are like the rest
     # From 11 layers on transformers writes the numbers of layers with leading zeros, "05".
     sizes_of = (
-        {int(i): sizes for i, sizes in each.items() if str(i).isdecimal()}
-        if isinstance(each, Mapping)
+        {int(i): sizes for i, sizes in layer_configs.items() if str(i).isdecimal()}
+        if isinstance(layer_configs, Mapping)
         else None
     )
     those = [] if sizes_of is None else [sizes_of.get(i, {}) for i in range(len(full))]
-    said: Any = next((sizes for sizes, sees_all in zip(those, full, strict=False) if sees_all), {})
+    full_sizes: Any = next(
+        (sizes for sizes, sees_all in zip(those, full, strict=False) if sees_all), {}
+    )
     keys = {"head_dim": "global_head_dim"}
     if config.get("attention_k_eq_v"):
         keys["num_key_value_heads"] = "num_global_key_value_heads"
     if (
-        those != [said if sees_all else {} for sees_all in full]
-        or not isinstance(said, Mapping)
-        or {*said} - {*keys}
+        those != [full_sizes if sees_all else {} for sees_all in full]
+        or not isinstance(full_sizes, Mapping)
+        or {*full_sizes} - {*keys}
     ):
         raise CheckpointError(
-            f"config.json has per_layer_config = {each!r}: smtrain takes {' and '.join(keys)}, the"
+            f"config.json has per_layer_config = {layer_configs!r}: smtrain takes {' and '.join(keys)}, the"
             f" same for all layers of {FULL} and no other layer"
         )
-    return {own: said.get(key, config.get(key)) for key, own in keys.items()}
+    return {size_key: full_sizes.get(key, config.get(key)) for key, size_key in keys.items()}
 
 
 def read_size(got: Mapping[str, Any], family: Family, name: str) -> int:
@@ -108,10 +110,10 @@ def read_size(got: Mapping[str, Any], family: Family, name: str) -> int:
             f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole"
             " number of at least 1"
         )
-    if value > (most := _MOST.get(name, 1 << 40)):
+    if value > (max_size := _MAX_SIZES.get(name, 1 << 40)):
         raise CheckpointError(
             f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than"
-            f" {most:,} are in no model: take the config.json of a model that exists"
+            f" {max_size:,} are in no model: take the config.json of a model that exists"
         )
     return value
 
@@ -122,14 +124,14 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
     Raises `CheckpointError` if they do not divide.
     """
     size = partial(read_size, got, family)
-    hidden, heads, plain = size("hidden_size"), size("num_attention_heads"), family.norm_bias
+    hidden_size, heads, plain = size("hidden_size"), size("num_attention_heads"), family.norm_bias
     kv_heads = (
         size("num_key_value_heads")
         if got.get("num_key_value_heads") is not None and not plain
         else heads
     )
     head_dim = (
-        size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+        size("head_dim") if got.get("head_dim") is not None and not plain else hidden_size // heads
     )
     full_head_dim = full_kv_heads = None
     if family.full_sizes:
@@ -139,11 +141,11 @@ def head_sizes(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if (
         heads % kv_heads
         or heads % (full_kv_heads or kv_heads)
-        or ((plain or got.get("head_dim") is None) and hidden % heads)
+        or ((plain or got.get("head_dim") is None) and hidden_size % heads)
     ):
         raise CheckpointError(
             f"config.json has num_attention_heads = {heads}, which must divide hidden_size ="
-            f" {hidden} and be a multiple of num_key_value_heads = {kv_heads}"
+            f" {hidden_size} and be a multiple of num_key_value_heads = {kv_heads}"
             + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
         )
     return {
@@ -191,14 +193,14 @@ def expert_sizes(
         if config.get(key) is not None
     }
     if len(set(counts.values())) > 1:
-        both = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
+        counts_text = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
         raise CheckpointError(
-            f"config.json has {both}, so transformers 4 and 5 would build different models of it:"
+            f"config.json has {counts_text}, so transformers 4 and 5 would build different models of it:"
             " keep what the model was trained with"
         )
     usual = next(got[key] for key in ("num_experts", "num_local_experts") if key in family.defaults)
     key, count = next(iter(counts.items()), ("num_experts", usual))
-    width, chosen = (
+    width, experts_per_token = (
         read_size(got, family, family.experts.width),
         read_size(got, family, "num_experts_per_tok"),
     )
@@ -207,27 +209,27 @@ def expert_sizes(
             f"config.json has {key} = {count!r}: it must be a whole number from 1 to"
             f" {_MOST_EXPERTS}, the experts of a layer"
         )
-    if chosen > count:
+    if experts_per_token > count:
         raise CheckpointError(
-            f"config.json has num_experts_per_tok = {chosen}, more than the {count} experts of a"
+            f"config.json has num_experts_per_tok = {experts_per_token}, more than the {count} experts of a"
             " layer: keep what the model was trained with"
         )
-    return ExpertSizes(count, chosen, width)
+    return ExpertSizes(count, experts_per_token, width)
 
 
 def untrained_part(config: Mapping[str, Any], family: Family) -> str | None:
     """The sentence for a part of the model that smtrain does not train, if config.json asks for
     one.
     """
-    for key, (usual, what) in family.refused.items():
+    for key, (usual, explanation) in family.refused.items():
         if value := config.get(key, usual):
-            said = (
+            setting = (
                 f"has {key} = {value!r}"
                 if key in config
                 else f"has no {key}, which stands for {usual!r}"
             )
             return (
-                f"config.json {said}: that {what}, and smtrain trains {family.model_type} models"
+                f"config.json {setting}: that {explanation}, and smtrain trains {family.model_type} models"
                 " without it, as Gemma 4 31B is: take such a model"
             )
     return None

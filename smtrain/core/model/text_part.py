@@ -15,7 +15,7 @@ from typing import Any
 
 TEXT = "text_config"
 """The key of the text model's own config.json."""
-_SHARED = (
+_SHARED_KEYS = (
     "tie_word_embeddings",
     "dtype",
     "torch_dtype",
@@ -24,7 +24,7 @@ _SHARED = (
     "pad_token_id",
 )
 """Keys of the whole model that hold for its text part."""
-_INSIDE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<own>.+)")
+_TEXT_TENSOR = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<own>.+)")
 """Names of the text part's tensors, as releases 4 and 5 of transformers write them."""
 
 
@@ -41,23 +41,35 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_multimodal(config):
         return dict(config)
     inner = dict(config[TEXT])
-    tied = {_SHARED[0]: config[_SHARED[0]]} if config.get(_SHARED[0]) is not None else {}
-    return {**{key: config[key] for key in _SHARED if config.get(key) is not None}, **inner, **tied}
+    tied = (
+        {_SHARED_KEYS[0]: config[_SHARED_KEYS[0]]}
+        if config.get(_SHARED_KEYS[0]) is not None
+        else {}
+    )
+    return {
+        **{key: config[key] for key in _SHARED_KEYS if config.get(key) is not None},
+        **inner,
+        **tied,
+    }
 
 
-def text_name(stored: str, prefix: str) -> str | None:
+def text_name(stored_name: str, prefix: str) -> str | None:
     """The text model's own name of a tensor of a multimodal folder; None if it belongs to another
     part.
 
     `prefix` is the first word of the family's names, such as `model`.
     """
-    if stored.startswith("lm_head."):
-        return stored
-    match = _INSIDE.fullmatch(stored)
+    if stored_name.startswith("lm_head."):
+        return stored_name
+    match = _TEXT_TENSOR.fullmatch(stored_name)
     if match is None:
         return None
-    own = match["own"]
-    return own if own.startswith(("lm_head.", f"{prefix}.")) else f"{prefix}.{own}"
+    inner_name = match["own"]
+    return (
+        inner_name
+        if inner_name.startswith(("lm_head.", f"{prefix}."))
+        else f"{prefix}.{inner_name}"
+    )
 
 
 def parts_named(names: Iterable[str]) -> str:

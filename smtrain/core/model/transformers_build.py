@@ -26,27 +26,27 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
     """The installed transformers' config object for a config.json of any version. Raises
     `CheckpointError` if refused.
     """
-    written = explicit(config)
-    family = FAMILIES[str(written["model_type"])]
+    explicit_config = explicit(config)
+    family = FAMILIES[str(explicit_config["model_type"])]
     if int(transformers.__version__.partition(".")[0]) < family.since:
         raise CheckpointError(
             f"transformers {transformers.__version__} has no {family.model_type} models: install"
             f" transformers {family.since}"
         )
     try:
-        made = AutoConfig.for_model(**written)
+        hf_config = AutoConfig.for_model(**explicit_config)
     except Exception as error:  # its validation errors have no common class
         reason = " ".join(str(error).split())
         raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
-    shape = ModelShape.from_config(written)
+    shape = ModelShape.from_config(explicit_config)
     # torch's grouped_mm, which transformers 5 prefers, fails if rows of 16-bit numbers are not
     # multiples of 16 bytes.
     uneven = shape.experts is not None and any(
         width % 8 for width in (shape.hidden, shape.experts.width)
     )
-    if uneven and hasattr(made, "_experts_implementation"):
-        made._experts_implementation = "eager"
-    return made
+    if uneven and hasattr(hf_config, "_experts_implementation"):
+        hf_config._experts_implementation = "eager"
+    return hf_config
 
 
 def check_model(model: Any, config: HFConfig) -> None:
@@ -57,16 +57,18 @@ def check_model(model: Any, config: HFConfig) -> None:
     and parameters.
     """
     shape = config.shape
-    theirs: dict[str, tuple[int, ...]] = {}
+    model_shapes: dict[str, tuple[int, ...]] = {}
     for name, p in model.named_parameters():
-        theirs |= shape.file_parts(name, tuple(p.shape))
-    ours = {spec.name: spec.shape for spec in shape.specs}
-    theirs |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in ours}
-    if theirs != ours:
-        name = min(set(theirs.items()) ^ set(ours.items()))[0]
+        model_shapes |= shape.file_parts(name, tuple(p.shape))
+    spec_shapes = {spec.name: spec.shape for spec in shape.specs}
+    model_shapes |= {
+        name: tuple(b.shape) for name, b in model.named_buffers() if name in spec_shapes
+    }
+    if model_shapes != spec_shapes:
+        name = min(set(model_shapes.items()) ^ set(spec_shapes.items()))[0]
         raise CheckpointError(
-            f"transformers builds {name} as {theirs.get(name)} and smtrain's table of"
-            f" {shape.family} says {ours.get(name)}: this config.json is not one of a plain"
+            f"transformers builds {name} as {model_shapes.get(name)} and smtrain's table of"
+            f" {shape.family} says {spec_shapes.get(name)}: this config.json is not one of a plain"
             f" {shape.family} model"
         )
     _refuse(_differences(model, config))
@@ -88,12 +90,12 @@ def build_rotary(base: Any) -> None:
             setattr(base.get_submodule(parent), leaf, type(module)(module.config, **kind))
 
 
-def turned_by(base: Any) -> tuple[str, ...]:
+def rotary_arguments(base: Any) -> tuple[str, ...]:
     """The arguments of a block that are rotary embeddings; a block takes that of its kind."""
-    both = hasattr(base, "rotary_emb_local")  # Gemma 3 in transformers 4
+    has_local = hasattr(base, "rotary_emb_local")  # Gemma 3 in transformers 4
     return (
         ("position_embeddings_global", "position_embeddings_local")
-        if both
+        if has_local
         else ("position_embeddings",)
     )
 
@@ -113,7 +115,7 @@ def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     if hasattr(module, "mrope_section"):
         # For texts its three kinds of positions are equal. transformers 5.17 wants all three, later
         # ones make them.
-        module.recomposition_frequencies = lambda turned: torch.cat([turned[0], turned[0]], -1)
+        module.recomposition_frequencies = lambda angles: torch.cat([angles[0], angles[0]], -1)
         return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_kinds, module))
     if config.rope is not None and config.rope.original is not None:
         module = base.rotary_emb
@@ -192,14 +194,14 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
             yield from _attention_differences(attention, model.config, config, window)
         mlp = getattr(block, "mlp", None) or block.block_sparse_moe  # Mixtral in transformers 4
         if kind.experts is None:
-            named = (getattr(mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
-            yield from _activation_differences(next(filter(None, named)), config.activation)
+            activations = (getattr(mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
+            yield from _activation_differences(next(filter(None, activations)), config.activation)
         else:
             yield from _expert_differences(mlp, model.config, config)
-        if (wanted := config.scales.get("residual", 1.0)) != getattr(
+        if (expected_scale := config.scales.get("residual", 1.0)) != getattr(
             block, "residual_multiplier", 1.0
         ):
-            yield f"a block adds its parts times {block.residual_multiplier:g}, not {wanted:g}"
+            yield f"a block adds its parts times {block.residual_multiplier:g}, not {expected_scale:g}"
         if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
             yield f"use_parallel_residual is {block.use_parallel_residual}"
     for norm in norms:
@@ -212,35 +214,42 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
 
 
 def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
-    built, said = rotary.inv_freq.detach().cpu().double().tolist(), rope.frequencies()
-    if len(built) != len(said):
-        yield f"{2 * len(built)} numbers of a head turn, not {2 * len(said)}"
-    elif wrong := [i for i, pair in enumerate(zip(built, said, strict=True)) if not _close(*pair)]:
+    frequencies, expected_frequencies = (
+        rotary.inv_freq.detach().cpu().double().tolist(),
+        rope.frequencies(),
+    )
+    if len(frequencies) != len(expected_frequencies):
+        yield f"{2 * len(frequencies)} numbers of a head turn, not {2 * len(expected_frequencies)}"
+    elif wrong := [
+        i
+        for i, pair in enumerate(zip(frequencies, expected_frequencies, strict=True))
+        if not _close(*pair)
+    ]:
         i = wrong[0]
-        yield f"pair {i} of a head turns by {built[i]:.6g} a position, not by {said[i]:.6g}"
+        yield f"pair {i} of a head turns by {frequencies[i]:.6g} a position, not by {expected_frequencies[i]:.6g}"
     scaling = float(rotary.attention_scaling)
     if not _close(scaling, rope.attention_scaling()):
         yield f"rotary embeddings are scaled by {scaling:g}, not by {rope.attention_scaling():g}"
 
 
 def _attention_differences(
-    attention: Any, made: Any, config: HFConfig, window: int | None
+    attention: Any, hf_config: Any, config: HFConfig, window: int | None
 ) -> Iterator[str]:
-    wanted = config.attention_scale
-    scaling = getattr(attention, "scaling", wanted)  # GPT-2's names none in transformers 4
-    if not _close(scaling, wanted):
-        yield f"attention is scaled by {scaling:g}, not by {wanted:g}"
+    expected_scale = config.attention_scale
+    scaling = getattr(attention, "scaling", expected_scale)  # GPT-2's names none in transformers 4
+    if not _close(scaling, expected_scale):
+        yield f"attention is scaled by {scaling:g}, not by {expected_scale:g}"
     if config.shape.rules.windows != "never":
-        built = (
-            made.sliding_window
+        actual_window = (
+            hf_config.sliding_window
             if config.shape.rules.windows == "always"
             else attention.sliding_window
         )
-        if built != window:
-            yield f"a layer's sliding window is {built}, not {window}"
+        if actual_window != window:
+            yield f"a layer's sliding window is {actual_window}, not {window}"
 
 
-def _expert_differences(mlp: Any, made: Any, config: HFConfig) -> Iterator[str]:
+def _expert_differences(mlp: Any, hf_config: Any, config: HFConfig) -> Iterator[str]:
     """The differences of a mixture of experts: of transformers 5 in modules with all experts, of 4
     in one for each.
     """
@@ -248,25 +257,27 @@ def _expert_differences(mlp: Any, made: Any, config: HFConfig) -> Iterator[str]:
     assert sizes is not None
     assert routing is not None
     router = getattr(mlp, "router", None) or mlp.gate
-    chosen = getattr(router, "top_k", None) or mlp.top_k
-    if chosen != sizes.chosen:
-        yield f"a token chooses {chosen} experts, not {sizes.chosen}"
-    normalised = getattr(router, "norm_topk_prob", getattr(mlp, "norm_topk_prob", True))
-    if bool(normalised) != routing.normalised:
-        yield f"a token's weights are {'' if normalised else 'not '}divided by their sum"
-    if not _close(made.router_aux_loss_coef, routing.aux):
-        yield f"router_aux_loss_coef is {made.router_aux_loss_coef}, not {routing.aux}"
+    experts_per_token = getattr(router, "top_k", None) or mlp.top_k
+    if experts_per_token != sizes.chosen:
+        yield f"a token chooses {experts_per_token} experts, not {sizes.chosen}"
+    is_normalised = getattr(router, "norm_topk_prob", getattr(mlp, "norm_topk_prob", True))
+    if bool(is_normalised) != routing.normalised:
+        yield f"a token's weights are {'' if is_normalised else 'not '}divided by their sum"
+    if not _close(hf_config.router_aux_loss_coef, routing.aux):
+        yield f"router_aux_loss_coef is {hf_config.router_aux_loss_coef}, not {routing.aux}"
     experts = mlp.experts
-    one = experts[0] if hasattr(experts, "__getitem__") else experts
-    if hasattr(one, "act_fn"):
-        yield from _activation_differences(one.act_fn, config.activation)
-    if hasattr(one, "limit") and (one.alpha, one.limit) != (1.702, 7.0):
-        yield f"experts have alpha {one.alpha} and limit {one.limit}, not 1.702 and 7"
+    expert = experts[0] if hasattr(experts, "__getitem__") else experts
+    if hasattr(expert, "act_fn"):
+        yield from _activation_differences(expert.act_fn, config.activation)
+    if hasattr(expert, "limit") and (expert.alpha, expert.limit) != (1.702, 7.0):
+        yield f"experts have alpha {expert.alpha} and limit {expert.limit}, not 1.702 and 7"
 
 
 def _activation_differences(activation: Any, name: str) -> Iterator[str]:
-    built = activation(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
-    if not all(_close(a, ACTIVATIONS[name](x)) for a, x in zip(built, _POINTS, strict=True)):
+    actual_values = activation(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
+    if not all(
+        _close(a, ACTIVATIONS[name](x)) for a, x in zip(actual_values, _POINTS, strict=True)
+    ):
         yield f"the activation is not {name}"
 
 

@@ -53,7 +53,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sounds", ("num_mel_bins", "num_codebooks", "feat_extract_norm")),
 )
 """Kinds of models that smtrain does not train, and the keys of config.json that tell them."""
-_FAR = ("amba", "rwkv", "xlstm", "gemma3n")
+_FOREIGN_PARTS = ("amba", "rwkv", "xlstm", "gemma3n")
 """Parts of a model_type to which no family comes near."""
 _EVERYWHERE = {
     *(
@@ -136,7 +136,7 @@ _EVERYWHERE = {
     ),
 }
 """Keys that tell no family from another."""
-_SHOWN = 4
+_MAX_KEYS = 4
 _LETTERS = 4
 """Common letters at the beginning of two names of one maker's models."""
 
@@ -164,13 +164,15 @@ def refusal(
             f"config.json is of a multimodal model ({config.get('model_type')}), whose text"
             " part has"
         )
-    about = "; ".join(_signs(text))
-    said = f" ({about})" if about else ""
-    near = "" if _is_other(text) else "; nearest is {}, {}".format(*_nearest(text, families))
-    known = ", ".join(families)
+    signs = "; ".join(_signs(text))
+    sign_clause = f" ({signs})" if signs else ""
+    nearest_clause = (
+        "" if _is_other(text) else "; nearest is {}, {}".format(*_nearest(text, families))
+    )
+    family_names = ", ".join(families)
     return (
-        f"{place} model_type {str(kind)[:80]!r}{said}, which smtrain cannot train: take one of"
-        f" {known}{near}"
+        f"{place} model_type {str(kind)[:80]!r}{sign_clause}, which smtrain cannot train: take one of"
+        f" {family_names}{nearest_clause}"
     )
 
 
@@ -205,10 +207,10 @@ def _signs(config: Mapping[str, Any]) -> Iterator[str]:
     """The kinds of a config.json that no family of smtrain has, with the key that tells."""
     if is_mixture(config):
         yield "a mixture of experts"
-    for what, keys in _SIGNS:
+    for feature, keys in _SIGNS:
         key = next((key for key in keys if config.get(key)), None)
         if key is not None:
-            yield f"{what}, by {key}"
+            yield f"{feature}, by {key}"
     if "vocab_size" not in config:
         yield "no vocabulary, so no text"
     if config.get("auto_map"):
@@ -217,45 +219,49 @@ def _signs(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_other(config: Mapping[str, Any]) -> bool:
     """Whether nothing in the table of families comes near."""
-    far = [keys for what, keys in _SIGNS if "tanh" not in what]
-    named = any(part in str(config.get("model_type")) for part in _FAR)
+    distant_signs = [keys for feature, keys in _SIGNS if "tanh" not in feature]
+    has_foreign_name = any(part in str(config.get("model_type")) for part in _FOREIGN_PARTS)
     return (
-        named or "vocab_size" not in config or any(config.get(key) for keys in far for key in keys)
+        has_foreign_name
+        or "vocab_size" not in config
+        or any(config.get(key) for keys in distant_signs for key in keys)
     )
 
 
 def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple[str | None, str]:
     """The family with most of the keys, and what differs, in words."""
-    told = {key for key, value in config.items() if _tells(value)} - _EVERYWHERE
-    alike = _alike(str(config.get("model_type")), families)
+    telling_keys = {key for key, value in config.items() if _tells(value)} - _EVERYWHERE
+    similar_family = _similar_family(str(config.get("model_type")), families)
     scores = {
-        name: 2 * len(told & _keys(row)) - len(row.scales) - len(row.only)
+        name: 2 * len(telling_keys & _keys(row)) - len(row.scales) - len(row.allowed_values)
         for name, row in families.items()
     }
-    if alike is not None:
-        scores[alike] += 9
-    near = max(scores, key=lambda name: scores[name])
-    more = sorted(told - _keys(families[near]))
-    shown = ", ".join(f"{key} = {str(config[key])[:40]}" for key in more[:_SHOWN])
-    rest = f" and {len(more) - _SHOWN} more" if len(more) > _SHOWN else ""
-    return near, (
-        f"which has no {shown}{rest}" if more else "which has the same keys, so the code differs"
+    if similar_family is not None:
+        scores[similar_family] += 9
+    nearest_family = max(scores, key=lambda name: scores[name])
+    extra_keys = sorted(telling_keys - _keys(families[nearest_family]))
+    extra_settings = ", ".join(f"{key} = {str(config[key])[:40]}" for key in extra_keys[:_MAX_KEYS])
+    remainder = f" and {len(extra_keys) - _MAX_KEYS} more" if len(extra_keys) > _MAX_KEYS else ""
+    return nearest_family, (
+        f"which has no {extra_settings}{remainder}"
+        if extra_keys
+        else "which has the same keys, so the code differs"
     )
 
 
-def _alike(kind: str, families: Mapping[str, Family]) -> str | None:
+def _similar_family(kind: str, families: Mapping[str, Family]) -> str | None:
     """The family that begins with the same letters, or else has a similar name."""
-    begun = {name: _common(kind, name) for name in families}
-    first = max(begun, key=lambda name: (begun[name], -len(name)))
-    return first if begun[first] >= _LETTERS else nearest(kind, families)
+    common_letters = {name: _common(kind, name) for name in families}
+    first = max(common_letters, key=lambda name: (common_letters[name], -len(name)))
+    return first if common_letters[first] >= _LETTERS else nearest(kind, families)
 
 
-def _common(one: str, other: str) -> int:
+def _common(name: str, other_name: str) -> int:
     """Number of equal letters at the beginning of two words, without the underscore after them."""
     equal = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, other_name, strict=False))
     )
-    return len(one[:equal].rstrip("_"))
+    return len(name[:equal].rstrip("_"))
 
 
 def _keys(family: Family) -> set[str]:
@@ -263,7 +269,7 @@ def _keys(family: Family) -> set[str]:
     keys = {
         family.eps[0],
         family.activation[0],
-        *family.only,
+        *family.allowed_values,
         *family.keys.values(),
         *family.rope_keys,
     }
@@ -293,30 +299,30 @@ def _tells(value: Any) -> bool:
 def _without_type(
     config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]
 ) -> str:
-    known = ", ".join(families)
+    family_names = ", ".join(families)
     if "text_config" in config and config.get("model_type") is not None:
         return (
             f"config.json is of a multimodal model ({config['model_type']}), and its text_config"
-            f" has no model_type: add that of the text model to it (smtrain trains {known})"
+            f" has no model_type: add that of the text model to it (smtrain trains {family_names})"
         )
-    named = config.get("architectures")
-    first = str(named[0]) if isinstance(named, list) and named else ""
-    own = next((f for f in families if first.lower().startswith(f.replace("_", "") + "for")), None)
-    if own:
-        return (
-            f"config.json has no model_type: add model_type: {own}, by its architectures ({first})"
-        )
+    architectures = config.get("architectures")
+    first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    family = next(
+        (f for f in families if first.lower().startswith(f.replace("_", "") + "for")), None
+    )
+    if family:
+        return f"config.json has no model_type: add model_type: {family}, by its architectures ({first})"
     if "_class_name" in config or "_diffusers_version" in config:
         return (
             "config.json is of a model of diffusers, which makes pictures: give the folder of a"
             " language model"
         )
-    near = (
+    nearest_clause = (
         ""
         if _is_other(text)
         else f", of which {with_article(str(_nearest(text, families)[0]))} comes nearest"
     )
     return (
-        f"config.json has no model_type: add the one of the model (smtrain trains {known}{near}),"
+        f"config.json has no model_type: add the one of the model (smtrain trains {family_names}{nearest_clause}),"
         " or take the whole config.json of the model"
     )

@@ -13,7 +13,7 @@ from smtrain.core.pages.page import render
 Points = Sequence[tuple[float, float]]
 Marks = Sequence[tuple[float, str]]
 HELD_OUT = "#d1663d"
-_MOST = 400  # points of a curve
+_MAX_POINTS = 400  # points of a curve
 _BARS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
 _BARS_LEFT, _BARS_WIDTH, _BARS_RIGHT, _BAR_ROW = 90, 560, 110, 44  # pixels
 _HEAT_CELL, _HEAT_ROW = 72, 30  # pixels
@@ -62,19 +62,19 @@ def chart(
     vertical lines. `log` draws the logarithm if all values are above 0. Values that are not finite
     are left out.
     """
-    line, dots = _thinned(_finite(line)), _thinned(_finite(dots))
+    line, dots = _thin_points(_finite(line)), _thin_points(_finite(dots))
     if len(line) < 2:
         return ""
-    every = [*line, *dots]
-    log = log and all(y > 0 for _, y in every)
+    all_points = [*line, *dots]
+    log = log and all(y > 0 for _, y in all_points)
 
-    def scaled(y: float) -> float:
+    def scale_y(y: float) -> float:
         return log10(y) if log else y
 
-    low, high = _ends(scaled(y) for _, y in every)
+    low, high = _ends(scale_y(y) for _, y in all_points)
     high = high if high > low else low + (abs(low) or 1.0) * 0.1
     width, height = 420, 190  # of the drawing; the page scales it
-    area = _Area(52, 10, width - 10, height - 26, _ends(x for x, _ in every), (low, high))
+    area = _Area(52, 10, width - 10, height - 26, _ends(x for x, _ in all_points), (low, high))
     ticks = [
         (area.height(y), _short(10**y if log else y))
         for y in (_powers if log else _ticks)(low, high)
@@ -87,27 +87,36 @@ def chart(
         height=height,
         area=area,
         ticks=ticks,
-        line=[area.at(x, scaled(y)) for x, y in line],
-        dots=[(*area.at(x, scaled(y)), f"{along} {x:.0f}: {y:.4g}") for x, y in dots],
+        line=[area.at(x, scale_y(y)) for x, y in line],
+        dots=[(*area.at(x, scale_y(y)), f"{along} {x:.0f}: {y:.4g}") for x, y in dots],
         along=along,
         marks=[(area.at(x, low)[0], text) for x, text in marks if area.x[0] <= x <= area.x[1]],
     )
 
 
 def curve(
-    losses: Points, width: int = 720, height: int = 110, points: int = _MOST, validated: Points = ()
+    losses: Points,
+    width: int = 720,
+    height: int = 110,
+    points: int = _MAX_POINTS,
+    validation_losses: Points = (),
 ) -> str:
     """(step, loss) pairs as an SVG of at most `points` points; empty if there are fewer than two.
 
     `validated` are losses on held-out text, drawn as dots. `width` and `height` are pixels. Its
     grey can be read on light and dark pages.
     """
-    line, dots = _thinned(_finite(losses), points), _finite(validated)[-points:]
+    line, dots = _thin_points(_finite(losses), points), _finite(validation_losses)[-points:]
     if len(line) < 2:
         return ""
-    every = [*line, *dots]
+    all_points = [*line, *dots]
     area = _Area(
-        48, 8, width - 8, height - 20, _ends(x for x, _ in every), _ends(y for _, y in every)
+        48,
+        8,
+        width - 8,
+        height - 20,
+        _ends(x for x, _ in all_points),
+        _ends(y for _, y in all_points),
     )
     return render(
         "curve.svg",
@@ -165,7 +174,7 @@ def bars(rows: Sequence[Bar], words: str) -> str:
     """
     if not rows:
         return ""
-    drawn = []
+    bar_views = []
     for bar in rows:
         x, parts = float(_BARS_LEFT), []
         for number, (part, value) in enumerate(bar.parts.items()):
@@ -175,10 +184,10 @@ def bars(rows: Sequence[Bar], words: str) -> str:
         mark = (
             None if bar.mark is None else f"{_BARS_LEFT + bar.mark / bar.whole * _BARS_WIDTH:.1f}"
         )
-        drawn.append((bar, parts, mark))
+        bar_views.append((bar, parts, mark))
     return render(
         "bars.svg",
-        bars=drawn,
+        bars=bar_views,
         words=words,
         width=BARS_WIDE,
         row=_BAR_ROW,
@@ -191,14 +200,16 @@ def _finite(points: Points) -> list[tuple[float, float]]:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    every = list(values)
-    return min(every), max(every)
+    numbers = list(values)
+    return min(numbers), max(numbers)
 
 
-def _thinned(points: list[tuple[float, float]], most: int = _MOST) -> list[tuple[float, float]]:
-    if len(points) <= most:
+def _thin_points(
+    points: list[tuple[float, float]], max_points: int = _MAX_POINTS
+) -> list[tuple[float, float]]:
+    if len(points) <= max_points:
         return points
-    return [points[i * (len(points) - 1) // (most - 1)] for i in range(most)]
+    return [points[i * (len(points) - 1) // (max_points - 1)] for i in range(max_points)]
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -222,8 +233,8 @@ def _powers(low: float, high: float) -> list[float]:
     ]
     if len(logs) <= 6:
         return logs
-    whole = [value for value in logs if abs(value - round(value)) < 1e-9]
-    return whole[:: -(-len(whole) // 6)]
+    whole_powers = [value for value in logs if abs(value - round(value)) < 1e-9]
+    return whole_powers[:: -(-len(whole_powers) // 6)]
 
 
 def _short(value: float) -> str:

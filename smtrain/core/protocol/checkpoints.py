@@ -29,22 +29,22 @@ def sizes_in(checkpoint: Path) -> dict[str, int]:
     }
 
 
-def size_faults(recorded: Sizes, present: Sizes) -> dict[str, str]:
+def size_faults(recorded_sizes: Sizes, present: Sizes) -> dict[str, str]:
     """Files that are missing or have another size than recorded, each with its fault as the end of
     a sentence.
     """
     return {
         name: f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
-        for name, size in recorded.items()
+        for name, size in recorded_sizes.items()
         if present.get(name) != size
     }
 
 
 def renaming_fault(folder: str, step: int) -> str | None:
     """The fault of a checkpoint of `step` in a folder named for another step, or None."""
-    named = STEP.fullmatch(folder)
+    step_match = STEP.fullmatch(folder)
     return (
         f"it was written as step {step}: the folder was renamed"
-        if named and int(named[1]) != step
+        if step_match and int(step_match[1]) != step
         else None
     )

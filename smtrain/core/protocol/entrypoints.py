@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 def entrypoints_folder() -> Path:
     """The folder next to the package in a checkout and in a job, inside it when installed."""
-    inside = PACKAGE / "entrypoints"
-    return inside if inside.is_dir() else PACKAGE.parent / "entrypoints"
+    installed_folder = PACKAGE / "entrypoints"
+    return installed_folder if installed_folder.is_dir() else PACKAGE.parent / "entrypoints"
 
 
 GRAPHS, GRAPHS_FOLDER = "SMTRAIN_GRAPHS", "SMTRAIN_GRAPHS_FOLDER"
@@ -49,11 +49,11 @@ def package_needs(
 ) -> list[str]:
     """The options of a config that need more packages in one of these stages."""
     adapter = (config.get("train") or {}).get("adapter") or {}
-    found = [
+    needs = [
         *_data_needs(config.get("data") or {}),
         *(["train.adapter.quantize"] if adapter.get("quantize") else []),
     ]
-    return [need for need in found if stage_of(need) in stages]
+    return [need for need in needs if stage_of(need) in stages]
 
 
 def stage_of(need: str) -> str:
@@ -65,9 +65,9 @@ def _data_needs(data: Mapping[str, Any]) -> list[str]:
     """The options of a section `data`; MediaWiki dumps are recognised by their path."""
     if data.get("prepared"):
         return []
-    named = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
+    source_paths = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
     tests = str((data.get("decontaminate") or {}).get("path"))
-    paths = [path for path in named if path]
+    paths = [path for path in source_paths if path]
     uses = {
         "data.filters": data.get("filters"),
         "data.near_duplicates": data.get("near_duplicates") is not None,
@@ -91,11 +91,11 @@ def requirements(file: Path, word: str) -> list[str]:
     """
     text = file.read_text("utf-8").replace("\\\n", " ")
     parts = [line.partition("#") for line in text.splitlines()]
-    every = [] if word in WORDS.values() else [word]
+    default_stages = [] if word in WORDS.values() else [word]
     return [
         line.strip()
         for line, _, words in parts
-        if line.strip() and word in (words.split() or every)
+        if line.strip() and word in (words.split() or default_stages)
     ]
 
 

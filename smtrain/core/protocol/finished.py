@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol.requests import stage_of
 
 
@@ -45,16 +45,16 @@ class Record:
 
 
 @dataclass
-class Going:
+class RunRemoval:
     """Jobs that may go, and runs that stay."""
 
     jobs: list[Record] = field(default_factory=list)
     models: list[Record] = field(default_factory=list)
     """Export jobs of the same runs, which stay: the model is downloaded by their name."""
-    kept: dict[str, str] = field(default_factory=dict)
+    retained_runs: dict[str, str] = field(default_factory=dict)
     """Reason why a run stays, by run."""
 
-    def needed(self, records: Iterable[Record]) -> set[str]:
+    def prefixes_to_retain(self, records: Iterable[Record]) -> set[str]:
         """Prefixes that must stay: those of all other jobs, and the exported models."""
         names = {record.name for record in [*self.jobs, *self.models]}
         uris = {
@@ -65,7 +65,7 @@ class Going:
         }
         return uris | {uri for record in self.models for uri in record.writes}
 
-    def theirs(self) -> set[str]:
+    def prefixes_to_remove(self) -> set[str]:
         """Prefixes that the jobs wrote, and inputs that a later launch would upload again."""
         uris = {uri for record in self.jobs for uri in record.writes}
         return uris | {
@@ -73,14 +73,14 @@ class Going:
         }
 
 
-def going(
+def select_removal(
     records: Iterable[Record],
     *,
     jobs: bool,
     older_than: float | None,
-    everything: bool,
+    all_stages: bool,
     run: str | None,
-) -> Going:
+) -> RunRemoval:
     """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for
     an unknown run or one that must stay.
     """
@@ -92,36 +92,36 @@ def going(
             f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}",
             code="job.not_found",
         )
-    selected = Going()
+    removal = RunRemoval()
     for name, members in by_run.items():
-        reason = _stays(members, older_than, named=run == name)
+        reason = _stays(members, older_than, is_named=run == name)
         if run == name and reason:
             raise JobError(f"{name} cannot be removed: {reason}")
         if run not in (None, name):
             reason = NOT_ASKED
-        if reason is None and (jobs or everything or run):
+        if reason is None and (jobs or all_stages or run):
             # The export job stays with its model, which is downloaded by its name.
-            selected.jobs += [r for r in members if everything or run or r.stage != "export"]
-            selected.models += [
-                r for r in members if not (everything or run) and r.stage == "export"
+            removal.jobs += [r for r in members if all_stages or run or r.stage != "export"]
+            removal.models += [
+                r for r in members if not (all_stages or run) and r.stage == "export"
             ]
         else:
-            selected.kept[name] = reason or NOT_ASKED
-    return selected
+            removal.retained_runs[name] = reason or NOT_ASKED
+    return removal
 
 
 NOT_ASKED = "not asked for"
 
 
-def _stays(members: list[Record], older_than: float | None, *, named: bool) -> str | None:
+def _stays(members: list[Record], older_than: float | None, *, is_named: bool) -> str | None:
     """The reason why a run's jobs stay; None if they may go."""
-    if kept := next((r.kept for r in members if r.kept), None):
-        return kept
-    if running := next((r.name for r in members if r.status not in ENDED), None):
-        return f"{running} runs"
+    if reason := next((r.kept for r in members if r.kept), None):
+        return reason
+    if active_job := next((r.name for r in members if r.status not in FINAL_STATUSES), None):
+        return f"{active_job} runs"
     if pool := next((r.name for r in members if r.pool), None):
         return f"{pool} keeps a warm pool (`smtrain pool release {pool}`)"
-    if named:
+    if is_named:
         return None
     newest = {r.stage: r for r in sorted(members, key=lambda r: r.created)}
     if "" not in newest:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smtrain.core.digests import verified, with_digest
+from smtrain.core.digests import verify_record, with_digest
 from smtrain.core.files import parse_json, write_atomically
 from smtrain.core.protocol.checkpoints import STEP
 
@@ -26,7 +26,7 @@ NAME = "line.json"
 FORMAT, VERSION = "smtrain-line", 1
 PREFIX = ""
 """Used as the job's name for checkpoints directly below the prefix."""
-UNNAMED = "unnamed"
+UNNAMED_FOLDER = "unnamed"
 """The folder of a job without a name, if jobs with names were before it."""
 _JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
@@ -53,7 +53,7 @@ class Origin:
     def parse(cls, text: str | bytes) -> Origin | None:
         """Parse a record; None for other text, and for a damaged one."""
         try:
-            content = verified(parse_json(text))
+            content = verify_record(parse_json(text))
             began = content["from"] or {"job": None, "step": None}
             right = (content["format"], content["version"]) == (FORMAT, VERSION)
             return cls(int(content["number"]), began["job"], began["step"]) if right else None
@@ -88,13 +88,13 @@ class Lines:
         """
         self.folders: dict[str, Folder] = {}
         for path in paths:
-            job, *rest = path.split("/")
-            if rest and (match := STEP.fullmatch(job)):
+            job, *inner_path = path.split("/")
+            if inner_path and (match := STEP.fullmatch(job)):
                 self._folder(PREFIX).steps[int(match[1])] = job
-            elif rest == [NAME] and _JOB.fullmatch(job):
+            elif inner_path == [NAME] and _JOB.fullmatch(job):
                 self._folder(job).origin = Origin.parse(read(path))
-            elif rest and _JOB.fullmatch(job) and (match := STEP.fullmatch(rest[0])):
-                self._folder(job).steps[int(match[1])] = f"{job}/{rest[0]}"
+            elif inner_path and _JOB.fullmatch(job) and (match := STEP.fullmatch(inner_path[0])):
+                self._folder(job).steps[int(match[1])] = f"{job}/{inner_path[0]}"
 
     def _folder(self, job: str) -> Folder:
         return self.folders.setdefault(job, Folder())
@@ -139,7 +139,7 @@ class Lines:
                     names.setdefault(step, path)
         return sorted(names.items())
 
-    def left(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
+    def all_steps(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
         """The same, with the steps that the line's jobs wrote after those from which it
         continued.
         """
@@ -180,13 +180,13 @@ class Lineage:
         """
         lines = lines_in(root)
         if job == PREFIX and set(lines.folders) - {PREFIX}:
-            job = UNNAMED
+            job = UNNAMED_FOLDER
         if job in lines.folders or lines.newest is None:
             return cls(root, lines.parts(job))
         return cls(root, (LineagePart(job, None), *lines.parts(lines.newest)))
 
     @property
-    def own(self) -> Path:
+    def job_folder(self) -> Path:
         """The folder that the job writes to."""
         return self.root / self.parts[0].job
 
@@ -200,7 +200,7 @@ class Lineage:
         """A checkpoint's path relative to the run's prefix, the same on every host."""
         return checkpoint.relative_to(self.root).as_posix()
 
-    def begun(self, step: int | None) -> Lineage:
+    def after_resume(self, step: int | None) -> Lineage:
         """The line after training resumes from `step` of it; None: from scratch."""
         if step is None:
             return Lineage(self.root, self.parts[:1])
@@ -212,14 +212,18 @@ class Lineage:
 
     def record(self) -> None:
         """Write the job's origin unless it is there. Called by rank 0 before the first step."""
-        record, job = self.own / NAME, self.parts[0].job
+        record, job = self.job_folder / NAME, self.parts[0].job
         if job == PREFIX or (record.exists() and Origin.parse(record.read_bytes())):
             return
         lines = lines_in(self.root)
         number = 1 + max(
-            (lines.number(other) for other in lines.folders if other != job), default=0
+            (lines.number(other_job) for other_job in lines.folders if other_job != job), default=0
         )
-        before = self.parts[1] if len(self.parts) > 1 else None
-        origin = Origin(number, before.job, before.last) if before else Origin(number, None, None)
-        self.own.mkdir(parents=True, exist_ok=True)
+        predecessor = self.parts[1] if len(self.parts) > 1 else None
+        origin = (
+            Origin(number, predecessor.job, predecessor.last)
+            if predecessor
+            else Origin(number, None, None)
+        )
+        self.job_folder.mkdir(parents=True, exist_ok=True)
         write_atomically(record, origin.to_json())

@@ -18,7 +18,7 @@ WARNING = "warning: at step "
 INSTALLED_PATTERN = '"installed "'
 """CloudWatch's filter pattern for the line with the packages that a host installed when it started.
 """
-_INSTALLED = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
+_INSTALL_LINE = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f",
@@ -112,22 +112,22 @@ def warning(text: str) -> str | None:
     return text.removeprefix("warning: ") if text.startswith(WARNING) else None
 
 
-def installed(text: str) -> tuple[str, float] | None:
+def parse_install(text: str) -> tuple[str, float] | None:
     """The packages that a host installed when it started (entrypoints/launch.py), and the seconds
     that it took; None for other lines.
     """
-    match = _INSTALLED.match(text)
+    match = _INSTALL_LINE.match(text)
     return (match[1], float(match[2])) if match else None
 
 
 def machine_line(numbers: Mapping[str, float]) -> str:
     """The log line with a host's use of its machine: the known ones of MACHINE_NUMBERS."""
-    known = [
+    fields = [
         f"{name}={numbers[name]:{form}}"
         for name, form in _MACHINE_FORMATS.items()
         if name in numbers
     ]
-    return MACHINE + " ".join(known)
+    return MACHINE + " ".join(fields)
 
 
 def machine_record(text: str) -> dict[str, float] | None:
@@ -146,6 +146,6 @@ def step_records(lines: Iterable[Line]) -> list[dict[str, float]]:
     for line in lines:
         if record := step_record(line.text):
             # the line of a validation has only its own numbers
-            before = {} if "loss" in record else records.get(record["step"], {})
-            records[record["step"]] = {**before, **record}
+            previous_record = {} if "loss" in record else records.get(record["step"], {})
+            records[record["step"]] = {**previous_record, **record}
     return [records[step] for step in sorted(records)]

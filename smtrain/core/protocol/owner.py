@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import parse_json
 from smtrain.core.protocol.uris import split_uri
 
@@ -27,7 +27,7 @@ CLAIM = 600.0
 """Seconds for which a job keeps the record if its CreateTrainingJob was not answered."""
 LEASE = 3600.0
 """Seconds after its last renewal for which a job keeps the record if its status cannot be read."""
-EVERY = 300.0
+RENEWAL_SECONDS = 300.0
 """Seconds between two renewals."""
 LONGEST = 30 * 86400.0
 """Seconds, longer than any job of SageMaker."""
@@ -109,34 +109,34 @@ class Fence:
 
     def _take(self) -> None:
         for _ in range(5):
-            seen = self._read()
-            if seen and seen.owner.job not in (None, self.me.job):
-                self._refuse_unless_ended(seen)
-            if self._write(self.me, seen.etag if seen else None):
+            record = self._read()
+            if record and record.owner.job not in (None, self.me.job):
+                self._refuse_unless_ended(record)
+            if self._write(self.me, record.etag if record else None):
                 return
         raise OwnerError(f"{self.uri} changes faster than it can be claimed; try again")
 
-    def look(self) -> None:
+    def refuse_other_owner(self) -> None:
         """Raise the errors of `claim` without writing."""
-        seen = self._read()
-        if seen and seen.owner.job not in (None, self.me.job):
-            self._refuse_unless_ended(seen)
+        record = self._read()
+        if record and record.owner.job not in (None, self.me.job):
+            self._refuse_unless_ended(record)
 
     def keep(self) -> None:
         """Renew the record, by the job itself. Raises `OwnerError` if another job has it."""
         self.me = replace(self.me, renewed=True)
-        seen = self._read()
-        if seen and seen.owner.job == self.me.job:
-            self.me = replace(self.me, until=max(self.me.until, seen.owner.until))
+        record = self._read()
+        if record and record.owner.job == self.me.job:
+            self.me = replace(self.me, until=max(self.me.until, record.owner.until))
         self._take()
 
     def check(self) -> None:
         """Raise `OwnerError` if another job owns the checkpoints; a missing record counts as
         ours.
         """
-        seen = self._read()
-        if seen and seen.owner.job not in (None, self.me.job):
-            raise OwnerError(self._lost(seen.owner))
+        record = self._read()
+        if record and record.owner.job not in (None, self.me.job):
+            raise OwnerError(self._lost_message(record.owner))
 
     def release(self) -> None:
         """Release the record of `claim` for a job that was never created, unless another job has
@@ -145,32 +145,32 @@ class Fence:
         if self._etag is not None:
             self._write(replace(self.me, job=None), self._etag)
 
-    def _refuse_unless_ended(self, seen: _Seen) -> None:
+    def _refuse_unless_ended(self, record: _Seen) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        owner = seen.owner
+        owner = record.owner
         assert owner.job is not None
         try:
             status = self._status(owner.job, owner.region)
         except (BotoCoreError, ClientError) as error:
-            if (owner.renewed and seen.age > LEASE) or seen.now > owner.until:
+            if (owner.renewed and record.age > LEASE) or record.now > owner.until:
                 return
             raise OwnerError(
                 f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints"
                 f" and cannot be looked up ({error}); wait until it has ended, or give this run"
                 " another name"
             ) from None
-        if status in ENDED or (status is None and seen.age > CLAIM):
+        if status in FINAL_STATUSES or (status is None and record.age > CLAIM):
             return
         if status is None:
             raise OwnerError(
-                f"{owner.job} took the run's checkpoints {seen.age:.0f} s ago and is being created;"
-                f" follow that job, or try again in {CLAIM - seen.age:.0f} s if its launch was"
+                f"{owner.job} took the run's checkpoints {record.age:.0f} s ago and is being created;"
+                f" follow that job, or try again in {CLAIM - record.age:.0f} s if its launch was"
                 " cut off"
             )
-        raise OwnerError(self._lost(owner))
+        raise OwnerError(self._lost_message(owner))
 
-    def _lost(self, owner: Owner) -> str:
+    def _lost_message(self, owner: Owner) -> str:
         return (
             f"{owner.job} is writing checkpoints of this run; wait for it, stop it with `smtrain"
             f" stop {owner.job}`, or give this run another name"
@@ -226,7 +226,9 @@ def container_fence(checkpoints: str, job: str, region: str, account: str) -> tu
     session = boto3.Session()  # boto3's shared one may have been made under another environment
     s3 = session.client("s3", config=short)
     status = status_of(
-        lambda where: session.client("sagemaker", region_name=where or None, config=short)
+        lambda region_name: session.client(
+            "sagemaker", region_name=region_name or None, config=short
+        )
     )
     return s3, Fence(
         s3, checkpoints, Owner(job, region, account, until=time.time() + LONGEST), status

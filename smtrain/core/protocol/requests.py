@@ -8,37 +8,37 @@ from typing import Any
 
 from smtrain.core.machine import name_here
 
-HERE = "SMTRAIN_HERE"
+LOCAL_JOB_VARIABLE = "SMTRAIN_HERE"
 """Variable of a job that runs on the user's machine itself, not on a stand-in for the instance type
 in its request.
 """
-_EXPORTED = re.compile(r".*/jobs/([\w-]+)/output/model/?")
-_OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
+_EXPORT_URI = re.compile(r".*/jobs/([\w-]+)/output/model/?")
+_JOB_NAME = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
 
 
 def stage_of(name: str) -> tuple[str, str] | None:
     """(run, stage) of a job that smtrain named; None for other jobs."""
-    match = _OURS.fullmatch(name)
+    match = _JOB_NAME.fullmatch(name)
     return (match["run"], match["stage"]) if match else None
 
 
 def is_of_run(name: str, run: str) -> bool:
     """Whether a job belongs to a run."""
-    ours = stage_of(name)
-    return ours is not None and ours[0] == run
+    run_and_stage = stage_of(name)
+    return run_and_stage is not None and run_and_stage[0] == run
 
 
 def exporter_of(uri: str) -> str | None:
     """The export job whose model lies at a prefix, such as
     s3://bucket/smtrain/RUN/jobs/JOB/output/model/; None for other places.
     """
-    match = _EXPORTED.fullmatch(uri)
+    match = _EXPORT_URI.fullmatch(uri)
     return match[1] if match and (stage_of(match[1]) or ("", ""))[1] == "export" else None
 
 
 def is_of_here(description: Mapping[str, Any]) -> bool:
     """Whether a job runs on the user's machine itself."""
-    return HERE in (description.get("Environment") or {})
+    return LOCAL_JOB_VARIABLE in (description.get("Environment") or {})
 
 
 def machines_of(description: Mapping[str, Any]) -> str:
@@ -57,20 +57,20 @@ def rate_changes(
     attempts: description of each train job, oldest first, and the first step that it logged.
     """
     changes: list[tuple[float, str, str]] = []
-    before: str | None = None
+    previous_rate: str | None = None
     for description, first in attempts:
         rate = description.get("HyperParameters", {}).get("lr")
         if rate is None or first is None:
             continue
-        if before is not None and rate != before and first > 1:
-            changes.append((first, before, rate))
-        before = rate
+        if previous_rate is not None and rate != previous_rate and first > 1:
+            changes.append((first, previous_rate, rate))
+        previous_rate = rate
     return changes
 
 
 def groups_of(description: Mapping[str, Any]) -> list[tuple[str, int]]:
     """(instance type, count) of each instance group of a job; one for a job without groups."""
     resources = description["ResourceConfig"]
-    if chosen := resources.get("InstanceGroups"):
-        return [(group["InstanceType"], group["InstanceCount"]) for group in chosen]
+    if groups := resources.get("InstanceGroups"):
+        return [(group["InstanceType"], group["InstanceCount"]) for group in groups]
     return [(resources.get("InstanceType", "unknown"), resources.get("InstanceCount", 1))]

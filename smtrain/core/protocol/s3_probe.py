@@ -14,7 +14,7 @@ from pathlib import Path
 PATIENCE_S = 10.0
 
 
-def unanswered(uri: str) -> str | None:
+def s3_outage(uri: str) -> str | None:
     """The reason why S3 cannot be asked about a URI, with a remedy, without full stop; None if it
     answers.
 
@@ -22,11 +22,11 @@ def unanswered(uri: str) -> str | None:
     """
     if not uri.startswith("s3://"):
         return None
-    where = _endpoint()
-    if where is None:
+    endpoint = _endpoint()
+    if endpoint is None:
         return None
     try:
-        request = urllib.request.Request(where, method="HEAD")  # noqa: S310 - from the user's own variables
+        request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - from the user's own variables
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()  # noqa: S310
     except urllib.error.HTTPError as error:
         error.close()
@@ -35,10 +35,10 @@ def unanswered(uri: str) -> str | None:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
             return None
-        why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        why = f"{why[0].lower()}{why[1:]}"
+        cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        cause = f"{cause[0].lower()}{cause[1:]}"
         return (
-            f"S3 could not be reached at {where} ({why}); check the network, the proxy and the"
+            f"S3 could not be reached at {endpoint} ({cause}); check the network, the proxy and the"
             " region"
         )
     return None

@@ -92,20 +92,22 @@ def meant(text: str, *, data: bool = False) -> str | None:
     for form in (_S3_HOST, _BUCKET_HOST, _S3_CONSOLE, _S3_ARN):
         if match := form.fullmatch(text):
             return f"s3://{match[1]}/{match[2] or ''}".rstrip("/")
-    for scheme, ours in _SCHEMES:
-        if (match := scheme.match(text)) and match[0] != ours:
-            return ours + text[match.end() :]
+    for scheme, smtrain_scheme in _SCHEMES:
+        if (match := scheme.match(text)) and match[0] != smtrain_scheme:
+            return smtrain_scheme + text[match.end() :]
     return None
 
 
-def respelled(text: str, taken: tuple[str, ...], *, data: bool = False) -> str | None:
+def spelling_fault(
+    text: str, accepted_schemes: tuple[str, ...], *, data: bool = False
+) -> str | None:
     """Say how smtrain writes an address; None if it is written so, is not an address, or has a
     scheme outside `taken` (paths are always taken).
     """
-    ours = meant(text, data=data)
+    smtrain_uri = meant(text, data=data)
     return (
-        f"{text} is written {ours} here; give that"
-        if ours and ours.startswith(("/", *taken))
+        f"{text} is written {smtrain_uri} here; give that"
+        if smtrain_uri and smtrain_uri.startswith(("/", *accepted_schemes))
         else None
     )
 
@@ -114,10 +116,10 @@ def not_here(text: str) -> str | None:
     """Say how to download a model of a hub, for commands that read folders; None for other
     paths.
     """
-    where = meant(text) or text
-    if not where.startswith(HUBS):
+    uri = meant(text) or text
+    if not uri.startswith(HUBS):
         return None
-    scheme, _, name = where.partition("://")
+    scheme, _, name = uri.partition("://")
     name, _, revision = name.partition("@")
     folder = name.rpartition("/")[2]
     if scheme == "hf":
@@ -166,13 +168,13 @@ A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
 """The URIs of each object store, for sentences."""
 
 
-def readable_schemes(target: str, *, mounted: bool = False) -> tuple[str, ...]:
+def readable_schemes(target: str, *, with_mounts: bool = False) -> tuple[str, ...]:
     """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted`
     AWS's file systems, and file://, which stands for a path that the jobs see (load.py).
     """
     record = TARGETS[target]
     return (
         record.store,
-        *(record.file_systems if mounted else ()),
+        *(record.file_systems if with_mounts else ()),
         *(("file://",) if record.paths else ()),
     )

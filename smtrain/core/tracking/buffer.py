@@ -16,10 +16,10 @@ from smtrain.core.config.track import Track
 from smtrain.core.errors import first_line
 from smtrain.core.text import Say
 from smtrain.core.tracking.mlflow import MlflowTracker
-from smtrain.core.tracking.settings import EXPERIMENT, Tracked, TrackedStep
+from smtrain.core.tracking.settings import EXPERIMENT, TrackedRun, TrackedStep
 from smtrain.core.tracking.wandb import WandbTracker
 
-KEPT = 200_000
+MAX_RECORDS = 200_000
 """Limit of records while a tracker does not answer; the oldest are dropped first."""
 _BATCH, _PAUSE, _LONGEST = 200, 0.5, 60.0
 
@@ -44,7 +44,7 @@ class Buffered:
 
     def __init__(self, tracker: Tracker, say: Say) -> None:
         self._tracker, self._say = tracker, say
-        self._queue: deque[TrackedStep] = deque(maxlen=KEPT)
+        self._queue: deque[TrackedStep] = deque(maxlen=MAX_RECORDS)
         self._seen: set[tuple[str, int]] = set()
         self._begun, self._trouble = False, False
         self._ending: str | None = None
@@ -107,15 +107,16 @@ class Buffered:
             if not self._begun:
                 self._seen |= self._tracker.begin(batch[0])
                 self._begun = True
-            sent: set[tuple[str, int]] = set()
+            sent_keys: set[tuple[str, int]] = set()
             new = []
             for record in batch:  # a validation may follow its step
                 kinds = {
                     kind
                     for kind in _kinds(record)
-                    if (kind, record.step) not in sent and (kind, record.step) not in self._seen
+                    if (kind, record.step) not in sent_keys
+                    and (kind, record.step) not in self._seen
                 }
-                sent |= {(kind, record.step) for kind in kinds}
+                sent_keys |= {(kind, record.step) for kind in kinds}
                 numbers = {
                     key: value for key, value in record.numbers.items() if _kind(key) in kinds
                 }
@@ -123,13 +124,13 @@ class Buffered:
                     new.append(TrackedStep(record.step, record.at, numbers))
             if new:
                 self._tracker.write(new)
-            self._seen |= sent
+            self._seen |= sent_keys
             for _ in batch:
                 self._queue.popleft()
 
 
 def open_trackers(
-    track: Track, tracked: Tracked, folder: Path, say: Say, secret: Callable[[Secret], str]
+    track: Track, tracked_run: TrackedRun, folder: Path, say: Say, secret: Callable[[Secret], str]
 ) -> list[Buffered]:
     """A buffered tracker for each one in the section; nothing blocks here.
 
@@ -138,12 +139,14 @@ def open_trackers(
     trackers: list[Buffered] = []
     if track.mlflow:
         trackers.append(
-            Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say)
+            Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked_run), say)
         )
     if track.wandb:
-        named = track.wandb.key
-        key = (lambda: secret(named)) if named is not None else None
-        trackers.append(Buffered(WandbTracker(track.wandb, tracked, folder / "wandb", key), say))
+        key_secret = track.wandb.key
+        key = (lambda: secret(key_secret)) if key_secret is not None else None
+        trackers.append(
+            Buffered(WandbTracker(track.wandb, tracked_run, folder / "wandb", key), say)
+        )
     return trackers
 
 

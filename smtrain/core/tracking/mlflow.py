@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import SmtrainError
-from smtrain.core.extras import missing, present
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.extras import missing_module, present
+from smtrain.core.tracking.settings import TrackedRun, TrackedStep
 
 _ID, _JOBS = "smtrain.id", "smtrain.jobs"
 _ENDS = {"Completed": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
-_MOST = 1000  # metrics of a request
+_MAX_METRICS = 1000  # metrics of a request
 
 
 class MlflowTracker:
@@ -23,8 +23,8 @@ class MlflowTracker:
 
     name = "MLflow"
 
-    def __init__(self, uri: str, experiment: str, tracked: Tracked) -> None:
-        self._uri, self._experiment, self._tracked = uri, experiment, tracked
+    def __init__(self, uri: str, experiment: str, tracked_run: TrackedRun) -> None:
+        self._uri, self._experiment, self._tracked = uri, experiment, tracked_run
         self._client: Any = None
         self._run = ""
 
@@ -34,19 +34,19 @@ class MlflowTracker:
         """
         client, run = self._connect(), self._tracked
         existing = self._find()
-        mine = f"{run.job}@{run.stamp}"
+        attempt = f"{run.job}@{run.stamp}"
         jobs = existing.data.tags.get(_JOBS, "").split(",") if existing else []
-        if existing is None or (first.step <= 1 and mine not in jobs):
+        if existing is None or (first.step <= 1 and attempt not in jobs):
             tags = {
                 _ID: run.id,
                 "mlflow.runName": run.run,
                 "smtrain.run": run.run,
                 **run.tags,
-                _JOBS: mine,
+                _JOBS: attempt,
             }
             existing = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
-        elif mine not in jobs:
-            client.set_tag(existing.info.run_id, _JOBS, ",".join([*jobs, mine]))
+        elif attempt not in jobs:
+            client.set_tag(existing.info.run_id, _JOBS, ",".join([*jobs, attempt]))
         self._run = existing.info.run_id
         client.update_run(self._run, status="RUNNING")
         self._parameters(existing.data.params)
@@ -67,8 +67,8 @@ class MlflowTracker:
             for k, v in r.numbers.items()
             if k not in ("step", "of")
         ]
-        for start in range(0, len(metrics), _MOST):
-            self._client.log_batch(self._run, metrics=metrics[start : start + _MOST])
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _MAX_METRICS])
 
     def end(self, status: str) -> None:
         self._client.set_terminated(self._run, status=_ENDS.get(status, "FAILED"))
@@ -94,9 +94,9 @@ class MlflowTracker:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         if not present("mlflow"):
-            raise SmtrainError(missing("mlflow"))
+            raise SmtrainError(missing_module("mlflow"))
         if self._uri.startswith("arn:") and not present("sagemaker_mlflow"):
-            raise SmtrainError(missing("sagemaker_mlflow"))
+            raise SmtrainError(missing_module("sagemaker_mlflow"))
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self._uri)
@@ -114,24 +114,28 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return None
-        wanted = f"tags.`{_ID}` = '{self._tracked.id}'"
+        run_filter = f"tags.`{_ID}` = '{self._tracked.id}'"
         runs = self._client.search_runs(
-            [experiment.experiment_id], wanted, max_results=1, order_by=["start_time DESC"]
+            [experiment.experiment_id], run_filter, max_results=1, order_by=["start_time DESC"]
         )
         return runs[0] if runs else None
 
-    def _parameters(self, known: dict[str, str]) -> None:
+    def _parameters(self, logged_parameters: dict[str, str]) -> None:
         """Log new parameters; MLflow's cannot change, so a value that a resume changed becomes a
         tag.
         """
         from mlflow.entities import Param, RunTag
 
-        ours = self._tracked.parameters
-        new = [Param(key, value) for key, value in ours.items() if key not in known]
-        changed = [
-            RunTag(f"changed.{k}", v) for k, v in ours.items() if k in known and known[k] != v
+        parameters = self._tracked.parameters
+        new = [
+            Param(key, value) for key, value in parameters.items() if key not in logged_parameters
+        ]
+        changed_tags = [
+            RunTag(f"changed.{k}", v)
+            for k, v in parameters.items()
+            if k in logged_parameters and logged_parameters[k] != v
         ]
         for start in range(0, len(new), 100):
             self._client.log_batch(self._run, params=new[start : start + 100])
-        if changed:
-            self._client.log_batch(self._run, tags=changed[:100])
+        if changed_tags:
+            self._client.log_batch(self._run, tags=changed_tags[:100])

@@ -17,7 +17,7 @@ _LONGEST = 500  # characters of a parameter: what MLflow has always taken
 
 
 @dataclass(frozen=True)
-class Tracked:
+class TrackedRun:
     """A train job for a tracker: its run, parameters and tags."""
 
     run: str

@@ -12,9 +12,9 @@ from typing import Any
 
 from smtrain.core.config.track import Wandb
 from smtrain.core.errors import SmtrainError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.core.files import parse_json, write_atomically
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.settings import TrackedRun, TrackedStep
 
 
 class WandbTracker:
@@ -23,9 +23,9 @@ class WandbTracker:
     name = "Weights & Biases"
 
     def __init__(
-        self, options: Wandb, tracked: Tracked, folder: Path, key: Callable[[], str] | None
+        self, options: Wandb, tracked_run: TrackedRun, folder: Path, key: Callable[[], str] | None
     ) -> None:
-        self._options, self._tracked, self._folder, self._key = options, tracked, folder, key
+        self._options, self._tracked, self._folder, self._key = options, tracked_run, folder, key
         self._run: Any = None
         self._last = -1
 
@@ -35,13 +35,13 @@ class WandbTracker:
         W&B's history only grows, so steps up to its last one are not sent again.
         """
         if not present("wandb"):
-            raise SmtrainError(missing("wandb"))
+            raise SmtrainError(missing_module("wandb"))
         import wandb
 
-        tracked, stamp = self._tracked, f"{self._tracked.job}@{self._tracked.stamp}"
-        kept = self._kept()
-        fresh = first.step <= 1 and stamp not in kept.get("jobs", [])
-        number = kept.get("number", 0) + (1 if fresh and kept else 0)
+        tracked_run, stamp = self._tracked, f"{self._tracked.job}@{self._tracked.stamp}"
+        saved_state = self._read_state()
+        fresh = first.step <= 1 and stamp not in saved_state.get("jobs", [])
+        number = saved_state.get("number", 0) + (1 if fresh and saved_state else 0)
         if self._key is not None and "WANDB_API_KEY" not in os.environ:
             os.environ["WANDB_API_KEY"] = (
                 self._key()
@@ -50,18 +50,21 @@ class WandbTracker:
         self._run = wandb.init(
             project=self._options.project,
             entity=self._options.entity,
-            name=tracked.run,
+            name=tracked_run.run,
             dir=str(self._folder),
-            id=f"{tracked.id}-{number}" if number else tracked.id,
+            id=f"{tracked_run.id}-{number}" if number else tracked_run.id,
             resume="allow",
-            config=dict(tracked.parameters),
+            config=dict(tracked_run.parameters),
             tags=["smtrain"],
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
-        before = -1 if fresh else kept.get("last", -1)
-        self._last = max(before, int(self._run.starting_step) - 1)
+        last_step = -1 if fresh else saved_state.get("last", -1)
+        self._last = max(last_step, int(self._run.starting_step) - 1)
         self._note(
-            {"number": number, "jobs": sorted({*([] if fresh else kept.get("jobs", [])), stamp})}
+            {
+                "number": number,
+                "jobs": sorted({*([] if fresh else saved_state.get("jobs", [])), stamp}),
+            }
         )
         return {(kind, step) for step in range(self._last + 1) for kind in ("loss", "val_loss")}
 
@@ -77,15 +80,15 @@ class WandbTracker:
     def end(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "Completed" else 1)
 
-    def _kept(self) -> dict[str, Any]:
+    def _read_state(self) -> dict[str, Any]:
         try:
             content = parse_json(self._file.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
 
-    def _note(self, more: dict[str, Any]) -> None:
-        content = json.dumps({**self._kept(), **more, "last": self._last}) + "\n"
+    def _note(self, new_state: dict[str, Any]) -> None:
+        content = json.dumps({**self._read_state(), **new_state, "last": self._last}) + "\n"
         write_atomically(self._file, content, sync=False)
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 
 from boto3.s3.transfer import TransferConfig
 
-from smtrain.core.files import opened
+from smtrain.core.files import open_regular_file
 from smtrain.core.protocol.uris import split_uri
 
 TRANSFER = TransferConfig(max_concurrency=4)
@@ -47,7 +47,7 @@ def upload(client: Any, path: Path, bucket: str, key: str) -> None:
 
     Raises OSError if it cannot be read, ENOSPC if this disk has no room.
     """
-    with opened(path, links=False) as body:
+    with open_regular_file(path, links=False) as body:
         _insist_on_room(path, [path])
         client.upload_fileobj(body, bucket, key, Config=TRANSFER)
 
@@ -64,7 +64,7 @@ def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> Non
     # Level 1: weights hardly compress, and a laptop waits for this.
     with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
         for name, path in files.items():
-            with opened(path, links=False) as body:
+            with open_regular_file(path, links=False) as body:
                 tar.addfile(tar.gettarinfo(arcname=name, fileobj=body), body)
     client.upload_file(str(packed), bucket, key, Config=TRANSFER)
     packed.unlink()

@@ -16,8 +16,8 @@ from typing import Any
 
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError, LocalError
-from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.protocol.finished import Record, going
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
+from smtrain.core.protocol.finished import Record, select_removal
 from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.plane.client import Endpoint, running, state_folder
 from smtrain.plane.files import remove as remove_tree
@@ -93,11 +93,13 @@ def plan(
     """
     records = list(_records(endpoint))
     try:
-        chosen = going(records, jobs=jobs, older_than=older_than, everything=everything, run=run)
+        chosen = select_removal(
+            records, jobs=jobs, older_than=older_than, all_stages=everything, run=run
+        )
     except JobError as error:
         raise LocalError(str(error)) from None
-    removal = Removal(chosen.jobs, kept=chosen.kept)
-    needed, theirs = chosen.needed(records), chosen.theirs()
+    removal = Removal(chosen.jobs, kept=chosen.retained_runs)
+    needed, theirs = chosen.prefixes_to_retain(records), chosen.prefixes_to_remove()
     for uri, size in _objects(endpoint):
         if not _below(uri, needed) and (everything or _below(uri, theirs)):
             removal.objects[uri] = size
@@ -156,7 +158,7 @@ def _running(home: Path) -> set[str]:
     """Names of the running jobs."""
     endpoint = running(home)
     return (
-        {record.name for record in _records(endpoint) if record.status not in ENDED}
+        {record.name for record in _records(endpoint) if record.status not in FINAL_STATUSES}
         if endpoint
         else set()
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from smtrain.core.files import opened
+from smtrain.core.files import open_regular_file
 from smtrain.plane.client import REGION, Endpoint, server_environment
 from smtrain.plane.files import remove, within
 from smtrain.plane.server import artifacts, pools, processes
@@ -333,7 +333,9 @@ class Host:
         path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
             text = (
-                closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace")
+                closing.enter_context(open_regular_file(path, links=False))
+                .read(4096)
+                .decode(errors="replace")
                 if path
                 else ""
             )

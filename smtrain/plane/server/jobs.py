@@ -12,14 +12,14 @@ from typing import Any
 
 from botocore.validate import ParamValidator
 
-from smtrain.core.botocore_models import described
-from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.files import opened, write_atomically
+from smtrain.core.botocore_models import service_model
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
+from smtrain.core.files import open_regular_file, write_atomically
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.artifacts import uri_of
 
 REASON_LIMIT = 1024
-STATUSES = ("InProgress", "Stopping", *ENDED)
+STATUSES = ("InProgress", "Stopping", *FINAL_STATUSES)
 # Defaults that Describe shows.
 SWITCHES = {
     "EnableNetworkIsolation": False,
@@ -92,7 +92,7 @@ class JobRecord:
 
     @property
     def ended(self) -> bool:
-        return self.status in ENDED
+        return self.status in FINAL_STATUSES
 
     def gen_response_object(self) -> dict[str, Any]:
         """The record as Search and moto see it: the answer of Describe, and the tags."""
@@ -124,7 +124,7 @@ class JobRecord:
     @staticmethod
     def load(folder: Path) -> JobRecord:
         """Read a record. A damaged one raises some exception."""
-        with opened(folder / "job.json", links=False) as text:
+        with open_regular_file(folder / "job.json", links=False) as text:
             kept = json.loads(text.read())
         job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
         job.tags = kept["tags"]
@@ -134,7 +134,7 @@ class JobRecord:
             ("DescribeTrainingJob", job.describe()),
             ("ListTags", {"Tags": job.tags}),
         ):
-            shape = described("sagemaker").operation_model(operation).output_shape
+            shape = service_model("sagemaker").operation_model(operation).output_shape
             if (report := ParamValidator().validate(answer, shape)).has_errors():
                 raise ValueError(report.generate_report())
         if job.status not in STATUSES or not job.state["transitions"]:

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import NamedTuple
 
-from smtrain.core.files import opened
+from smtrain.core.files import open_regular_file
 
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20
@@ -170,7 +170,7 @@ class LogFile:
     def _read_through(self, path: Path) -> Iterator[list[tuple[int, str]]]:
         batch: list[tuple[int, str]] = []
         number = 0
-        with opened(path, links=False) as file:
+        with open_regular_file(path, links=False) as file:
             while row := file.readline(ROW_BYTES):
                 whole = row.endswith(b"\n")
                 number += whole

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from botocore.exceptions import UnknownServiceError
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.plane.server import limits, validation
 from smtrain.plane.server.refusals import HERE
 
@@ -194,7 +194,7 @@ def named(environ: dict[str, Any]) -> tuple[str, str]:
 def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], frozenset[str], str]]:
     """Method, path, query and headers of each operation of a service with paths."""
     try:
-        model = described(service)
+        model = service_model(service)
     except UnknownServiceError:
         return []
     routes = []

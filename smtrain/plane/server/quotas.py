@@ -17,7 +17,7 @@ from typing import Any
 from moto.core.exceptions import JsonRESTError
 from moto.servicequotas.responses import ServiceQuotasResponse
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.core.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
 from smtrain.plane.client import ACCOUNT, REGION
 from smtrain.plane.server import validation
@@ -47,7 +47,7 @@ class Quotas:
 
     def __init__(self) -> None:
         kinds = sorted(
-            getattr(described("sagemaker").shape_for("TrainingInstanceType"), "enum", [])
+            getattr(service_model("sagemaker").shape_for("TrainingInstanceType"), "enum", [])
         )
         names = [name.format(type=kind) for kind in kinds for name in (TRAINING, SPOT, WARM_POOL)]
         self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {

@@ -8,7 +8,7 @@ from typing import Any
 
 from moto.sagemaker.exceptions import AWSValidationException
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.plane.server.jobs import JobRecord
 from smtrain.plane.server.refusals import HERE
 
@@ -97,7 +97,10 @@ def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
 def _check(name: str) -> None:
     """Raise AWSValidationException for a property that training jobs do not have."""
     first = name.partition(".")[0]
-    if first != "Metrics" and first not in described("sagemaker").shape_for("TrainingJob").members:
+    if (
+        first != "Metrics"
+        and first not in service_model("sagemaker").shape_for("TrainingJob").members
+    ):
         raise AWSValidationException(f"Unknown property name: {name}")
 
 

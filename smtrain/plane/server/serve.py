@@ -212,7 +212,7 @@ def _write_client_settings(state: Path, url: str) -> None:
 def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
     poll(
         lambda: not executor.busy() and time.monotonic() - gate.last_request >= seconds,
-        every=min(1.0, seconds / 4),
+        interval=min(1.0, seconds / 4),
     )
     leave()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.validate import ParamValidator
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.core.facts import instance
 
 SHOWN, CHOICES = 60, 12  # characters of a value, and values of an enumeration, in a message
@@ -23,7 +23,7 @@ INSTANCE_TYPES = "TrainingInstanceType"
 @cache
 def input_shape(service: str, operation: str) -> Any:
     """The input shape of an operation, whatever the user's AWS settings are."""
-    return described(service).operation_model(operation).input_shape
+    return service_model(service).operation_model(operation).input_shape
 
 
 def fault_of(service: str, operation: str, params: dict[str, Any]) -> str | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.launch.names import checked
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.extras import collector_paused
+from smtrain.core.extras import pause_collector
 from smtrain.core.model.chat_options import checked_options
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName
@@ -207,11 +207,11 @@ def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
     refuse_too_large(
         [one.need for one in (source, on_top, other) if one is not None], processes=processes or 1
     )
-    with doing("importing torch and transformers"), collector_paused():
+    with spinner("importing torch and transformers"), pause_collector():
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load
 
-    with doing(f"loading {source.name}"), quiet():
+    with spinner(f"loading {source.name}"), quiet():
         base = None if other is None else load(other.fetch(say))
         if divided:
             trained = _divided(source, processes, say)

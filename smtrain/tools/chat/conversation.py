@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
-from smtrain.core.aws_errors import unnamed
+from smtrain.core.aws_errors import is_not_found
 from smtrain.core.errors import CheckpointError, ConfigError, JobError
 from smtrain.core.files import parse_json
 from smtrain.core.public import public_class
@@ -242,7 +242,7 @@ class EndpointChat(Chat):
                 raise JobError(
                     _refused(self.endpoint, str(error.response.get("OriginalMessage") or error))
                 ) from None
-            if unnamed(error) or code == "ValidationError":
+            if is_not_found(error) or code == "ValidationError":
                 region = self._place.region_name()
                 raise JobError(
                     f"there is no endpoint {self.endpoint} in {region}, or it is not in service"

@@ -46,7 +46,7 @@ class FarPlace:
             self.copy.fetch_file(self._below + file)
         return self._local.read(self._below + file, start, stop)
 
-    def below(self, folder: str) -> FarPlace:
+    def subfolder(self, folder: str) -> FarPlace:
         below = copy(self)
         below._below = f"{self._below}{folder}/"
         return below

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.files import only_writer, parse_json, read_whole
 from smtrain.core.model.chat_options import checked_options
@@ -303,7 +303,7 @@ def _answers(
     for start in range(done, len(queue), batch):
         some = queue[start : start + batch]
         numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
-        with doing(f"writing {numbers} of {len(queue)} texts"):
+        with spinner(f"writing {numbers} of {len(queue)} texts"):
             texts = complete(ready, ids[start : start + batch], sampling)
         yield [
             {**(prompt.record or {"prompt": prompt.text}), "completion": text}

@@ -30,7 +30,7 @@ from smtrain.core.model.remedies import (
     missing_shards,
 )
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
+from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, spelling_fault
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.chat.far_place import FarPlace
@@ -125,7 +125,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     text = folder_of(str(what))
     if far := not_here(text):
         raise CheckpointError(far)
-    if hint := respelled(text, (*STORES, "demo://", RUN)):
+    if hint := spelling_fault(text, (*STORES, "demo://", RUN)):
         raise CheckpointError(hint)
     if text.startswith("demo://"):
         from smtrain.core.demo import materialise
@@ -311,7 +311,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from smtrain.client.backends.choose import backend_of_job
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.listing import jobs_of
-    from smtrain.core.aws_errors import unasked
+    from smtrain.core.aws_errors import is_unanswered
 
     job, place = backend_of_job(name, target)
     try:
@@ -327,7 +327,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
         named = Job(job, place)
         named.describe()
     except (ClientError, JobError) as error:
-        if unasked(error) or "exported" in str(error):
+        if is_unanswered(error) or "exported" in str(error):
             raise
         nowhere = f"{name}: there is no such folder, and no run or job"
         raise unknown_run(nowhere, name, place, near_path(name), "model.not_found") from None

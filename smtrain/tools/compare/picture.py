@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import DataError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import only_writer, replacing_files
 from smtrain.core.pages.page import image, render
 from smtrain.core.text import clean
@@ -45,7 +45,7 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
 
         Picture = figure_class()
     except ImportError:
-        raise DataError(missing("matplotlib")) from None
+        raise DataError(missing_module("matplotlib")) from None
     norms = all(pair.grad_norm for pair in comparison.pairs)
     figure = Picture(figsize=(width, 9 if norms else 5.5), layout="constrained")
     rows: Any = figure.subplots(

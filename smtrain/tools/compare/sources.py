@@ -15,7 +15,7 @@ from typing import Any
 
 from smtrain.client.backends.sagemaker.backend import unknown_run
 from smtrain.core.errors import DataError, JobError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import open_named, parse_json
 from smtrain.core.near import near_path
 from smtrain.core.protocol.log_lines import step_record
@@ -135,7 +135,7 @@ def _events(path: Path) -> list[dict[str, float]]:
     try:
         from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
     except ImportError:
-        raise DataError(missing("tensorboard")) from None
+        raise DataError(missing_module("tensorboard")) from None
     runs: Any = EventMultiplexer(size_guidance={"scalars": 0})
     if path.is_dir():
         runs.AddRunsFromDirectory(str(path))
@@ -157,7 +157,7 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from smtrain.client.backends.choose import backend_of_job
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.listing import jobs_of
-    from smtrain.core.aws_errors import unasked
+    from smtrain.core.aws_errors import is_unanswered
 
     job, place = backend_of_job(name, target)
     try:
@@ -166,7 +166,7 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
             attempts = [Job(job, place)]
             attempts[0].describe()
     except (ClientError, JobError) as error:
-        if unasked(error):
+        if is_unanswered(error):
             raise
         nowhere = f"{name}: there is no such file, and no run or job"
         raise unknown_run(nowhere, name, place, near_path(name)) from None

@@ -14,12 +14,12 @@ from typing import Any
 
 from smtrain.client.findings import Finding, Report
 from smtrain.client.planner.machines import GIB
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import probe, write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
-from smtrain.core.text import aligned
+from smtrain.core.text import align_columns
 from smtrain.tools.doctor import verdicts
 from smtrain.tools.doctor.devices import TorchView, devices
 from smtrain.tools.doctor.gathered import Gathered
@@ -73,8 +73,10 @@ class Diagnosis:
             for section, facts in self.gathered.facts.items()
             for k, (name, value) in enumerate(facts.items())
         ]
-        parts = [] if self.trained is None else [*aligned(self._parts()), *self.trained.notes, ""]
-        return "\n".join([*aligned(rows), "", *parts, str(self.report)])
+        parts = (
+            [] if self.trained is None else [*align_columns(self._parts()), *self.trained.notes, ""]
+        )
+        return "\n".join([*align_columns(rows), "", *parts, str(self.report)])
 
     def _parts(self) -> list[list[str]]:
         assert self.trained is not None
@@ -242,7 +244,7 @@ def diagnose(
     `given` is the config.json of the model to train; None takes models of the devices' size.
     """
     found = Gathered()
-    with doing("looking at this machine"):
+    with spinner("looking at this machine"):
         software(found)
         view = devices(found)
         processor(found, view.processes)

@@ -17,7 +17,7 @@ from smtrain.client.findings import Level
 from smtrain.client.planner.machines import GIB
 from smtrain.client.planner.this_machine import PROCESS
 from smtrain.core.errors import first_line
-from smtrain.core.extras import MODULES, install, missing
+from smtrain.core.extras import MODULES, install, missing_module
 from smtrain.core.files import home_path, probe
 from smtrain.core.machine import CGROUP, cores_here, memory_here, memory_limit_here, processor_here
 from smtrain.tools.doctor.gathered import SYSTEM, Gathered, first_word, numbers
@@ -175,7 +175,7 @@ def _together(found: Gathered, torch: str | None, neuronx: str | None) -> None:
 
 def _installing(name: str) -> str:
     """The command of the package's extra, which also brings what goes with it."""
-    sentence = missing(name)
+    sentence = missing_module(name)
     return sentence.partition("`")[2].partition("`")[0] or f"pip install {name}"
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.files import parse_json
 from smtrain.core.machine import cores_here
 from smtrain.tools.doctor.devices import TorchView
@@ -251,7 +251,7 @@ class _Runner:
                 start_new_session=True,
             )
         at, since, limit = 0, time.monotonic(), 0.0
-        with doing(
+        with spinner(
             lambda: f"{task.parts[min(at, len(task.parts) - 1)].replace('_', ' ')} on {task.device}"
         ):
             try:

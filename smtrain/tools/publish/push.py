@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.client.backends.checksums import sha256_of
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError, first_line
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.model.card import README, card, metadata, usage
 from smtrain.core.model.hf_folder import SOURCE, WEIGHTS, is_legal
 from smtrain.core.public import public
@@ -79,7 +79,7 @@ def push(
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise JobError(missing("huggingface_hub")) from None
+        raise JobError(missing_module("huggingface_hub")) from None
     api = HfApi(library_name="smtrain")
     mine = _may_write(api)
     held = _held(api, repository, revision)

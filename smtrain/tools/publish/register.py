@@ -11,7 +11,7 @@ from smtrain.client.backends.choose import sagemaker
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import names
 from smtrain.core import text
-from smtrain.core.aws_errors import unnamed
+from smtrain.core.aws_errors import is_not_found
 from smtrain.core.errors import JobError
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName
@@ -162,7 +162,7 @@ def _held(client: Any, group: str, request: dict[str, Any]) -> str | None:
             item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]
         ]
     except ClientError as error:
-        if unnamed(error):
+        if is_not_found(error):
             return None
         raise
     return next(
@@ -189,7 +189,7 @@ def _make_group(client: Any, group: str, run: str) -> None:
     try:
         client.describe_model_package_group(ModelPackageGroupName=group)
     except ClientError as error:
-        if not unnamed(error):
+        if not is_not_found(error):
             raise
         client.create_model_package_group(
             ModelPackageGroupName=group,

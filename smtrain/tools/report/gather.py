@@ -17,7 +17,7 @@ from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import parse_json
 from smtrain.core.git import commit_of
 from smtrain.core.protocol.log_lines import (
@@ -66,7 +66,7 @@ class JobAccount:
         """Time from its creation to its end, or to now."""
         now = datetime.datetime.now(datetime.timezone.utc)
         end = self.description.get("TrainingEndTime") or (
-            self.description["LastModifiedTime"] if self.status in ENDED else now
+            self.description["LastModifiedTime"] if self.status in FINAL_STATUSES else now
         )
         return max(0.0, float((end - self.created).total_seconds()))
 

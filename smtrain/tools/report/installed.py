@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from smtrain.core.files import parse_json
-from smtrain.core.git import committed
+from smtrain.core.git import describe_commit
 from smtrain.version import __version__
 
 _URL = re.compile(r"(https?|ssh|git)://|[\w.-]+@[\w.-]+:")
@@ -60,7 +60,7 @@ def _of_wheel(record: dict[str, Any]) -> list[str]:
 
 
 def _of_checkout(folder: Path) -> list[str]:
-    commit = committed(folder)
+    commit = describe_commit(folder)
     if commit is None:
         return [
             f"# smtrain {__version__}, from a folder without a git repository",

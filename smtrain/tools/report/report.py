@@ -16,7 +16,7 @@ from smtrain.client.jobs.job import Job
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import write_atomically
 from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
@@ -75,7 +75,11 @@ def report(
     file = Path(out) if out is not None else Path(f"{account.name}.html")
     refuse_other(file, overwrite)
     last = {job.stage: job for job in account.jobs}
-    failed = [job for job in last.values() if job.status in ENDED and job.status not in NO_FAILURE]
+    failed = [
+        job
+        for job in last.values()
+        if job.status in FINAL_STATUSES and job.status not in NO_FAILURE
+    ]
     write_atomically(
         file, page(account, [str(Job(job.name, account.target).explain()) for job in failed])
     )
@@ -146,7 +150,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
 
 def _state(run: RunAccount) -> tuple[str, str]:
     """The run's state, and the CSS class of its tone."""
-    if any(job.status not in ENDED for job in run.jobs):
+    if any(job.status not in FINAL_STATUSES for job in run.jobs):
         return "running", ""
     status = run.jobs[-1].status
     state = "done" if status == "Completed" else status.lower()

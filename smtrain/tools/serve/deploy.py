@@ -148,7 +148,9 @@ def deploy(
 
 def refuse_unknown_type(instance_type: str) -> None:
     """Raise `ConfigError` for a type that the installed boto3 does not know for endpoints."""
-    known = botocore_models.described("sagemaker").shape_for("ProductionVariantInstanceType").enum
+    known = (
+        botocore_models.service_model("sagemaker").shape_for("ProductionVariantInstanceType").enum
+    )
     if instance_type not in known:
         near = instance_meant(instance_type) or nearest(instance_type, known)
         meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"

@@ -9,7 +9,7 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, is_gpu, is_neuron, lnc_of
 from smtrain.core.facts.gpus import chip_of, has_bf16, is_arm
-from smtrain.core.facts.trainium2 import torus_chip, untiled
+from smtrain.core.facts.trainium2 import first_group_off_torus, torus_chip
 from smtrain.core.model.footprint import CONTEXT, GIB, cache_of
 from smtrain.core.model.text_part import text_part
 
@@ -60,7 +60,11 @@ def _parts(instance_type: str, devices: int, heads: int) -> int:
     torus = torus_chip(instance_type, lnc_of(instance_type, {}))
     if torus is not None:
         whole = [n for n in parts if devices % n == 0]
-        parts = [n for n in whole if untiled(n, 1, devices // n, devices, torus, ()) is None]
+        parts = [
+            n
+            for n in whole
+            if first_group_off_torus(n, 1, devices // n, devices, torus, ()) is None
+        ]
     return max(parts)
 
 

@@ -18,7 +18,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.text import Say, with_article
 from smtrain.tools.tune.search import Search
 from smtrain.tools.tune.space import Values, with_values
@@ -143,7 +143,7 @@ class TrialLoop:
     def _look(self, trial: Trial) -> None:
         job = self._jobs[trial.number]
         job.look()
-        ended = job.known_status in ENDED
+        ended = job.known_status in FINAL_STATUSES
         trial.curve = [
             (int(record["step"]), record[self.objective])
             for record in job.records

@@ -17,10 +17,10 @@ from typing import Any
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
-from smtrain.core.config.stage_file import TUNED
+from smtrain.core.config.stage_file import TUNED_KEYS
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.text import Say
 from smtrain.core.tracking.settings import VARIABLE
 from smtrain.stages.train import CHECKPOINTS
@@ -85,7 +85,7 @@ def tuning_request(
         "sagemaker_submit_directory": "/opt/ml/input/data/code/bundle.tar.gz",
         "sagemaker_region": config.compute.region or "",
         "sagemaker_container_log_level": 20,
-        TUNED: ",".join(keys),
+        TUNED_KEYS: ",".join(keys),
     }
     limits = {"MaxNumberOfTrainingJobs": max_jobs, "MaxParallelTrainingJobs": parallel}
     if seconds is not None:
@@ -164,7 +164,7 @@ def follow(place: SageMakerBackend, name: str, keys: Sequence[str], say: Say) ->
         description = place.sagemaker.describe_hyper_parameter_tuning_job(
             HyperParameterTuningJobName=name
         )
-        ended = description["HyperParameterTuningJobStatus"] in ENDED
+        ended = description["HyperParameterTuningJobStatus"] in FINAL_STATUSES
         trials = _trials(place, name, keys)
         for trial in trials:
             if shown.get(trial.job) != trial.status:

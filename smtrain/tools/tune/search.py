@@ -11,7 +11,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.tools.tune.space import Axis, Values, grid
 from smtrain.tools.tune.trials import Trial
 
@@ -31,7 +31,7 @@ def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
         return _Combinations(grid(axes))
     if not present("optuna"):
         raise ConfigError(
-            f"--over: {missing('optuna')}; or name values in place of ranges, which are tried one"
+            f"--over: {missing_module('optuna')}; or name values in place of ranges, which are tried one"
             " by one",
             code="package.missing",
         )

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from smtrain.core.digests import verified, with_digest
+from smtrain.core.digests import verify_record, with_digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import read_object, write_atomically
-from smtrain.core.text import aligned
+from smtrain.core.text import align_columns
 from smtrain.tools.tune.space import Axis, Values
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Tuning:
                     trial.run,
                 ]
             )
-        lines = aligned(rows) + [
+        lines = align_columns(rows) + [
             f"trial {trial.number} failed: {trial.reason}" for trial in self.trials if trial.reason
         ]
         return "\n".join(lines)
@@ -144,7 +144,7 @@ class TuningRecord:
     def read(self) -> list[Trial]:
         """The trials of earlier calls. Raises `JobError` for a damaged file."""
         try:
-            content = verified(read_object(self.path))
+            content = verify_record(read_object(self.path))
             if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return [
@@ -190,7 +190,7 @@ def draw(tuning: Tuning) -> Figure:
     try:
         figure = figure_class()(figsize=(4.2 * panels, 3.6), layout="constrained")
     except ImportError:
-        raise ConfigError([missing("matplotlib")]) from None
+        raise ConfigError([missing_module("matplotlib")]) from None
     row: Any = figure.subplots(1, panels, squeeze=False)[0]
     best = tuning.best
     for panel, axis in zip(row, tuning.axes, strict=False):

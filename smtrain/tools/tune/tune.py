@@ -23,7 +23,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.digests import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.files import home, only_writer, replacing_files
-from smtrain.core.interrupts import gently
+from smtrain.core.interrupts import resumable_interrupt
 from smtrain.core.public import public
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.text import Say
@@ -37,7 +37,7 @@ from smtrain.tools.tune.space import Axis, axes_of, grid, try_ends, with_values
 from smtrain.tools.tune.trials import Tuning, TuningRecord
 
 
-@gently("interrupted: started jobs keep running, and the same call resumes the tuning")
+@resumable_interrupt("interrupted: started jobs keep running, and the same call resumes the tuning")
 @public
 def tune(
     source: Source | None = None,

@@ -18,7 +18,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.model.lora import STACKED, A, B
+from smtrain.core.model.lora import STACKED_EXPERTS, A, B
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
@@ -161,7 +161,7 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
             pairs |= _of_experts(shape, module, a, b, lora.scale)
         else:
             pairs[f"{module}.weight"] = Factor(a, b, lora.scale)
-    extension = source.config if source.extended else None
+    extension = source.config if source.has_extended_rope else None
     return _fitting(
         Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape
     )
@@ -180,42 +180,42 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
                 f"{location}/{WEIGHTS}: {name[:200]} is {slab.dtype.code} {list(slab.shape)}; a"
                 " factor is a matrix of floating-point numbers."
             )
-        parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, location)
+        parts.setdefault(module, {})[kind] = _numbers(slab.read_all(), slab.dtype, name, location)
     factors: dict[str, Factor | tuple[Factor, ...]] = {}
-    turned = _are_turned(parts, config, shape)
-    for module, both in parts.items():
-        if set(both) != {A, B}:
+    are_transposed = _are_transposed(parts, config, shape)
+    for module, factor_pair in parts.items():
+        if set(factor_pair) != {A, B}:
             raise CheckpointError(
                 f"{location}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter"
                 " again."
             )
-        stacked = _stacked(module, config, shape)
-        module, count = stacked or (module, 1)
+        experts_matrix = _find_experts_matrix(module, config, shape)
+        module, count = experts_matrix or (module, 1)
         rank = _pattern(config["rank_pattern"], module, config["r"])
-        if both[A].shape[0] != rank * count or both[B].shape[1] != rank * count:
+        if factor_pair[A].shape[0] != rank * count or factor_pair[B].shape[1] != rank * count:
             raise CheckpointError(
-                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0] // count}"
-                f" and {both[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from"
+                f"{location}: the factors of {module[:200]} have rank {factor_pair[A].shape[0] // count}"
+                f" and {factor_pair[B].shape[1] // count}, and {CONFIG} says {rank}; copy both files from"
                 " the same adapter"
                 + (
                     ", or name the model that it was trained on, which may have other experts."
-                    if stacked
+                    if experts_matrix
                     else "."
                 ),
                 code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
         scale = alpha / (sqrt(rank) if config["use_rslora"] else rank)
-        if stacked:
-            a = both[A].reshape(count, rank, -1)
-            b = both[B].reshape(-1, rank, count).transpose(2, 0, 1)
-            factors |= _of_experts(shape, module, a, b, scale, turned)
+        if experts_matrix:
+            a = factor_pair[A].reshape(count, rank, -1)
+            b = factor_pair[B].reshape(-1, rank, count).transpose(2, 0, 1)
+            factors |= _of_experts(shape, module, a, b, scale, are_transposed)
             continue
         name = f"{module}.weight"
         name = (
             text_name(name, shape.rules.prefix) or name
         )  # of an adapter of the whole multimodal model
-        factors[shape.file_name(name)] = Factor(both[A], both[B], scale)
+        factors[shape.file_name(name)] = Factor(factor_pair[A], factor_pair[B], scale)
     if not factors:
         raise CheckpointError(f"{location}/{WEIGHTS} holds no factors; save the adapter again.")
     base = (
@@ -224,7 +224,9 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
     return _fitting(Adapter(location, factors, base, location.stamp()), shape)
 
 
-def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple[str, int] | None:
+def _find_experts_matrix(
+    module: str, config: Mapping[str, Any], shape: ModelShape
+) -> tuple[str, int] | None:
     """The matrix of all experts that a module's factors adapt, by transformers' name, and its
     number of experts.
 
@@ -235,17 +237,17 @@ def _stacked(module: str, config: Mapping[str, Any], shape: ModelShape) -> tuple
     path = path if inner == "base_layer" else module
     if shape.experts is None or not path.endswith("mlp.experts"):
         return None
-    names = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED]
-    named = [
+    names = [f"{path}.{name.rpartition('.')[2]}" for name in STACKED_EXPERTS]
+    matches = [
         n
         for n in names
         if any(f".{n}".endswith(f".{target}") for target in config["target_parameters"])
     ]
-    named = named or names[-1:]
-    return named[0] if inner == "base_layer" else named[-1], shape.experts.count
+    matches = matches or names[-1:]
+    return matches[0] if inner == "base_layer" else matches[-1], shape.experts.count
 
 
-def _are_turned(
+def _are_transposed(
     parts: Mapping[str, Mapping[str, Bits]], config: Mapping[str, Any], shape: ModelShape
 ) -> bool:
     """Whether A multiplies outputs of experts that are stored with their inputs first.
@@ -254,17 +256,17 @@ def _are_turned(
     first.
     """
     sizes = shape.experts
-    for module, both in parts.items():
-        stacked = _stacked(module, config, shape)
-        if stacked and sizes is not None and A in both:
-            expected = sizes.width if stacked[0].endswith(".down_proj") else shape.hidden
-            if both[A].shape[1] != expected:
+    for module, factor_pair in parts.items():
+        experts_matrix = _find_experts_matrix(module, config, shape)
+        if experts_matrix and sizes is not None and A in factor_pair:
+            expected = sizes.width if experts_matrix[0].endswith(".down_proj") else shape.hidden
+            if factor_pair[A].shape[1] != expected:
                 return True
     return False
 
 
 def _of_experts(
-    shape: ModelShape, module: str, a: Bits, b: Bits, scale: float, turned: bool = False
+    shape: ModelShape, module: str, a: Bits, b: Bits, scale: float, are_transposed: bool = False
 ) -> dict[str, Factor | tuple[Factor, ...]]:
     """The factors of the parameters in files that a matrix of all experts consists of.
 
@@ -278,7 +280,10 @@ def _of_experts(
         pairs = zip(a, b, strict=True)
         return {
             module: tuple(
-                Factor(*((one, two) if turned else (two.T, one.T)), scale) for one, two in pairs
+                Factor(
+                    *((factor_a, factor_b) if are_transposed else (factor_b.T, factor_a.T)), scale
+                )
+                for factor_a, factor_b in pairs
             )
         }
     path = path.removesuffix("mlp.experts") + names.path if path.endswith("mlp.experts") else path
@@ -296,34 +301,34 @@ def _config(location: Place) -> dict[str, Any]:
     """Read adapter_config.json with peft's defaults; raises `CheckpointError` if it is not plain
     LoRA.
     """
-    stored = read_json(location, CONFIG)
-    if stored.get("peft_type") != "LORA":
+    peft_config = read_json(location, CONFIG)
+    if peft_config.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"{location}/{CONFIG} has peft_type {stored.get('peft_type')!r}, and smtrain reads LORA"
+            f"{location}/{CONFIG} has peft_type {peft_config.get('peft_type')!r}, and smtrain reads LORA"
             " only; merge it with peft (model.merge_and_unload().save_pretrained(FOLDER)) and name"
             " the merged model."
         )
-    for key, what in _NOT_PLAIN.items():
-        if stored.get(key):
+    for key, feature in _NOT_PLAIN.items():
+        if peft_config.get(key):
             raise CheckpointError(
-                f"{location}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft."
+                f"{location}/{CONFIG} has {feature}, which smtrain cannot merge; merge it with peft."
             )
-    if stored.get("bias", "none") != "none":
+    if peft_config.get("bias", "none") != "none":
         raise CheckpointError(
-            f"{location}/{CONFIG} has trained biases (bias: {stored['bias']}), which smtrain cannot"
+            f"{location}/{CONFIG} has trained biases (bias: {peft_config['bias']}), which smtrain cannot"
             " merge; merge it with peft."
         )
-    start = stored.get("init_lora_weights", True)
+    start = peft_config.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise CheckpointError(
             f"{location}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's"
             " own weights, so the adapter does not fit the original model; convert it with peft"
             " (save_pretrained with path_initial_model_for_weight_conversion)."
         )
-    config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **stored}
-    config["target_parameters"] = _names(stored.get("target_parameters") or [], location)
+    config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **peft_config}
+    config["target_parameters"] = _names(peft_config.get("target_parameters") or [], location)
     for key in ("rank_pattern", "alpha_pattern"):
-        config[key] = stored.get(key) or {}
+        config[key] = peft_config.get(key) or {}
         valid = isinstance(config[key], dict) and all(_is_number(n) for n in config[key].values())
         try:
             valid = valid and all(re.compile(pattern) for pattern in config[key])
@@ -360,10 +365,10 @@ def _slabs(location: Place) -> dict[str, Slab]:
     if WEIGHTS in location.files():
         tensors = safetensors.slabs(location, WEIGHTS)
     elif _OLDER in location.files():
-        loaded = torchzip.load(location, _OLDER)
-        tensors = tensors_in(loaded) or {}
+        content = torchzip.load(location, _OLDER)
+        tensors = tensors_in(content) or {}
         if not tensors:
-            raise not_tensors(loaded, f"{location}/{_OLDER}")
+            raise not_tensors(content, f"{location}/{_OLDER}")
     else:
         raise CheckpointError(
             f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged"
@@ -375,13 +380,13 @@ def _split(location: Place, name: str) -> tuple[str, str]:
     """The module that a tensor adapts, and the factor that it is (A or B)."""
     kind = next((kind for kind in (A, B) if name.endswith(kind)), None)
     if kind is None or not name.startswith(PREFIX):
-        what = (
+        description = (
             "an adapter of an embedding"
             if "lora_embedding" in name
             else "no factor of a linear layer"
         )
         raise CheckpointError(
-            f"{location}/{WEIGHTS} holds {name[:200]}, {what}, which smtrain cannot merge; use"
+            f"{location}/{WEIGHTS} holds {name[:200]}, {description}, which smtrain cannot merge; use"
             " peft."
         )
     return name.removeprefix(PREFIX).removesuffix(kind), kind
@@ -414,13 +419,13 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
                 f"{adapter.location} adapts {head}, which this model shares with its embedding, and"
                 " merging would change both; keep the adapter next to the model."
             )
-        one = factor[0] if isinstance(factor, tuple) else factor
+        first_factor = factor[0] if isinstance(factor, tuple) else factor
         count = (len(factor),) if isinstance(factor, tuple) else ()
-        adapted = (*count, one.b.shape[0], one.a.shape[1])
-        if name not in specs or specs[name].shape != adapted:
+        delta_shape = (*count, first_factor.b.shape[0], first_factor.a.shape[1])
+        if name not in specs or specs[name].shape != delta_shape:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(
-                f"{adapter.location} is of another model: it adapts {name[:200]} {list(adapted)},"
+                f"{adapter.location} is of another model: it adapts {name[:200]} {list(delta_shape)},"
                 f" which {has}; name the model that it was trained on.",
                 code="checkpoint.other_model",
             )

@@ -20,8 +20,8 @@ def read_manifest(location: Place) -> dict[str, Any]:
     half-way.
     """
     folder = location.path()
-    unfinished = folder is not None and is_unfinished(folder, MANIFEST)
-    if unfinished or (MANIFEST not in location.files() and JOURNAL in location.files()):
+    was_interrupted = folder is not None and is_unfinished(folder, MANIFEST)
+    if was_interrupted or (MANIFEST not in location.files() and JOURNAL in location.files()):
         raise CheckpointError(
             f"{location} is left over from a conversion that was interrupted; run that again.",
             code="checkpoint.damaged",
@@ -44,15 +44,15 @@ def read_manifest(location: Place) -> dict[str, Any]:
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(
-        isinstance(about, dict) and "size" in about for about in files.values()
+        isinstance(entry, dict) and "size" in entry for entry in files.values()
     ):
         raise CheckpointError(
             f"{location}/{MANIFEST} lists no files; convert the model again.",
             code="checkpoint.damaged",
         )
     present = location.files()
-    for file, about in files.items():
-        if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
+    for file, entry in files.items():
+        if "crc32" in entry and present.get(file) != entry["size"]:  # the small files may be edited
             if file not in present:
                 raise CheckpointError(
                     f"{location}/{file} is missing; copy this file into it, or convert the model"
@@ -60,17 +60,17 @@ def read_manifest(location: Place) -> dict[str, Any]:
                     code="checkpoint.damaged",
                 )
             raise strange(location, file) or CheckpointError(
-                f"{location}/{file} has {present[file]} bytes instead of {about['size']}; copy this"
+                f"{location}/{file} has {present[file]} bytes instead of {entry['size']}; copy this"
                 " file again, or convert the model again.",
                 code="checkpoint.damaged",
             )
     return manifest
 
 
-def matches_manifest(location: Place, file: str, about: dict[str, Any]) -> bool:
+def matches_manifest(location: Place, file: str, entry: dict[str, Any]) -> bool:
     """Whether a small file has the sha256 of its manifest entry, if that has one."""
     content = location.read(file, 0, location.files().get(file, 0))
-    return "sha256" not in about or hashlib.sha256(content).hexdigest() == about["sha256"]
+    return "sha256" not in entry or hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 
 def mesh_of(
@@ -78,8 +78,8 @@ def mesh_of(
 ) -> tuple[int, int]:
     """(tp, pp) of the rank files of a checkpoint. Raises CheckpointError if one is missing."""
     tp, pp = (max(rank[i] for rank in ranks) + 1 for i in (0, 1))
-    most = len(ranks) + 1  # a file named for rank 99,999,999 must not make this a long loop
-    for t, p in product(range(min(tp, most)), range(min(pp, most))):
+    max_size = len(ranks) + 1  # a file named for rank 99,999,999 must not make this a long loop
+    for t, p in product(range(min(tp, max_size)), range(min(pp, max_size))):
         if (t, p) not in ranks:
             raise CheckpointError(
                 f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file"
@@ -91,9 +91,9 @@ def mesh_of(
 
 def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:
     """crc32 of each tensor of a file, as far as the manifest has them."""
-    about = manifest.get("files", {}).get(file, {}).get("crc32", {})
+    crcs = manifest.get("files", {}).get(file, {}).get("crc32", {})
     try:
-        return {name: int(crc, 16) for name, crc in about.items()}
+        return {name: int(crc, 16) for name, crc in crcs.items()}
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
             f"the manifest has no valid crc32 of {file}; convert the model again.",

@@ -36,7 +36,7 @@ class ConversionPlan:
     containers: list[TensorFile]
     extras: dict[str, bytes]
     """Small files to write too, by name."""
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     """Entries of the manifest besides files and hashes."""
     replaces: tuple[str, ...]
     """Patterns of files that an earlier output in the same folder may have left."""
@@ -52,21 +52,21 @@ class ConversionProgress:
 
     def add(self, job: Job, crcs: Iterable[int]) -> list[TensorFile]:
         """Record a finished job; returns the files that it completed."""
-        finished = []
+        complete_files = []
         with self.lock:
             tensors = [(write.name, container) for write in job for container in write.targets]
             for (name, container), crc in zip(tensors, crcs, strict=True):
-                written = self.crcs.setdefault(container.file, {})
-                written[name] = crc
-                if len(written) == len(container.offsets):
-                    finished.append(container)
-        return finished
+                file_crcs = self.crcs.setdefault(container.file, {})
+                file_crcs[name] = crc
+                if len(file_crcs) == len(container.offsets):
+                    complete_files.append(container)
+        return complete_files
 
 
 def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
     """A digest, equal for two runs that write the same from the same files."""
     files = [[c.file, c.end, c.offsets] for c in plan.containers]
-    content = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
+    content = [FORMAT, VERSION, plan.metadata, source.config, source.stamp(), files]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -78,19 +78,19 @@ def manifest(
     """
     files: dict[str, Any] = {}
     for container in plan.containers:
-        written = crcs.get(container.file, {})
-        tail = b"" if container.tail is None else container.tail(written)
+        file_crcs = crcs.get(container.file, {})
+        tail = b"" if container.tail is None else container.tail(file_crcs)
         size = container.end + len(tail)
         files[container.file] = {
             "size": size,
-            "crc32": {name: f"{written[name]:08x}" for name in container.offsets},
+            "crc32": {name: f"{file_crcs[name]:08x}" for name in container.offsets},
         }
     for file, data in plan.extras.items():
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     content = {
         "format": FORMAT,
         "version": VERSION,
-        **plan.about,
+        **plan.metadata,
         **({"work": work} if work else {}),
         "files": files,
     }
@@ -105,22 +105,22 @@ def is_done(
 
     Raises CheckpointError if other files would be replaced.
     """
-    ours = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
-    old = sorted(file for file in present if file in ours or matches(file, plan.replaces))
+    planned_files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
+    old = sorted(file for file in present if file in planned_files or matches(file, plan.replaces))
     if not old:
         return False
     try:
-        written = parse_json(manifest or b"{}")
+        old_manifest = parse_json(manifest or b"{}")
         sizes = (
-            {file: about["size"] for file, about in written["files"].items()}
-            if written["work"] == work
+            {file: entry["size"] for file, entry in old_manifest["files"].items()}
+            if old_manifest["work"] == work
             else None
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         sizes = None
     if sizes and all(present.get(file) == size for file, size in sizes.items()):
         return True
-    raise others(target, old)
+    raise other_files_error(target, old)
 
 
 def written_by(manifest: bytes | None) -> list[str]:
@@ -139,11 +139,11 @@ def written_by(manifest: bytes | None) -> list[str]:
     return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
 
 
-def others(target: object, old: list[str]) -> CheckpointError:
+def other_files_error(target: object, old: list[str]) -> CheckpointError:
     """The error for files that a conversion would replace."""
-    more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+    remainder = f" and {len(old) - 3} more" if len(old) > 3 else ""
     return CheckpointError(
-        f"{target} holds other files of the same names ({', '.join(old[:3])}{more}); name another"
+        f"{target} holds other files of the same names ({', '.join(old[:3])}{remainder}); name another"
         " folder, or replace them with --overwrite (overwrite=True)"
     )
 
@@ -163,30 +163,32 @@ def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
     Calls of different groups write different files, and the kernel lets one writer into a file at a
     time.
     """
-    waiting = [deque(calls) for calls in groups if calls]
-    begun = iter(waiting)
-    lock, stopped = threading.Lock(), threading.Event()
+    queues = [deque(calls) for calls in groups if calls]
+    unstarted_queues = iter(queues)
+    lock, stop_event = threading.Lock(), threading.Event()
 
     def work() -> None:
-        mine: deque[Callable[[], None]] = deque()
-        while not stopped.is_set():
+        queue: deque[Callable[[], None]] = deque()
+        while not stop_event.is_set():
             with lock:
-                mine = mine or next(begun, mine) or max(waiting, key=len, default=mine)
-                if not mine:
+                queue = (
+                    queue or next(unstarted_queues, queue) or max(queues, key=len, default=queue)
+                )
+                if not queue:
                     return
-                call = mine.popleft()
+                call = queue.popleft()
             try:
                 call()
             except BaseException:
-                stopped.set()
+                stop_event.set()
                 raise
 
-    workers = max(1, min(8, cores_here(), sum(map(len, waiting))))
+    workers = max(1, min(8, cores_here(), sum(map(len, queues))))
     with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
         futures = [pool.submit(work) for _ in range(workers)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            stopped.set()
+            stop_event.set()
     for future in futures:
         future.result()

@@ -18,7 +18,7 @@ from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import (
     OF_A_WHOLE_MODEL,
-    Carried,
+    CompanionFiles,
     companions_of,
 )
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
@@ -27,7 +27,7 @@ from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.native.writer import write_native
-from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource, Reordered
+from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource, ReorderedSource
 from smtrain.worker.checkpoint.nemo_megatron.writer import write_nnm
 from smtrain.worker.checkpoint.nxd.writer import write_nxd
 from smtrain.worker.checkpoint.open import open_weights, step_names
@@ -41,11 +41,11 @@ from smtrain.worker.checkpoint.targets import (
     Nxd,
     Peft,
     Target,
-    unknown,
+    unknown_value_fault,
 )
 
 if TYPE_CHECKING:
-    from smtrain.worker.checkpoint.merge import Changed
+    from smtrain.worker.checkpoint.merge import MergeEffect
 
 
 @public_class
@@ -68,7 +68,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.kv_order not in get_args(KvOrder):
             raise ConfigError(
-                [unknown("kv_order", self.kv_order, get_args(KvOrder))], code="config.wrong_value"
+                [unknown_value_fault("kv_order", self.kv_order, get_args(KvOrder))],
+                code="config.wrong_value",
             )
 
 
@@ -82,7 +83,7 @@ def convert(
     merge_adapter: Path | str | None = None,
     overwrite: bool = False,
     say: Say = text.say,
-) -> Changed | None:
+) -> MergeEffect | None:
     """Convert between folders and s3:// URIs; `smtrain.convert` (tools/convert.py) describes
     arguments and errors.
     """
@@ -107,7 +108,7 @@ def convert(
     if isinstance(to, Peft):
         _convert_adapter(source, output, config, overwrite, say)
         return None
-    weights = _opened(source, config, read)
+    weights = _open_source(source, config, read)
     if isinstance(weights, HFSource) and weights.widened:
         say(
             f"{len(weights.widened)} tensors of experts are mxfp4 in {source}: they are written as"
@@ -116,27 +117,29 @@ def convert(
         )
     if config is None and isinstance(to, HuggingFace) and is_hf_folder(place(source)):
         config = source
-    carried = companions_of(place(config)) if config is not None else _companions(source, weights)
-    merged = None
+    companions = (
+        companions_of(place(config)) if config is not None else _companions(source, weights)
+    )
+    merged_source = None
     if merge_adapter is not None:
         from smtrain.worker.checkpoint.adapter import open_adapter
-        from smtrain.worker.checkpoint.merge import Merged
+        from smtrain.worker.checkpoint.merge import MergedSource
 
-        weights = merged = Merged(
+        weights = merged_source = MergedSource(
             weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config))
         )
-    tell_unchanged(_write(weights, output, to, config, overwrite, carried), say)
-    carried.tell(say)
+    tell_unchanged(_write(weights, output, to, config, overwrite, companions), say)
+    companions.tell(say)
     if (
         isinstance(to, HuggingFace)
-        and not tokenizer_in(carried.files)
-        and not {*OTHER_TOKENIZERS} & {*carried.files}
+        and not tokenizer_in(companions.files)
+        and not {*OTHER_TOKENIZERS} & {*companions.files}
     ):
         say(
             f"{output} has no tokenizer, as {config or source} has none; name the model's folder"
             " with --config"
         )
-    return None if merged is None else merged.changed()
+    return None if merged_source is None else merged_source.change_summary()
 
 
 def _refuse_another_kind(output: Path | str, to: Target) -> None:
@@ -170,12 +173,14 @@ def _convert_adapter(
             f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.",
             code="checkpoint.missing",
         )
-    carried = Carried() if config is None else companions_of(place(config), OF_A_WHOLE_MODEL)
-    write_peft(adapter, output, config, overwrite, carried=carried)
-    carried.tell(say)
+    companions = (
+        CompanionFiles() if config is None else companions_of(place(config), OF_A_WHOLE_MODEL)
+    )
+    write_peft(adapter, output, config, overwrite, companions=companions)
+    companions.tell(say)
 
 
-def _opened(source: str, config: str | None, read: ReadOptions) -> WeightSource:
+def _open_source(source: str, config: str | None, read: ReadOptions) -> WeightSource:
     weights = open_weights(
         source, None if config is None else read_config(config), read.kv_order, read.masters
     )
@@ -184,15 +189,15 @@ def _opened(source: str, config: str | None, read: ReadOptions) -> WeightSource:
             f"{source} is not a neuronx-nemo-megatron checkpoint, and --masters reads only those;"
             " leave out --masters (masters=True)."
         )
-    return Reordered(weights) if read.reordered_qkv else weights
+    return ReorderedSource(weights) if read.reordered_qkv else weights
 
 
-def _companions(source: str, weights: WeightSource) -> Carried:
+def _companions(source: str, weights: WeightSource) -> CompanionFiles:
     """Read the files next to the weights, or next to the step's folder that holds them."""
-    carried = companions_of(weights.location)
+    companions = companions_of(weights.location)
     return (
-        carried
-        if carried.files or str(weights.location) == source
+        companions
+        if companions.files or str(weights.location) == source
         else companions_of(place(source))
     )
 
@@ -203,7 +208,7 @@ def _write(
     to: HuggingFace | Nxd | Native | Megatron | NemoMegatron,
     config: str | None,
     overwrite: bool,
-    carried: Carried,
+    companions: CompanionFiles,
 ) -> str:
     """Write the weights; returns the parts of a multimodal model that stay as they are."""
     # Optimizer state belongs to the weights as they were read: merged or reordered ones get none.
@@ -213,15 +218,17 @@ def _write(
     if isinstance(to, Nxd | Megatron | NemoMegatron):
         refuse_elsewhere(ModelShape.from_config(weights.config), type(to).__name__)
     if isinstance(to, HuggingFace):
-        return write_hf(weights, output, config, to.max_shard_size, overwrite, carried=carried)
+        return write_hf(
+            weights, output, config, to.max_shard_size, overwrite, companion_files=companions
+        )
     if isinstance(to, Native):
-        write_native(weights, output, to, state, overwrite, carried)
+        write_native(weights, output, to, state, overwrite, companions)
     elif isinstance(to, NemoMegatron):
-        write_nnm(weights, output, to, overwrite, carried)
+        write_nnm(weights, output, to, overwrite, companions)
     elif isinstance(to, Nxd):
-        write_nxd(weights, output, to, overwrite, carried)
+        write_nxd(weights, output, to, overwrite, companions)
     elif to.form == "torch":
-        write_megatron(weights, output, to, overwrite, carried)
+        write_megatron(weights, output, to, overwrite, companions)
     else:
-        write_torch_dist(weights, output, to, overwrite, carried)
+        write_torch_dist(weights, output, to, overwrite, companions)
     return ""

@@ -21,10 +21,10 @@ def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
 
     def sample(name: str) -> bytes:
         shape = source.shape(name)
-        rest = [(0, min(n, _COLUMNS)) for n in shape[1:]]
+        inner_bounds = [(0, min(n, _COLUMNS)) for n in shape[1:]]
         parts = [
             b"".join(
-                source.bits(name, [(at, at + 1), *rest]).tobytes()
+                source.bits(name, [(at, at + 1), *inner_bounds]).tobytes()
                 for at in sorted({0, shape[0] // 2})
             )
         ]
@@ -34,14 +34,14 @@ def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
 
     digest = hashlib.sha256()
     with ThreadPoolExecutor(8) as pool:  # channels that stream from S3 have a high latency
-        names = sorted(source.names()) if every_layer else _sampled(source.names())
+        names = sorted(source.names()) if every_layer else _sample_names(source.names())
         for part in pool.map(sample, names):
             # With lengths, so that bytes moved from one part to the next change the digest.
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
 
-def _sampled(names: list[str]) -> Iterator[str]:
+def _sample_names(names: list[str]) -> Iterator[str]:
     """Parameters of the first and the last layer, and those outside of layers."""
     kinds: dict[str, list[tuple[int, str]]] = {}
     for name in names:

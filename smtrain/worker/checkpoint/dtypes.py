@@ -15,7 +15,9 @@ from smtrain.core.model.footprint import Precision
 if TYPE_CHECKING:
     import torch
 
-_CACHED = 1 << 18  # numbers converted together: with fewer, threads wait for each other more often
+_NUMBERS_PER_BATCH = (
+    1 << 18
+)  # numbers converted together: with fewer, threads wait for each other more often
 _rooms = threading.local()
 Bits = np.ndarray[Any, np.dtype[Any]]
 """An array of unsigned integers, each the bits of one number."""
@@ -89,7 +91,7 @@ def cast(bits: Bits, old: DType, new: DType) -> Bits:
 
 def cached_rows(bits: Bits) -> Iterator[slice]:
     """Slices of rows so small that intermediate results stay in a core's cache."""
-    step = max(1, _CACHED // max(1, bits[:1].size))
+    step = max(1, _NUMBERS_PER_BATCH // max(1, bits[:1].size))
     for start in range(0, len(bits), step):
         yield slice(start, min(start + step, len(bits)))
 
@@ -129,12 +131,12 @@ def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
         return
     numbers = numbers.astype("<f4", copy=False)
     wide = numbers.view("<u4")
-    rounded = np.right_shift(wide, 16, out=room("rounded", numbers.shape, "<u4"))
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += wide
-    rounded >>= 16
-    out[...] = rounded
+    rounded_bits = np.right_shift(wide, 16, out=room("rounded", numbers.shape, "<u4"))
+    rounded_bits &= 1
+    rounded_bits += 0x7FFF
+    rounded_bits += wide
+    rounded_bits >>= 16
+    out[...] = rounded_bits
     if np.isnan(numbers.max(initial=-np.inf)):
         out[np.isnan(numbers)] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
 
@@ -155,8 +157,10 @@ def tensor(bits: Bits, dtype: DType) -> torch.Tensor:
     """A torch tensor on the same memory."""
     import torch
 
-    signed = bits.view(f"<i{dtype.itemsize}")  # torch supports few operations on unsigned integers
-    return torch.from_numpy(signed).view(getattr(torch, dtype.name))
+    signed_bits = bits.view(
+        f"<i{dtype.itemsize}"
+    )  # torch supports few operations on unsigned integers
+    return torch.from_numpy(signed_bits).view(getattr(torch, dtype.name))
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
@@ -164,5 +168,5 @@ def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
     import torch
 
     dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    return dtype, tensor.detach().view(signed).numpy().view(dtype.bits)
+    signed_type = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return dtype, tensor.detach().view(signed_type).numpy().view(dtype.bits)

@@ -12,7 +12,7 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.conversion_plan import (
     MANIFEST,
@@ -31,7 +31,7 @@ from smtrain.worker.checkpoint.staging import (
     is_unfinished,
     not_written,
     present,
-    staged,
+    staging_folder,
 )
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
@@ -48,39 +48,45 @@ def execute(
     be replaced.
     """
     work, read = fingerprint(source, plan), source.location.stamp()
-    signed = None if overwrite else work
+    recorded_work = None if overwrite else work
     if is_uri(target):
         from smtrain.worker.checkpoint.uploading import upload
 
         upload(source, str(target), plan, work, overwrite)
         return
     try:
-        done = (
+        is_complete = (
             not overwrite
             and not is_unfinished(Path(target), MANIFEST)
-            and _done(Path(target), plan, work)
+            and _is_complete(Path(target), plan, work)
         )
-        if done and not any(Path(target, left).exists() for left in (PARTIAL, JOURNAL)):
+        if is_complete and not any(
+            Path(target, leftover).exists() for leftover in (PARTIAL, JOURNAL)
+        ):
             return
-        with staged(Path(target), work, MANIFEST, durable=False) as stage:  # like cp, no fsync
-            if done:
+        with staging_folder(
+            Path(target), work, MANIFEST, durable=False
+        ) as stage:  # like cp, no fsync
+            if is_complete:
                 return
             if not stage.complete:
-                _fill(source, stage, plan, signed)
+                _fill(source, stage, plan, recorded_work)
                 refuse_changed(source.location, read)
             stage.publish((*plan.replaces, *map(escape, plan.extras)))
     except OSError as error:
         raise CheckpointError(not_written(target, error)) from None
 
 
-def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
+def _is_complete(target: Path, plan: ConversionPlan, work: str) -> bool:
     file = target / MANIFEST
     return is_done(
         plan, work, present(target), file.read_bytes() if file.is_file() else None, target
     )
 
 
-def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
+def _fill(
+    source: WeightSource, stage: Staging, plan: ConversionPlan, recorded_work: str | None
+) -> None:
     progress = ConversionProgress(plan)
     # The kernel lets one writer into a file at a time and has every other writer spin; ours sleep,
     # or hash meanwhile.
@@ -93,7 +99,7 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
     for folder in {(stage.folder / c.file).parent for c in plan.containers}:
         folder.mkdir(parents=True, exist_ok=True)
 
-    def one(key: str, job: Job) -> None:
+    def write_job(key: str, job: Job) -> None:
         if key in stage.done:
             crcs = stage.done[key]
         else:
@@ -114,22 +120,25 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
     for container in plan.containers:
         if not container.offsets:
             _finish(stage.folder, container, {})
-    with doing(partial(_so_far, progress, plan)):
+    with spinner(partial(_progress_line, progress, plan)):
         on_threads(
-            [partial(one, f"{g} {job[0].name}", job) for job in group]
+            [partial(write_job, f"{g} {job[0].name}", job) for job in group]
             for g, group in enumerate(plan.groups)
         )
-    for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
+    for file, data in {
+        **plan.extras,
+        MANIFEST: manifest(plan, progress.crcs, recorded_work),
+    }.items():
         (stage.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (stage.folder / file).write_bytes(data)
 
 
-def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
+def _progress_line(progress: ConversionProgress, plan: ConversionPlan) -> str:
     """The progress line for a person at a terminal."""
     with progress.lock:  # threads add to it
-        done = sum(map(len, progress.crcs.values()))
+        tensor_count = sum(map(len, progress.crcs.values()))
     return (
-        f"writing tensors, {done:,} of"
+        f"writing tensors, {tensor_count:,} of"
         f" {sum(len(container.offsets) for container in plan.containers):,}"
     )
 
@@ -138,7 +147,7 @@ def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:
     """Write the parts around the tensors: headers and the end of the file."""
     handle = os.open(folder / container.file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        for at, data in container.fixed:
+        for at, data in container.fixed_blocks:
             _write(handle, at, data)
         if container.tail is not None:
             _write(handle, container.end, container.tail(crcs))

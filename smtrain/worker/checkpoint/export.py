@@ -20,7 +20,7 @@ from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, c
 from smtrain.worker.checkpoint.huggingface.folder import read_config
 from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.merge import Changed, Merged
+from smtrain.worker.checkpoint.merge import MergedSource, MergeEffect
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.open import best_checkpoint, open_weights
 from smtrain.worker.checkpoint.peft import write_peft
@@ -51,7 +51,7 @@ def export(
     title: str = "A model trained with smtrain",
     max_shard_size: int = 5_000_000_000,
     say: Say = text.say,
-) -> Changed | None:
+) -> MergeEffect | None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or
     stays as it was.
 
@@ -64,37 +64,44 @@ def export(
     for source in (checkpoint, base.folder):
         refuse_overlap(source, target)
     if best:
-        chosen = best_checkpoint(place(checkpoint)).path()
-        assert chosen is not None  # `checkpoint` is a folder
-        checkpoint = chosen
+        best_folder = best_checkpoint(place(checkpoint)).path()
+        assert best_folder is not None  # `checkpoint` is a folder
+        checkpoint = best_folder
     folder = place(base.folder)
     adapter = native_adapter(place(checkpoint))
     if adapter is not None and not merge:
-        carried = companions_of(folder, {README: _CARD, **OF_A_WHOLE_MODEL})
+        companions = companions_of(folder, {README: _CARD, **OF_A_WHOLE_MODEL})
         readme = _card(folder, base.name, adapter.manifest, title=title, adapter=True)
-        write_peft(adapter, target, base.name or str(base.folder), readme=readme, carried=carried)
-        carried.tell(say)
+        write_peft(
+            adapter, target, base.name or str(base.folder), readme=readme, companions=companions
+        )
+        companions.tell(say)
         return None
-    merged = None
+    merged_source = None
     if adapter is None:
-        trained = open_weights(checkpoint)
-        manifest = trained.manifest if isinstance(trained, NativeSource) else None
+        trained_weights = open_weights(checkpoint)
+        manifest = trained_weights.manifest if isinstance(trained_weights, NativeSource) else None
     else:
         manifest = adapter.manifest
         began = open_weights(
             base.weights or base.folder, read_config(base.folder) if base.weights else None
         )
-        trained = merged = Merged(
+        trained_weights = merged_source = MergedSource(
             began, open_adapter(checkpoint, ModelShape.from_config(began.config))
         )
-    carried = companions_of(folder, {README: _CARD})
+    companions = companions_of(folder, {README: _CARD})
     readme = _card(folder, base.name, manifest, title=title, adapter=False)
-    unchanged = write_hf(
-        trained, target, base.folder, max_shard_size, readme=readme, carried=carried
+    unchanged_names = write_hf(
+        trained_weights,
+        target,
+        base.folder,
+        max_shard_size,
+        readme=readme,
+        companion_files=companions,
     )
-    tell_unchanged(unchanged, say)
-    carried.tell(say)
-    return None if merged is None else merged.changed()
+    tell_unchanged(unchanged_names, say)
+    companions.tell(say)
+    return None if merged_source is None else merged_source.change_summary()
 
 
 def _card(
@@ -103,8 +110,10 @@ def _card(
     """README.md of a model trained from the folder `base`, which its user named `path`."""
     files = base.files()
     readme = _text(base, README) if README in files else ""
-    about = metadata(_base(base, path), readme, adapter=adapter, legal=filter(is_legal, files))
-    paragraphs = [_lead(about, adapter, exporter_of(path or ""))]
+    front_matter = metadata(
+        _base(base, path), readme, adapter=adapter, legal=filter(is_legal, files)
+    )
+    paragraphs = [_lead(front_matter, adapter, exporter_of(path or ""))]
     if manifest is not None:
         paragraphs += [
             "## Training",
@@ -112,21 +121,21 @@ def _card(
             *_results(manifest.state),
         ]
     paragraphs.append(usage("path/to/this/folder", adapter=adapter))
-    return card(title, about, paragraphs).encode()
+    return card(title, front_matter, paragraphs).encode()
 
 
-def _lead(about: Mapping[str, Any], adapter: bool, parent: str | None) -> str:
-    base = about.get("base_model")
+def _lead(front_matter: Mapping[str, Any], adapter: bool, parent: str | None) -> str:
+    base = front_matter.get("base_model")
     of = f"[{base}](https://huggingface.co/{base})" if base else "the model named in its config"
     if parent is not None:
         run = (stage_of(parent) or (parent, ""))[0]
         of = f"the model that run {run} exported (job {parent})" + (
             f", which began as {of}" if base else ""
         )
-    what = "A LoRA adapter for" if adapter else "Trained from"
-    terms = about.get("license_link") or about.get("license")
+    opening = "A LoRA adapter for" if adapter else "Trained from"
+    terms = front_matter.get("license_link") or front_matter.get("license")
     legal = f" The base model's licence ({terms}) applies to it." if terms else ""
-    return f"{what} {of}, by smtrain.{legal}"
+    return f"{opening} {of}, by smtrain.{legal}"
 
 
 def _rows(manifest: Manifest) -> list[tuple[str, str]]:
@@ -181,10 +190,10 @@ def _base(base: Place, path: str | None) -> str | None:
         record = parse_json(_text(base, SOURCE)) if SOURCE in base.files() else {}
     except ValueError:
         return None
-    elsewhere = (
+    is_from_modelscope = (
         not isinstance(record, dict) or record.get("hub") == "modelscope"
     )  # its names are not the hub's
-    return None if elsewhere else hub_name(record.get("model"))
+    return None if is_from_modelscope else hub_name(record.get("model"))
 
 
 def _text(base: Place, file: str) -> str:

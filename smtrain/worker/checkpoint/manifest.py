@@ -162,8 +162,8 @@ class Manifest:
                 f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder",
                 code="checkpoint.missing",
             )
-        written = data.pop(DIGEST, None)  # older versions wrote none
-        if written is not None and written != digest_of({"format": FORMAT, **data}):
+        recorded_digest = data.pop(DIGEST, None)  # older versions wrote none
+        if recorded_digest is not None and recorded_digest != digest_of({"format": FORMAT, **data}):
             raise CheckpointError(
                 f"{path} is not what was written (its digest differs): take another checkpoint",
                 code="checkpoint.damaged",
@@ -225,11 +225,13 @@ def _is_cut(cut: Any) -> bool:
     if not isinstance(cut, dict):
         return False
     cuts = cut.get("pipeline_cuts")
-    known = cut.keys() <= {"kv_order", "pipeline_cuts"} and cut.get("kv_order", "grouped") in (
+    has_known_keys = cut.keys() <= {"kv_order", "pipeline_cuts"} and cut.get(
+        "kv_order", "grouped"
+    ) in (
         "grouped",
         "tiled",
     )
-    return known and (
+    return has_known_keys and (
         cuts is None or (isinstance(cuts, list) and all(type(n) is int and n >= 0 for n in cuts))
     )
 
@@ -288,7 +290,7 @@ def fault_at(location: Place) -> str | None:
 
 
 def _first_size_fault(manifest: Manifest, present: Sizes, checkpoint: str) -> str | None:
-    faults = size_faults({name: about["size"] for name, about in manifest.files.items()}, present)
+    faults = size_faults({name: entry["size"] for name, entry in manifest.files.items()}, present)
     return next((f"{checkpoint}/{name} {fault}" for name, fault in faults.items()), None)
 
 

@@ -22,7 +22,7 @@ from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.open import open_weights
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
@@ -30,7 +30,7 @@ _BLOCK = 1 << 20  # numbers compared at a time
 
 
 @dataclass(frozen=True)
-class Changed:
+class MergeEffect:
     """The effect of a merge."""
 
     tensors: int
@@ -63,7 +63,7 @@ def _refuse_other_base(location: Place, digest: str | None, base: WeightSource) 
         )
 
 
-class Merged(Wrapped):
+class MergedSource(WrappedSource):
     """The weights of `base` with `adapter` merged in.
 
     Raises `CheckpointError` if the adapter was trained on other weights.
@@ -75,37 +75,41 @@ class Merged(Wrapped):
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
         _refuse_other_base(adapter.location, adapter.base, base)
-        trained = adapter.extension
-        self._config = base.config if trained is None else with_rope_of(base.config, trained)
+        extension = adapter.extension
+        self._config = base.config if extension is None else with_rope_of(base.config, extension)
 
     @property
     def config(self) -> dict[str, Any]:
         return self._config
 
     @property
-    def extended(self) -> bool:
-        return self._adapter.extension is not None or self._source.extended
+    def has_extended_rope(self) -> bool:
+        return self._adapter.extension is not None or self._source.has_extended_rope
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         bits = self._source.bits(name, bounds, tally)
         factors = self._adapter.factors.get(name)
         if factors is None:
             return bits
-        dtype, merged, largest = self._source.dtype(name), np.empty(bits.shape, bits.dtype), 0.0
+        dtype, merged_bits, largest = (
+            self._source.dtype(name),
+            np.empty(bits.shape, bits.dtype),
+            0.0,
+        )
         if isinstance(factors, tuple):
-            (first, last), *inside = bounds
+            (first, last), *inner_bounds = bounds
             for at, factor in enumerate(factors[first:last]):
-                largest = max(largest, _add(bits[at], dtype, factor, inside, merged[at]))
+                largest = max(largest, _add(bits[at], dtype, factor, inner_bounds, merged_bits[at]))
         else:
-            largest = _add(bits, dtype, factors, bounds, merged)
+            largest = _add(bits, dtype, factors, bounds, merged_bits)
         with self._lock:
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
-        return merged
+        return merged_bits
 
     def stamp(self) -> Any:
         return ["merged", self._source.stamp(), self._adapter.stamp]
 
-    def changed(self) -> Changed:
+    def change_summary(self) -> MergeEffect:
         """Compare the merged weights with the base's; tensors that were not read in this process
         are read now.
 
@@ -125,16 +129,18 @@ class Merged(Wrapped):
                         (0, columns),
                     ],
                 )
-        changed = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
-        if not changed.tensors:
+        summary = MergeEffect(
+            sum(n > 0 for n in self._largest.values()), max(self._largest.values())
+        )
+        if not summary.tensors:
             raise CheckpointError(
                 f"{self._adapter.location} changes no weight of {self._source.location}: its"
                 " factors are zero, or too small for the type of the weights; train longer."
             )
-        return changed
+        return summary
 
 
-def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged: Bits) -> float:
+def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged_bits: Bits) -> float:
     """Write a window of a matrix plus its factors' product into `merged`; returns the largest
     change of a number.
     """
@@ -142,14 +148,20 @@ def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged: Bits)
     wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # the type to add in
     largest = 0.0
     with np.errstate(all="ignore"):  # overflow becomes infinity
-        for few in dtypes.cached_rows(bits):
-            before, after = (
-                dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after")
+        for row_slice in dtypes.cached_rows(bits):
+            base_values, merged_values = (
+                dtypes.room(kind, bits[row_slice].shape, wide) for kind in ("before", "after")
             )
-            dtypes.widen(bits[few], dtype, before)
-            delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
-            dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])
-            dtypes.widen(merged[few], dtype, after)
-            after -= before
-            largest = max(largest, float(after.max(initial=0.0)), -float(after.min(initial=0.0)))
+            dtypes.widen(bits[row_slice], dtype, base_values)
+            delta = factor.delta((rows[0] + row_slice.start, rows[0] + row_slice.stop), columns)
+            dtypes.narrow(
+                np.add(base_values, delta, out=merged_values), dtype, merged_bits[row_slice]
+            )
+            dtypes.widen(merged_bits[row_slice], dtype, merged_values)
+            merged_values -= base_values
+            largest = max(
+                largest,
+                float(merged_values.max(initial=0.0)),
+                -float(merged_values.min(initial=0.0)),
+            )
     return largest

@@ -14,7 +14,7 @@ from smtrain.core.model.remedies import broken_link, file_kind, folder_misfit, m
 from smtrain.core.model.text_part import text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.lineage import Lines
-from smtrain.core.protocol.uris import not_here, respelled
+from smtrain.core.protocol.uris import not_here, spelling_fault
 from smtrain.worker.checkpoint import manifest as native_manifest
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
@@ -44,9 +44,9 @@ def open_weights(
     repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are read. Raises
     CheckpointError, which describes the content, for anything else.
     """
-    whole = config
+    full_config = config
     config = None if config is None else text_part(config)
-    location = _named(folder_of(str(path))) if isinstance(path, (str, Path)) else path
+    location = _existing_place(folder_of(str(path))) if isinstance(path, (str, Path)) else path
     if format_of(location) == native_manifest.FORMAT:
         return _whole_model(NativeSource(location))
     steps = step_names(location)
@@ -54,38 +54,38 @@ def open_weights(
         if native_manifest.fault_at(newest) is None:
             return _whole_model(NativeSource(newest))
         return NxDSource(newest, config, kv_order)
-    if steps and not shard_files(location.below(steps[-1]).files()):
+    if steps and not shard_files(location.subfolder(steps[-1]).files()):
         raise _none_whole(location, steps[-1])
     if shard_files(location.files()):
         return NxDSource(location, config, kv_order)
     if is_hf_folder(location) or missing_shards(location.files())[0]:
-        return HFSource(location, whole)
+        return HFSource(location, full_config)
     if tag := _newest_tag(location):
-        described = (
+        tag_config = (
             text_part(read_config(location))
             if config is None and "config.json" in location.files()
             else config
         )
-        return NxDSource(location.below(tag), described, kv_order)
+        return NxDSource(location.subfolder(tag), tag_config, kv_order)
     if megatron := open_megatron(location, config, masters):
         return megatron
     if fault := folder_misfit(location.files(), str(location)):
         raise CheckpointError(f"{fault}.")
-    if (folder := location.path()) is not None and (lost := broken_link(folder)):
-        raise CheckpointError(f"{lost}.")
+    if (folder := location.path()) is not None and (link_fault := broken_link(folder)):
+        raise CheckpointError(f"{link_fault}.")
     names = sorted({file.split("/")[0] for file in location.files()} | _folders(location))
-    shown = ", ".join(names[:5]) + (" and more" if len(names) > 5 else "") if names else "nothing"
+    listing = ", ".join(names[:5]) + (" and more" if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(
-        f"{location} holds {shown}, and no weights known here; give a Hugging Face folder with"
+        f"{location} holds {listing}, and no weights known here; give a Hugging Face folder with"
         " model.safetensors, a folder of NxD shards, a checkpoint folder of Megatron or one of"
         " smtrain.",
         code="checkpoint.missing",
     )
 
 
-def _named(path: str) -> Place:
+def _existing_place(path: str) -> Place:
     """The place of a folder or URI. Raises CheckpointError if it does not exist."""
-    if fault := not_here(path) or respelled(path, ("s3://",)):
+    if fault := not_here(path) or spelling_fault(path, ("s3://",)):
         raise CheckpointError(f"{fault}.")
     if not is_uri(path):
         if not Path(path).exists():
@@ -103,7 +103,7 @@ def _named(path: str) -> Place:
 
 def _none_whole(location: Place, newest: str) -> CheckpointError:
     """The error for a run without a whole checkpoint: the fault of the newest one."""
-    step = location.below(newest)
+    step = location.subfolder(newest)
     for file in (
         native_manifest.NAME,
         *(name for name in step.files() if name.endswith(".safetensors")),
@@ -129,10 +129,10 @@ def _folders(location: Place) -> set[str]:
 def newest_checkpoint(location: Place) -> Place | None:
     """The newest whole checkpoint of a run of either engine; None without one."""
     for name in reversed(step_names(location)):
-        if native_manifest.fault_at(location.below(name)) is None or (
-            "/" in name and _is_done(location.below(name))
+        if native_manifest.fault_at(location.subfolder(name)) is None or (
+            "/" in name and _is_done(location.subfolder(name))
         ):
-            return location.below(name)
+            return location.subfolder(name)
     return None
 
 
@@ -142,23 +142,27 @@ def best_checkpoint(location: Place) -> Place:
     Raises `CheckpointError` if the record is missing, or that checkpoint is not whole.
     """
     newest = newest_checkpoint(location)
-    known = (
+    manifest = (
         None
         if newest is None or native_manifest.fault_at(newest)
         else NativeSource(newest).manifest
     )
-    best = ((known.state.get("validation") or {}).get("best") or {}).get("name") if known else None
+    best = (
+        ((manifest.state.get("validation") or {}).get("best") or {}).get("name")
+        if manifest
+        else None
+    )
     if best is None:
         raise CheckpointError(
             f"{location} names no best checkpoint; train with train.validation.keep_best: true, or"
             " export the newest one.",
             code="checkpoint.missing",
         )
-    if fault := native_manifest.fault_at(location.below(best)):
+    if fault := native_manifest.fault_at(location.subfolder(best)):
         raise CheckpointError(
             f"the best checkpoint cannot be read ({fault}); export the newest one."
         )
-    return location.below(best)
+    return location.subfolder(best)
 
 
 def step_names(location: Place) -> list[str]:
@@ -205,12 +209,14 @@ def _newest_tag(location: Place) -> str | None:
         for file in files
         if file.count("/") == 1 and file.endswith("/done")
     ]
-    done = [
+    done_tags = [
         tag
         for tag in tags
         if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))
     ]
-    return max(done, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None)
+    return max(
+        done_tags, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None
+    )
 
 
 def open_megatron(
@@ -224,15 +230,15 @@ def open_megatron(
     """
     folder = "" if rank_files(location.files()) or backend(location) else iteration(location)
     if folder is None:
-        named = nnm_names.rank_files(location.files())
-        if not named:
+        nnm_files = nnm_names.rank_files(location.files())
+        if not nnm_files:
             return None
         return NNMSource(
             location,
             config if config is not None else _megatron_config(location, location),
             masters,
         )
-    at = location.below(folder) if folder else location
+    at = location.subfolder(folder) if folder else location
     ranks, form = rank_files(at.files()), backend(at)
     if not ranks and form is None:
         names = sorted({file.split("/")[0] for file in at.files()})
@@ -259,10 +265,10 @@ def open_megatron(
 def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
     for folder in (location, at):
         if "config.json" in folder.files():
-            return _vouched_config(folder)
+            return _verified_config(folder)
     root, _, name = str(location).rstrip("/").rpartition("/")
-    if root and FOLDER.fullmatch(name) and "config.json" in (above := place(root)).files():
-        return _vouched_config(above)
+    if root and FOLDER.fullmatch(name) and "config.json" in (parent := place(root)).files():
+        return _verified_config(parent)
     raise CheckpointError(
         f"{location} has no config.json, as Megatron writes none; copy the model's into it, or name"
         " its folder with --config (config=).",
@@ -270,12 +276,12 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
     )
 
 
-def _vouched_config(location: Place) -> dict[str, Any]:
+def _verified_config(location: Place) -> dict[str, Any]:
     """Read config.json if it is as our manifest lists it, since it tells the first row of the
     vocabulary's padding.
     """
-    about = read_manifest(location).get("files", {}).get("config.json", {})
-    if not matches_manifest(location, "config.json", about):
+    entry = read_manifest(location).get("files", {}).get("config.json", {})
+    if not matches_manifest(location, "config.json", entry):
         raise CheckpointError(
             f"{location}/config.json differs from the one written with the weights, and it gives"
             " the end of the vocabulary; convert the model again, or name the folder of the right one"

@@ -12,16 +12,16 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
 from smtrain.core.model.layout import Shard
-from smtrain.core.model.lora import STACKED, A, AdapterShape, B, Lora
+from smtrain.core.model.lora import STACKED_EXPERTS, A, AdapterShape, B, Lora
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface import safetensors
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.native.reader import NativeSource
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, Write
 from smtrain.worker.checkpoint.tensor_ranges import Tally
@@ -35,7 +35,7 @@ def write_peft(
     base: str | None,
     overwrite: bool = True,
     readme: bytes | None = None,
-    carried: Carried = NOTHING,
+    companions: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
@@ -49,7 +49,7 @@ def write_peft(
         raise CheckpointError(
             f"{source.location} holds a whole model, not an adapter; write it with --to hf."
         )
-    if source.extended:
+    if source.has_extended_rope:
         raise CheckpointError(
             f"{source.location} was trained with model.rope, and peft would load it on the model as"
             " it was before; merge it into that model (smtrain convert MODEL NEW --to hf"
@@ -57,26 +57,26 @@ def write_peft(
             code="checkpoint.other_model",
         )
     assert isinstance(manifest.shape, AdapterShape)
-    shown = PeftFactors(source, manifest.shape)
-    tensors = {name: Tensor(shown.dtype(name), shown.shape(name)) for name in shown.names()}
+    factors = PeftFactors(source, manifest.shape)
+    tensors = {name: Tensor(factors.dtype(name), factors.shape(name)) for name in factors.names()}
     container = safetensors.container(
         WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None
     )
-    ordered = sorted(tensors, key=container.offsets.__getitem__)
-    jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in ordered]
-    extras = dict(carried.files)
+    names_by_offset = sorted(tensors, key=container.offsets.__getitem__)
+    jobs: list[Job] = [(Write(name, (name,), (container,)),) for name in names_by_offset]
+    extras = dict(companions.files)
     if readme is not None:
         extras[README] = readme
     extras[CONFIG] = (json.dumps(peft_config(lora, base, manifest.shape), indent=2) + "\n").encode()
     execute(
-        shown,
+        factors,
         target,
-        ConversionPlan(shown, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),
+        ConversionPlan(factors, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),
         overwrite,
     )
 
 
-class PeftFactors(Wrapped):
+class PeftFactors(WrappedSource):
     """The factors of a checkpoint by the names and in the shapes that peft gives them.
 
     Of a matrix of all experts (target_parameters) A is [E * rank, in], and B [out, rank * E] with
@@ -89,9 +89,9 @@ class PeftFactors(Wrapped):
         self._of: dict[str, tuple[str, int | None]] = {}
         """peft's name -> ours, and the expert if it is one's only."""
         lora, experts = shape.lora, shape.rules.experts
-        both = {*STACKED} <= {*lora.targets}
+        has_both_stacks = {*STACKED_EXPERTS} <= {*lora.targets}
         for spec in shape.specs:
-            if not spec.stacked or experts is None:
+            if not spec.is_stacked or experts is None:
                 self._of[f"{PREFIX}{spec.name}"] = spec.name, None
                 continue
             kind = A if spec.name.endswith(A) else B
@@ -101,7 +101,7 @@ class PeftFactors(Wrapped):
                     f"{PREFIX}{path}.{j}.{leaf}{kind}": (spec.name, j) for j in range(spec.shape[0])
                 }
                 continue
-            inner = ".base_layer" if both and leaf == "gate_up_proj" else ""
+            inner = ".base_layer" if has_both_stacks and leaf == "gate_up_proj" else ""
             self._of[f"{PREFIX}{path.removesuffix(experts.path)}mlp.experts{inner}{kind}"] = (
                 spec.name,
                 None,
@@ -111,31 +111,31 @@ class PeftFactors(Wrapped):
         return sorted(self._of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        own, expert = self._of[name]
-        shape = self._source.shape(own)
+        source_name, expert = self._of[name]
+        shape = self._source.shape(source_name)
         if len(shape) == 2 or expert is not None:
             return shape[-2:]
         count, rows, columns = shape
-        return (count * rows, columns) if own.endswith(A) else (rows, columns * count)
+        return (count * rows, columns) if source_name.endswith(A) else (rows, columns * count)
 
     def dtype(self, name: str) -> DType:
         return self._source.dtype(self._of[name][0])
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        own, expert = self._of[name]
-        shape = self._source.shape(own)
+        source_name, expert = self._of[name]
+        shape = self._source.shape(source_name)
         if len(shape) == 2:
-            return self._source.bits(own, bounds, tally)
+            return self._source.bits(source_name, bounds, tally)
         if expert is not None:
-            matrix: Bits = self._source.bits(own, [(expert, expert + 1), *bounds])[0]
+            matrix: Bits = self._source.bits(source_name, [(expert, expert + 1), *bounds])[0]
             return matrix
         (start, stop), columns = bounds
-        if own.endswith(A):
+        if source_name.endswith(A):
             first, rank = start // shape[1], shape[1]
-            some = self._source.bits(own, [(first, -(-stop // rank)), (0, rank), columns])
-            return some.reshape(-1, some.shape[2])[start - first * rank : stop - first * rank]
-        some = self._source.bits(own, [(0, shape[0]), (start, stop), (0, shape[2])])
-        return some.transpose(1, 2, 0).reshape(stop - start, -1)[:, slice(*columns)]
+            window = self._source.bits(source_name, [(first, -(-stop // rank)), (0, rank), columns])
+            return window.reshape(-1, window.shape[2])[start - first * rank : stop - first * rank]
+        window = self._source.bits(source_name, [(0, shape[0]), (start, stop), (0, shape[2])])
+        return window.transpose(1, 2, 0).reshape(stop - start, -1)[:, slice(*columns)]
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._source.check(self._of[name][0])
@@ -161,7 +161,7 @@ def peft_config(lora: Lora, base: str | None, shape: ModelShape) -> dict[str, An
     plain = list(lora.of_linears)
     names, parameters = (
         shape.rules.experts,
-        [f"mlp.{name}" for name in lora.of_experts if name in STACKED],
+        [f"mlp.{name}" for name in lora.of_experts if name in STACKED_EXPERTS],
     )
     if names is not None and shape.sparse:
         parameters += [f"mlp.{name}.weight" for name in plain if name in names.parts]

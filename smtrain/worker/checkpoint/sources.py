@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-Read = Callable[[str, Callable[[], int | None]], None]
+ReadCallback = Callable[[str, Callable[[], int | None]], None]
 """(name, check): `check` raises `CheckpointError` if the bytes under the name are not those
 written.
 
@@ -60,7 +60,7 @@ class WeightSource(ABC):
         """The folder or prefix of the files."""
 
     @property
-    def extended(self) -> bool:
+    def has_extended_rope(self) -> bool:
         """Whether a run gave the model other rotary embeddings (model.rope), which only its own
         `config` has.
         """
@@ -91,7 +91,7 @@ class WeightSource(ABC):
         """Whether all tp ranks read the same files, each its part of every tensor."""
         return False
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         """Call `read` for everything read from now on."""
         return
 
@@ -103,17 +103,17 @@ class WeightSource(ABC):
         self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None
     ) -> torch.Tensor:
         """Read the whole tensor, or `start:stop` along `dim`."""
-        whole = self.shape(name)
+        shape = self.shape(name)
         return self.window(
             name,
             [
                 (start, n if stop is None else stop) if i == dim else (0, n)
-                for i, n in enumerate(whole)
+                for i, n in enumerate(shape)
             ],
         )
 
 
-class Wrapped(WeightSource):
+class WrappedSource(WeightSource):
     """A source that passes everything on to another; subclasses change some of it."""
 
     def __init__(self, source: WeightSource) -> None:
@@ -140,8 +140,8 @@ class Wrapped(WeightSource):
         return self._source.location
 
     @property
-    def extended(self) -> bool:
-        return self._source.extended
+    def has_extended_rope(self) -> bool:
+        return self._source.has_extended_rope
 
     def stamp(self) -> Any:
         return self._source.stamp()
@@ -159,11 +159,11 @@ class Wrapped(WeightSource):
     def read_alike(self) -> bool:
         return self._source.read_alike
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         self._source.watch(read)
 
 
-class Cast(Wrapped):
+class Cast(WrappedSource):
     """Another source's weights, converted to one type as they are read."""
 
     def __init__(self, source: WeightSource, dtype: DType) -> None:

@@ -92,7 +92,7 @@ class Staging:
             self._sync(self.target.parent)
             return
         if self._files is None:
-            self._refuse_blocked(files := self._written())
+            self._refuse_blocked(files := self._list_files())
             marker = self.target / self._marker
             self._older = sorted(
                 {*self._older, *(written_by(marker.read_bytes()) if marker.is_file() else ())}
@@ -135,13 +135,17 @@ class Staging:
                     f"{self.target} is left over from another conversion that was interrupted; run"
                     " that again, or delete it."
                 )
-            if moving["header"] == self._header and moving["files"] and self._here(moving["files"]):
+            if (
+                moving["header"] == self._header
+                and moving["files"]
+                and self._has_files(moving["files"])
+            ):
                 self._files = moving["files"]
                 return {}
         if moving is None or not moving["files"]:
-            done = self._read()
-            if done is not None:
-                return done
+            finished_jobs = self._read()
+            if finished_jobs is not None:
+                return finished_jobs
         self._clear()
         if self._exists:
             (self.target / JOURNAL).unlink(
@@ -155,16 +159,16 @@ class Staging:
         header, *lines = text.split(b"\n")
         if header.decode(errors="replace") != self._header or not lines:
             return None
-        done, size = {}, len(header) + 1
+        results, size = {}, len(header) + 1
         for line in lines[:-1]:  # a line without newline was cut off
             try:
                 key, result = parse_json(line)
             except ValueError:  # the disk was full
                 break
-            done[key] = result
+            results[key] = result
             size += len(line) + 1
         os.ftruncate(self._journal, size)
-        return done
+        return results
 
     def _clear(self) -> bool:
         """Empty the folder and its journal; returns True if the target is still not a whole
@@ -173,8 +177,10 @@ class Staging:
         os.ftruncate(
             self._journal, 0
         )  # first: whenever this is killed, the journal must not list bytes that are gone
-        unfinished = (self.folder / _MOVING).exists() and not (self.target / self._marker).exists()
-        if unfinished:
+        was_interrupted = (self.folder / _MOVING).exists() and not (
+            self.target / self._marker
+        ).exists()
+        if was_interrupted:
             self._record_moving({})
         else:
             (self.folder / _MOVING).unlink(missing_ok=True)
@@ -183,7 +189,7 @@ class Staging:
                 shutil.rmtree(path)
             elif path.name not in (JOURNAL, _MOVING):
                 path.unlink()
-        return unfinished
+        return was_interrupted
 
     def _record_moving(self, files: dict[str, int]) -> None:
         """Record that all of `files` are in the target or here; none: the target lacks some that
@@ -192,16 +198,18 @@ class Staging:
         content = json.dumps({"header": self._header, "files": files, "older": self._older})
         write_atomically(self.folder / _MOVING, content, sync=self._durable)
 
-    def _written(self) -> dict[str, int]:
+    def _list_files(self) -> dict[str, int]:
         # `write_atomically` killed half-way leaves a file named after `.moving`.
         paths = {
             p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()
         }
-        own = [
+        internal_files = [
             file for file in paths if file in (JOURNAL, _MOVING) or file.startswith(f".{_MOVING}.")
         ]
         return {
-            file: path.stat().st_size for file, path in sorted(paths.items()) if file not in own
+            file: path.stat().st_size
+            for file, path in sorted(paths.items())
+            if file not in internal_files
         }
 
     def _refuse_blocked(self, files: dict[str, int]) -> None:
@@ -210,13 +218,15 @@ class Staging:
         """
         for file in files:
             path = self.target / file
-            inside = [parent for parent in path.parents if self.target in parent.parents]
-            for blocked in [p for p in (path, *inside) if p.exists() and p.is_dir() == (p == path)]:
+            parents = [parent for parent in path.parents if self.target in parent.parents]
+            for obstacle in [
+                p for p in (path, *parents) if p.exists() and p.is_dir() == (p == path)
+            ]:
                 raise CheckpointError(
-                    f"{blocked} is in the way of {path}; move it away, or write to another folder."
+                    f"{obstacle} is in the way of {path}; move it away, or write to another folder."
                 )
 
-    def _here(self, files: dict[str, int]) -> bool:
+    def _has_files(self, files: dict[str, int]) -> bool:
         """Whether each file is in one of the two folders; the user may have deleted some of the
         target.
         """
@@ -262,7 +272,9 @@ class Staging:
 
 
 @contextmanager
-def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) -> Iterator[Staging]:
+def staging_folder(
+    target: Path, fingerprint: str, marker: str, durable: bool = True
+) -> Iterator[Staging]:
     """A staging folder, removed after an error, and kept for the next run after an interrupt or a
     store's failure.
 

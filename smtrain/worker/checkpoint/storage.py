@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import parse_json
 from smtrain.core.model.remedies import HEAD, misfit
 from smtrain.worker.object_store import retry
@@ -23,7 +23,7 @@ from smtrain.worker.object_store import retry
 T = TypeVar("T")
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
-_MAPPED = (
+_MAX_MAPS = (
     128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
 )
 
@@ -48,7 +48,7 @@ def _least_wait(error: Exception) -> float | None:
         return None
     if isinstance(error, OSError):
         return None if error.errno in (errno.ENOSPC, errno.EISDIR, errno.ENOTDIR) else 0.0
-    names = {one.__name__ for one in type(error).__mro__}
+    names = {error_class.__name__ for error_class in type(error).__mro__}
     return (
         0.0 if names & {"HTTPClientError", "ClientConnectionError", "ClientPayloadError"} else None
     )
@@ -72,7 +72,7 @@ class Place(Protocol):
         """
         ...
 
-    def below(self, folder: str) -> Place: ...
+    def subfolder(self, folder: str) -> Place: ...
 
     def path(self) -> Path | None:
         """The folder on this machine; None for a remote place."""
@@ -100,12 +100,12 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
         fs, path = fsspec.core.url_to_fs(uri)
     except ImportError as error:
-        why = (
-            missing("s3fs")
+        reason = (
+            missing_module("s3fs")
             if uri.startswith("s3://")
             else f"{error}; or give a folder or an s3:// URI"
         )
-        raise CheckpointError(f"{uri} cannot be opened: {why}") from None
+        raise CheckpointError(f"{uri} cannot be opened: {reason}") from None
     except ValueError:
         scheme = uri.partition("://")[0]
         raise CheckpointError(
@@ -129,7 +129,7 @@ class LocalPlace:
     def path(self) -> Path:
         return self._root
 
-    def below(self, folder: str) -> LocalPlace:
+    def subfolder(self, folder: str) -> LocalPlace:
         return LocalPlace(self._root / folder)
 
     def files(self) -> dict[str, int]:
@@ -141,9 +141,13 @@ class LocalPlace:
         out = []
         for path in sorted(self._root.rglob("*")):
             if path.is_file():
-                about = path.stat()
+                file_stat = path.stat()
                 out.append(
-                    [path.relative_to(self._root).as_posix(), about.st_size, about.st_mtime_ns]
+                    [
+                        path.relative_to(self._root).as_posix(),
+                        file_stat.st_size,
+                        file_stat.st_mtime_ns,
+                    ]
                 )
         return out
 
@@ -170,14 +174,14 @@ class LocalPlace:
 
     def _map(self, file: str) -> mmap.mmap:
         with self._lock:
-            mapped = self._maps.pop(file, None)
-            if mapped is None:
+            mapping = self._maps.pop(file, None)
+            if mapping is None:
                 with open(self._root / file, "rb") as raw:
-                    mapped = _map(raw.fileno())
-            self._maps[file] = mapped
-            if len(self._maps) > _MAPPED:
+                    mapping = _map(raw.fileno())
+            self._maps[file] = mapping
+            if len(self._maps) > _MAX_MAPS:
                 self._maps.popitem(last=False)  # views of it keep it open
-            return mapped
+            return mapping
 
 
 def _map(handle: int) -> mmap.mmap:
@@ -206,21 +210,21 @@ class RemotePlace:
     def path(self) -> None:
         return None
 
-    def below(self, folder: str) -> RemotePlace:
+    def subfolder(self, folder: str) -> RemotePlace:
         return RemotePlace(f"{self._uri}/{folder}")
 
     def files(self) -> dict[str, int]:
-        return {path: int(about["size"]) for path, about in self._list().items()}
+        return {path: int(entry["size"]) for path, entry in self._list().items()}
 
     def stamp(self) -> list[list[Any]]:
         return [
-            [path, int(about["size"]), self.version(about)] for path, about in self._list().items()
+            [path, int(entry["size"]), self.version(entry)] for path, entry in self._list().items()
         ]
 
     @staticmethod
-    def version(about: dict[str, Any]) -> str:
+    def version(entry: dict[str, Any]) -> str:
         """The version of an object: its ETag or its time."""
-        return str(about.get("ETag") or about.get("LastModified")).strip('"')
+        return str(entry.get("ETag") or entry.get("LastModified")).strip('"')
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self.files().get(file, -1):
@@ -232,7 +236,7 @@ class RemotePlace:
         try:
             data = patient(lambda: self._cat(file, start, stop)) if stop > start else b""
         except Exception as error:  # each client has its own kinds
-            raise self._unread(f"{self._uri}/{file} cannot be read", error) from None
+            raise self._read_error(f"{self._uri}/{file} cannot be read", error) from None
         return memoryview(bytearray(data))
 
     def _cat(self, file: str, start: int, stop: int) -> bytes:
@@ -242,45 +246,45 @@ class RemotePlace:
         return data
 
     @staticmethod
-    def _unread(what: str, error: Exception) -> CheckpointError:
+    def _read_error(message: str, error: Exception) -> CheckpointError:
         if isinstance(error, FileNotFoundError):
-            return CheckpointError(f"{what} ({first_line(error)}); check the URI.")
+            return CheckpointError(f"{message} ({first_line(error)}); check the URI.")
         return UnreachableError(
-            f"{what} ({first_line(error)}); check the network and your permissions, and run the"
+            f"{message} ({first_line(error)}); check the network and your permissions, and run the"
             " same command again."
         )
 
     def _find(self) -> dict[str, Any]:
         self._fs.invalidate_cache()
-        found: dict[str, Any] = self._fs.find(self._prefix, detail=True)
-        return found
+        entries: dict[str, Any] = self._fs.find(self._prefix, detail=True)
+        return entries
 
     def _list(self) -> dict[str, Any]:
         if self._listed is None:
-            from smtrain.core.protocol.s3_probe import unanswered  # loads http and ssl
+            from smtrain.core.protocol.s3_probe import s3_outage  # loads http and ssl
 
-            if why := unanswered(self._uri):
-                raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
+            if reason := s3_outage(self._uri):
+                raise CheckpointError(f"{self._uri} cannot be listed: {reason}.")
             try:
                 objects = patient(self._find)
             except FileNotFoundError:
                 objects = {}
             except Exception as error:
-                raise self._unread(f"{self._uri} cannot be listed", error) from None
+                raise self._read_error(f"{self._uri} cannot be listed", error) from None
             skip = len(self._prefix) + 1
-            files = {key: about for key, about in objects.items() if about.get("type") == "file"}
+            files = {key: entry for key, entry in objects.items() if entry.get("type") == "file"}
             self._listed = {
-                key[skip:]: about for key, about in sorted(files.items()) if len(key) > skip
+                key[skip:]: entry for key, entry in sorted(files.items()) if len(key) > skip
             }
         return self._listed
 
 
-def refuse_changed(location: Place, before: list[list[Any]]) -> None:
+def refuse_changed(location: Place, expected_stamp: list[list[Any]]) -> None:
     """Raise CheckpointError if the files of a place are no longer those of an earlier `stamp`."""
-    now = (
+    current_place = (
         RemotePlace(str(location)) if isinstance(location, RemotePlace) else location
     )  # it lists only once
-    if now.stamp() != before:
+    if current_place.stamp() != expected_stamp:
         raise CheckpointError(
             f"{location} changed while it was being read; run the same command again."
         )
@@ -314,7 +318,7 @@ def strange(location: Place, file: str) -> CheckpointError | None:
     return None if fault is None else CheckpointError(f"{location}/{file} {fault}.")
 
 
-def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
+def read_json(location: Place, file: str, remedy: str = "") -> dict[str, Any]:
     """Read the object in a JSON file.
 
     Raises CheckpointError, which describes the fault, unless the file is JSON.
@@ -328,12 +332,12 @@ def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(
             f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file"
-            f" again{else_}.",
+            f" again{remedy}.",
             code="checkpoint.damaged",
         ) from None
     if not isinstance(content, dict):
         raise CheckpointError(
-            f"{location}/{file} is not a JSON object; copy this file again{else_}.",
+            f"{location}/{file} is not a JSON object; copy this file again{remedy}.",
             code="checkpoint.damaged",
         )
     return content

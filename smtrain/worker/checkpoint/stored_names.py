@@ -27,7 +27,7 @@ _WRAPPERS = {
 }
 NESTS = ("state_dict", "model", "module", "model_state_dict")
 """Keys under which trainers put the whole state dict."""
-_QUANTIZED = re.compile(
+_QUANTIZED_NAMES = re.compile(
     r"weight_scale|\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_shape|weight_zero_point|input_scale|SCB|absmax"
     r"|input_global_scale|weight_global_scale|activation_scale)$|_blocks$|_scales$|quant_state|absmax|quant_map"
 )
@@ -51,41 +51,48 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
     A base model's names, which lack the family's prefix, get it. Raises CheckpointError if two are
     the same parameter.
     """
-    cleaned = {name: without_wrappers(name) for name in names}
+    clean_names = {name: without_wrappers(name) for name in names}
     family = FAMILIES[shape.family]
-    own = f"{family.prefix}."
-    known = {spec.name for spec in shape.specs}
+    family_prefix = f"{family.prefix}."
+    spec_names = {spec.name for spec in shape.specs}
     head = f"{family.head}.weight"
-    anchors = [name for name in known if name.startswith(f"{own}{family.layers}.0.")] or [
-        shape.embed_name
-    ]
-    before, bare = "", False
-    if not (known - {head}) & {*cleaned.values()}:
+    anchors = [
+        name for name in spec_names if name.startswith(f"{family_prefix}{family.layers}.0.")
+    ] or [shape.embed_name]
+    file_prefix, bare = "", False
+    if not (spec_names - {head}) & {*clean_names.values()}:
         match = next(
             (
                 (name[: -len(anchor)], short)
                 for short in (False, True)
-                for anchor in (a.removeprefix(own) if short else a for a in sorted(anchors))
-                for name in sorted(cleaned.values(), key=len)
+                for anchor in (
+                    a.removeprefix(family_prefix) if short else a for a in sorted(anchors)
+                )
+                for name in sorted(clean_names.values(), key=len)
                 if name == anchor or name.endswith(f".{anchor}")
             ),
             None,
         )
-        before, bare = match or ("", False)
+        file_prefix, bare = match or ("", False)
     out: dict[str, str] = {}
     first: dict[str, str] = {}
-    for stored, name in cleaned.items():
-        rest = name.removeprefix(before)
-        if bare and name.startswith(before) and own + rest in known and rest != head:
-            rest = own + rest
+    for stored_name, name in clean_names.items():
+        plain_name = name.removeprefix(file_prefix)
+        if (
+            bare
+            and name.startswith(file_prefix)
+            and family_prefix + plain_name in spec_names
+            and plain_name != head
+        ):
+            plain_name = family_prefix + plain_name
         # Wrapped and unwrapped copies may differ in values: choosing one silently could be the
         # wrong one.
-        if (twin := first.setdefault(rest, stored)) != stored:
+        if (twin := first.setdefault(plain_name, stored_name)) != stored_name:
             raise CheckpointError(
-                f"{location} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save"
+                f"{location} holds {plain_name[:200]} twice, as {twin[:200]} and as {stored_name[:200]}; save"
                 " the model with one of the two."
             )
-        out[stored] = rest
+        out[stored_name] = plain_name
     return out
 
 
@@ -100,9 +107,11 @@ def tensors_in(content: Any) -> dict[str, Slab] | None:
     nests = [key for key, value in content.items() if _is_state(value)]
     usual = [key for key in NESTS if key in nests]
     # A single state dict is the model under any key; among several only a usual key tells which.
-    chosen = nests if len(nests) == 1 else usual
+    nest_names = nests if len(nests) == 1 else usual
     return (
-        {str(name): slab for name, slab in content[chosen[0]].items()} if len(chosen) == 1 else None
+        {str(name): slab for name, slab in content[nest_names[0]].items()}
+        if len(nest_names) == 1
+        else None
     )
 
 
@@ -114,41 +123,43 @@ def _is_state(value: Any) -> bool:
     )
 
 
-def not_tensors(content: Any, shown: str) -> CheckpointError:
+def not_tensors(content: Any, label: str) -> CheckpointError:
     """The error for a file of torch.save with anything but named tensors."""
     if isinstance(content, dict):
-        others = [str(key)[:50] for key, value in content.items() if not isinstance(value, Slab)]
+        other_keys = [
+            str(key)[:50] for key, value in content.items() if not isinstance(value, Slab)
+        ]
         nests = [str(key)[:50] for key, value in content.items() if _is_state(value)]
         if len(nests) > 1:
             return CheckpointError(
-                f"{shown} holds several models ({', '.join(nests[:5])}); save the one to take by"
-                f" itself: torch.save(torch.load({shown!r})[{nests[0]!r}], {shown!r})."
+                f"{label} holds several models ({', '.join(nests[:5])}); save the one to take by"
+                f" itself: torch.save(torch.load({label!r})[{nests[0]!r}], {label!r})."
             )
         return CheckpointError(
-            f"{shown} holds {', '.join(others[:5]) or 'nothing'} and not only named tensors; save"
+            f"{label} holds {', '.join(other_keys[:5]) or 'nothing'} and not only named tensors; save"
             " the tensors by themselves: torch.save(model.state_dict(), FILE)."
         )
     kind = "single tensor" if isinstance(content, Slab) else type(content).__name__
     return CheckpointError(
-        f"{shown} holds {with_article(kind)} instead of named tensors; save the tensors by"
+        f"{label} holds {with_article(kind)} instead of named tensors; save the tensors by"
         " themselves: torch.save(model.state_dict(), FILE)."
     )
 
 
 def quantized_in(names: Iterable[str]) -> str | None:
     """The first name that only quantized weights have: scales, zero points or packed numbers."""
-    return next((name for name in names if _QUANTIZED.search(name)), None)
+    return next((name for name in names if _QUANTIZED_NAMES.search(name)), None)
 
 
-def missing(
+def missing_parameter_error(
     name: str, names: Mapping[str, Slab], shape: ModelShape, location: object
 ) -> CheckpointError:
     """The error for a parameter that no file has: a layer too many in config.json, a head, or
     missing files.
     """
     family = FAMILIES[shape.family]
-    if any("lora_" in stored for stored in names):
-        return unmerged(location)
+    if any("lora_" in stored_name for stored_name in names):
+        return unmerged_adapter_error(location)
     if fault := _of_experts(name, names, shape, location):
         return fault
     if name == f"{family.head}.weight":
@@ -203,13 +214,13 @@ def missing(
     )
 
 
-def unknown(
+def unknown_tensor_error(
     name: str, names: Mapping[str, Slab], shape: ModelShape, location: object
 ) -> CheckpointError:
     """The error for a tensor that the model in config.json does not have."""
-    family, shown = FAMILIES[shape.family], name[:200]
+    family, short_name = FAMILIES[shape.family], name[:200]
     if "lora_" in name:
-        return unmerged(location)
+        return unmerged_adapter_error(location)
     if ".experts." in name and (fault := _of_experts(name, names, shape, location)):
         return fault
     match = LAYER.search(f".{name}")
@@ -227,31 +238,33 @@ def unknown(
         and ".self_attn." in name
         and not shape.qkv_bias
     ):
-        if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in names):
+        if shape.family == "llama" and not any(
+            other_name.endswith("o_proj.bias") for other_name in names
+        ):
             return CheckpointError(
-                f"{location} holds {shown}, and llama models have biases in all of attention or"
+                f"{location} holds {short_name}, and llama models have biases in all of attention or"
                 " none: these are a qwen2 model's; set model_type: qwen2 in config.json.",
                 code="checkpoint.other_model",
             )
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says attention_bias: false; set"
+            f"{location} holds {short_name}, and its config.json says attention_bias: false; set"
             " attention_bias: true there.",
             code="checkpoint.other_model",
         )
     if name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias:"
+            f"{location} holds {short_name}, and its config.json says mlp_bias: false; set mlp_bias:"
             " true there.",
             code="checkpoint.other_model",
         )
     if re.search(r"(?:^|\.)(?:score|classifier|v_head|value_head|reward_head|qa_outputs)\.", name):
         return CheckpointError(
-            f"{location} holds {shown}, a head that classifies or scores texts, which language"
+            f"{location} holds {short_name}, a head that classifies or scores texts, which language"
             " models do not have: save the model without it (AutoModelForCausalLM,"
             " save_pretrained)."
         )
     return CheckpointError(
-        f"{location} holds {shown}, which is no parameter of {with_article(shape.family)} model as"
+        f"{location} holds {short_name}, which is no parameter of {with_article(shape.family)} model as"
         " its config.json describes it; take the config.json that was saved with these weights, or"
         " save the model without this tensor.",
         code="checkpoint.other_model",
@@ -265,19 +278,17 @@ def left_out(names: Iterable[str], shape: ModelShape) -> str:
     counts = Counter(
         next(start for start in shape.rules.ignored if name.startswith(start)) for name in names
     )
-    shown = ", ".join(f"{start}* ({count})" for start, count in sorted(counts.items()))
-    return f"ignoring tensors that are no part of {with_article(shape.family)} model: {shown}"
+    prefixes = ", ".join(f"{start}* ({count})" for start, count in sorted(counts.items()))
+    return f"ignoring tensors that are no part of {with_article(shape.family)} model: {prefixes}"
 
 
 def wrong_shape(
-    name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, location: object
+    name: str, slab: Slab, expected_shape: tuple[int, ...], shape: ModelShape, location: object
 ) -> CheckpointError:
     """The error for a parameter of another shape than config.json asks for."""
-    text = (
-        f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(wanted)}"
-    )
+    text = f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(expected_shape)}"
     tables = (shape.embed_name, f"{FAMILIES[shape.family].head}.weight")
-    if name in tables and len(slab.shape) == 2 and slab.shape[1] == wanted[1]:
+    if name in tables and len(slab.shape) == 2 and slab.shape[1] == expected_shape[1]:
         return CheckpointError(
             f"{text}: set vocab_size: {slab.shape[0]} in config.json if the model's vocabulary was"
             " changed, else take weights and config.json from the same model.",
@@ -286,7 +297,7 @@ def wrong_shape(
     if (
         ".mlp." in name
         and name.endswith(("gate_proj.weight", "up_proj.weight"))
-        and slab.shape[1:] == wanted[1:]
+        and slab.shape[1:] == expected_shape[1:]
     ):
         return CheckpointError(
             f"{text}: set intermediate_size: {slab.shape[0]} in config.json.",
@@ -297,7 +308,7 @@ def wrong_shape(
     )
 
 
-def untied(location: object, head: str, embed: str) -> CheckpointError:
+def untied_head_error(location: object, head: str, embed: str) -> CheckpointError:
     """The error for a model that config.json calls tied and that has its own output layer."""
     return CheckpointError(
         f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an"
@@ -306,20 +317,20 @@ def untied(location: object, head: str, embed: str) -> CheckpointError:
     )
 
 
-def quantized(location: object, what: str) -> CheckpointError:
+def quantized_weights_error(location: object, evidence: str) -> CheckpointError:
     """The error for weights that are quantized."""
     from smtrain.core.model.remedies import dequantize
 
-    is_fp8 = "config.json names fp8," in what or (
-        "config.json names" not in what and "float8" in what
+    is_fp8 = "config.json names fp8," in evidence or (
+        "config.json names" not in evidence and "float8" in evidence
     )
     remedy = dequantize("fp8" if is_fp8 else "")
     return CheckpointError(
-        f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {remedy}."
+        f"{location} holds quantized weights ({evidence[:200]}), which cannot be trained; {remedy}."
     )
 
 
-def unmerged(location: object) -> CheckpointError:
+def unmerged_adapter_error(location: object) -> CheckpointError:
     """The error for a model that was saved with the factors of an adapter in it."""
     return CheckpointError(
         f"{location} holds a model with an unmerged adapter (lora_A, lora_B); save it"
@@ -334,9 +345,11 @@ def _of_experts(
     name: str, names: Iterable[str], shape: ModelShape, location: object
 ) -> CheckpointError | None:
     """The error if files and config.json have different experts; `name` is in only one of them."""
-    held = {int(match[1]) for stored in names if (match := _EXPERT.search(stored))}
+    expert_numbers = {
+        int(match[1]) for stored_name in names if (match := _EXPERT.search(stored_name))
+    }
     if shape.experts is None:
-        if not held and ".experts." not in name:
+        if not expert_numbers and ".experts." not in name:
             return None
         return CheckpointError(
             f"{location} holds a mixture of experts, and its config.json is of"
@@ -344,17 +357,20 @@ def _of_experts(
             " these weights.",
             code="checkpoint.other_model",
         )
-    if not (match := _EXPERT.search(name)) or held in (set(), {*range(shape.experts.count)}):
+    if not (match := _EXPERT.search(name)) or expert_numbers in (
+        set(),
+        {*range(shape.experts.count)},
+    ):
         return None
-    whole = (
+    whole_model_clause = (
         " if these are all, else copy the files of the missing ones"
-        if max(held) < int(match[1])
+        if max(expert_numbers) < int(match[1])
         else ""
     )
     return CheckpointError(
-        f"{location} has {max(held) + 1} experts in a layer, and its config.json says"
+        f"{location} has {max(expert_numbers) + 1} experts in a layer, and its config.json says"
         f" {shape.experts.count}: set the number of experts there (num_experts or"
-        f" num_local_experts) to {max(held) + 1}{whole}.",
+        f" num_local_experts) to {max(expert_numbers) + 1}{whole_model_clause}.",
         code="checkpoint.other_model",
     )
 

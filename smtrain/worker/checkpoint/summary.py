@@ -72,35 +72,35 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
     location = source.location
     shape = ModelShape.from_config(source.config)
     dtypes = sorted({str(source.dtype(name)) for name in source.names()})
-    about: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
+    facts: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
     if isinstance(source, NativeSource):
-        about |= {
+        facts |= {
             "kind": "native",
             "topology": source.manifest.topology,
             "step": source.manifest.step,
         }
     elif isinstance(source, NxDSource):
-        named = _STEP.fullmatch(str(location).rstrip("/").rsplit("/", 1)[-1])
-        about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
-        about |= {
+        step_match = _STEP.fullmatch(str(location).rstrip("/").rsplit("/", 1)[-1])
+        facts |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
+        facts |= {
             "qkv": source.form,
             "kv_multiplier": source.kv_multiplier,
-            "step": int(named[1]) if named else None,
+            "step": int(step_match[1]) if step_match else None,
         }
     elif isinstance(source, (MegatronSource, TorchDistSource, NNMSource)):
         folder = "" if isinstance(source, NNMSource) else source.folder
-        named = _STEP.fullmatch(folder or str(location).rstrip("/").rsplit("/", 1)[-1])
+        step_match = _STEP.fullmatch(folder or str(location).rstrip("/").rsplit("/", 1)[-1])
         kind = "nemo-megatron" if isinstance(source, NNMSource) else "megatron"
-        about |= {"kind": kind, "step": int(named[1]) if named else None}
+        facts |= {"kind": kind, "step": int(step_match[1]) if step_match else None}
         if isinstance(source, (MegatronSource, NNMSource)):
-            about["topology"] = {"tp": source.tp, "pp": source.pp}
+            facts["topology"] = {"tp": source.tp, "pp": source.pp}
         if isinstance(source, MegatronSource) and shape.experts is not None:
-            about["topology"] |= {"ep": source.ep}
+            facts["topology"] |= {"ep": source.ep}
     else:
-        about["hashes"] = bool(read_manifest(location))
+        facts["hashes"] = bool(read_manifest(location))
     if shape.experts is not None:
-        about |= {"active_parameters": shape.active_parameters()}
-        about |= {"experts": shape.experts.count, "experts_per_token": shape.experts.chosen}
+        facts |= {"active_parameters": shape.active_parameters()}
+        facts |= {"experts": shape.experts.count, "experts_per_token": shape.experts.chosen}
     return CheckpointSummary(
         path=str(location),
         family=shape.family,
@@ -108,7 +108,7 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
         dtype=" and ".join(dtypes),
         bytes=sum(location.files().values()),
         whole=True,
-        **about,
+        **facts,
     )
 
 
@@ -130,39 +130,42 @@ def diff(
     It compares names, types, shapes and bits, a few blocks in memory at a time. Raises
     CheckpointError if one cannot be read.
     """
-    one, two = open_weights(a, config), open_weights(b, config)
-    order = [spec.name for spec in ModelShape.from_config(one.config).specs]
-    names = [set(source.names()) for source in (one, two)]
+    first, second = open_weights(a, config), open_weights(b, config)
+    order = [spec.name for spec in ModelShape.from_config(first.config).specs]
+    names = [set(source.names()) for source in (first, second)]
     for name in [*order, *sorted(names[1] - set(order))]:
         if name not in names[0] or name not in names[1]:
             yield TensorDifference(name, f"only in {a if name in names[0] else b}")
-        elif one.shape(name) != two.shape(name):
+        elif first.shape(name) != second.shape(name):
             yield TensorDifference(
-                name, f"shape {list(one.shape(name))} and {list(two.shape(name))}"
+                name, f"shape {list(first.shape(name))} and {list(second.shape(name))}"
             )
         else:
-            differs, most = _compare(one, two, name)
-            if one.dtype(name) != two.dtype(name):
-                yield TensorDifference(name, f"type {one.dtype(name)} and {two.dtype(name)}", most)
+            differs, max_difference = _compare(first, second, name)
+            if first.dtype(name) != second.dtype(name):
+                yield TensorDifference(
+                    name, f"type {first.dtype(name)} and {second.dtype(name)}", max_difference
+                )
             elif differs:
-                yield TensorDifference(name, "values", most)
+                yield TensorDifference(name, "values", max_difference)
 
 
-def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, float]:
-    shape, differs, most = one.shape(name), False, 0.0
+def _compare(first: WeightSource, second: WeightSource, name: str) -> tuple[bool, float]:
+    shape, differs, max_difference = first.shape(name), False, 0.0
     step = max(1, BLOCK // max(1, prod(shape[1:]) * 8))
     for start in range(0, shape[0], step):
         bounds = [(start, min(start + step, shape[0])), *((0, n) for n in shape[1:])]
-        x, y = one.bits(name, bounds), two.bits(name, bounds)
-        if one.dtype(name) == two.dtype(name) and np.array_equal(x, y):
+        x, y = first.bits(name, bounds), second.bits(name, bounds)
+        if first.dtype(name) == second.dtype(name) and np.array_equal(x, y):
             continue
         differs = True
         numbers = [
-            values(bits, source.dtype(name)).astype("f8") for bits, source in ((x, one), (y, two))
+            values(bits, source.dtype(name)).astype("f8")
+            for bits, source in ((x, first), (y, second))
         ]
         with np.errstate(invalid="ignore"):  # infinities have no difference
-            most = max(most, float(np.abs(numbers[0] - numbers[1]).max()))
-    return differs, most
+            max_difference = max(max_difference, float(np.abs(numbers[0] - numbers[1]).max()))
+    return differs, max_difference
 
 
 def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
@@ -185,15 +188,15 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
             f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that"
             " smtrain wrote have one."
         )
-    others = source.others if isinstance(source, HFSource) else {}
+    other_slabs = source.others if isinstance(source, HFSource) else {}
     for name in source.names():
         source.check(name)
-    for name, slab in others.items():
+    for name, slab in other_slabs.items():
         slab.check(name)
-    for file, about in read_manifest(location).get("files", {}).items():
-        if not matches_manifest(location, file, about):
+    for file, entry in read_manifest(location).get("files", {}).items():
+        if not matches_manifest(location, file, entry):
             raise CheckpointError(
                 f"{location}/{file} is not what was written; it was edited, or damaged.",
                 code="checkpoint.damaged",
             )
-    return len(source.names()) + len(others)
+    return len(source.names()) + len(other_slabs)

@@ -58,9 +58,9 @@ class _Options:
         choices = {**_CHOICES, **({"form": cls.FORMS} if cls.FORMS else {})}
         values = {key: value for key, value in options.items() if value is not None}
         faults = [
-            unknown(key, values[key], known)
-            for key, known in choices.items()
-            if key in values and values[key] not in known
+            unknown_value_fault(key, values[key], allowed_values)
+            for key, allowed_values in choices.items()
+            if key in values and values[key] not in allowed_values
         ]
         faults += [
             f"{key}: got {values[key]}; must be at least 1"
@@ -149,13 +149,13 @@ class Megatron(_Sharded):
     def _faults(cls, options: Mapping[str, Any]) -> list[str]:
         # `torch_dist` stores whole tensors under one set of names, so these two would be silently
         # ignored.
-        ignored = [
+        ignored_options = [
             f"{key}: has no effect with form: torch_dist, which any mesh reads; leave it out, or"
             " take form: torch"
             for key in ("spec", "vpp")
             if options.get("form") != "torch" and options.get(key, _DEFAULTS[key]) != _DEFAULTS[key]
         ]
-        return [*super()._faults(options), *ignored]
+        return [*super()._faults(options), *ignored_options]
 
 
 @public_class
@@ -208,25 +208,27 @@ def make_target(to: str, **options: Any) -> Target:
     """
     kind = KINDS.get(to)
     values = {key: value for key, value in options.items() if value is not None}
-    faults = [] if kind else [unknown("to", to, tuple(KINDS))]
+    faults = [] if kind else [unknown_value_fault("to", to, tuple(KINDS))]
     faults += (kind or _Options)._faults(values)
     if kind is not None:
-        accepted = {field.name for field in fields(kind)}
+        field_names = {field.name for field in fields(kind)}
         # `kv_order` describes the source too.
         extra = [
             key
             for key in values
-            if key not in {*accepted, "kv_order"} and values[key] != _DEFAULTS.get(key)
+            if key not in {*field_names, "kv_order"} and values[key] != _DEFAULTS.get(key)
         ]
         faults += [_without_effect(key, to) for key in extra]
         if not faults:
-            return kind(**{key: value for key, value in values.items() if key in accepted})
+            return kind(**{key: value for key, value in values.items() if key in field_names})
     raise ConfigError(faults, code="config.wrong_value")
 
 
-def unknown(key: str, value: object, known: Sequence[str]) -> str:
+def unknown_value_fault(key: str, value: object, allowed_values: Sequence[str]) -> str:
     """The fault of an unknown word."""
-    return f"{key}: got {value!r}; {hint(str(value), known, table('word_names')['values'])}"
+    return (
+        f"{key}: got {value!r}; {hint(str(value), allowed_values, table('word_names')['values'])}"
+    )
 
 
 def _without_effect(key: str, to: str) -> str:

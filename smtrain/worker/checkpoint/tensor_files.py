@@ -27,7 +27,7 @@ _PIECES = 4
 """Blocks read together if rows are cut: a rank gets a piece of each, and small writes are slow."""
 REMOTE_BLOCK = 16 << 20
 """`BLOCK` for object stores, which need a request for each."""
-Put = Callable[[str, int, "bytes | memoryview"], None]
+WriteChunk = Callable[[str, int, "bytes | memoryview"], None]
 """Write bytes at an offset of a file."""
 
 
@@ -52,7 +52,7 @@ class TensorFile:
     """Name -> offset of its first byte."""
     end: int
     """The end of the part known beforehand; `tail` is written there."""
-    fixed: list[tuple[int, bytes]]
+    fixed_blocks: list[tuple[int, bytes]]
     """(offset, bytes) between the tensors, in rising order."""
     descriptor: Callable[[str, int, int], bytes] | None = None
     """(name, crc32, size) -> bytes that follow the tensor."""
@@ -74,7 +74,7 @@ Job = tuple[Write, ...]
 
 
 @dataclass
-class Running:
+class TensorWriter:
     """A tensor being written front to back."""
 
     container: TensorFile
@@ -82,29 +82,29 @@ class Running:
     crc: int = 0
     size: int = field(default=0)
 
-    def add(self, bits: Bits, put: Put, tally: Tally) -> None:
+    def add(self, bits: Bits, put: WriteChunk, tally: Tally) -> None:
         data = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
-        known = tally.crc32(data)  # hashed as they were read
+        known_crc = tally.crc32(data)  # hashed as they were read
         for start in range(0, len(data), BLOCK):
             part = data[start : start + BLOCK]
-            if known is None:
+            if known_crc is None:
                 self.crc = crc32(part, self.crc)
             put(self.container.file, self.at + self.size, part.data)
             self.size += len(part)
-        if known is not None:
-            self.crc = combine_crcs(self.crc, known, len(data))
+        if known_crc is not None:
+            self.crc = combine_crcs(self.crc, known_crc, len(data))
 
 
-def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:
+def run(job: Job, source: WeightSource, layout: Sharding, put: WriteChunk) -> list[int]:
     """Do one job; returns the crc32 of each tensor written, in the order of its writes and their
     targets.
     """
     tally, crcs = Tally(), []
     for write in job:
-        running = [Running(c, c.offsets[write.name]) for c in write.targets]
+        writers = [TensorWriter(c, c.offsets[write.name]) for c in write.targets]
         for part in write.parts:
-            _part(part, source, layout, running, put, tally)
-        for to in running:
+            _part(part, source, layout, writers, put, tally)
+        for to in writers:
             if to.container.descriptor is not None:
                 put(
                     to.container.file,
@@ -121,28 +121,28 @@ def _part(
     name: str,
     source: WeightSource,
     layout: Sharding,
-    running: Sequence[Running],
-    put: Put,
+    writers: Sequence[TensorWriter],
+    put: WriteChunk,
     tally: Tally,
 ) -> None:
     shape, dtype = source.shape(name), source.dtype(name)
     if not shape:  # a number
-        for to in running:
+        for to in writers:
             to.add(source.bits(name, [], tally), put, tally)
         return
-    shards = [layout.shard(name, t) for t in range(len(running))]
-    dim, one = shards[0].dim, prod(shape[1:]) * dtype.itemsize
+    shards = [layout.shard(name, t) for t in range(len(writers))]
+    dim, row_bytes = shards[0].dim, prod(shape[1:]) * dtype.itemsize
     if (
-        len(shape) == 3 and dim != 0 and (dim is not None or one > BLOCK)
+        len(shape) == 3 and dim != 0 and (dim is not None or row_bytes > BLOCK)
     ):  # experts in one tensor, which are large
-        inside = [_inside(shard) for shard in shards]
+        matrix_shards = [_matrix_shard(shard) for shard in shards]
         for at in range(shape[0]):
-            _rows(_MatrixRows(source, name, tally, at), inside, running, put)
+            _rows(_MatrixRows(source, name, tally, at), matrix_shards, writers, put)
     else:
-        _rows(_MatrixRows(source, name, tally), shards, running, put)
+        _rows(_MatrixRows(source, name, tally), shards, writers, put)
 
 
-def _inside(shard: Shard) -> Shard:
+def _matrix_shard(shard: Shard) -> Shard:
     """The same part of each matrix of a stack."""
     return shard if shard.dim is None else replace(shard, dim=shard.dim - 1)
 
@@ -153,15 +153,15 @@ def blocks_of(source: WeightSource, name: str, shard: Shard) -> Iterator[Bits]:
     if not shape:
         yield source.bits(name, [])
         return
-    stacked = len(shape) == 3 and shard.dim != 0
-    for at in range(shape[0]) if stacked else (None,):
+    is_stack = len(shape) == 3 and shard.dim != 0
+    for at in range(shape[0]) if is_stack else (None,):
         matrix = _MatrixRows(source, name, None, at)
-        own = _inside(shard) if stacked else shard
-        if own.dim == 0:
-            yield from matrix.cut(own)
+        matrix_shard = _matrix_shard(shard) if is_stack else shard
+        if matrix_shard.dim == 0:
+            yield from matrix.cut(matrix_shard)
         else:
             yield from (
-                _pieces(matrix.read(rows), own)
+                _pieces(matrix.read(rows), matrix_shard)
                 for rows in _blocks(0, matrix.shape[0], matrix.step, matrix.seams)
             )
 
@@ -205,23 +205,23 @@ class _MatrixRows:
         """A rank's part, if rows are cut."""
         for start, stop in shard.ranges:
             yield from (self.read(rows) for rows in _blocks(start, stop, self.step, self.seams))
-        missing = shard.size - sum(stop - start for start, stop in shard.ranges)
-        if missing > 0:  # a vocabulary that tp does not divide
-            yield np.zeros((missing, *self.shape[1:]), self.source.dtype(self.name).bits)
+        missing_rows = shard.size - sum(stop - start for start, stop in shard.ranges)
+        if missing_rows > 0:  # a vocabulary that tp does not divide
+            yield np.zeros((missing_rows, *self.shape[1:]), self.source.dtype(self.name).bits)
 
 
 def _rows(
-    matrix: _MatrixRows, shards: Sequence[Shard], running: Sequence[Running], put: Put
+    matrix: _MatrixRows, shards: Sequence[Shard], writers: Sequence[TensorWriter], put: WriteChunk
 ) -> None:
     assert matrix.tally is not None
     if shards[0].dim == 0:
-        for to, shard in zip(running, shards, strict=True):
+        for to, shard in zip(writers, shards, strict=True):
             for bits in matrix.cut(shard):
                 to.add(bits, put, matrix.tally)
         return
     for rows in _blocks(0, matrix.shape[0], matrix.step * min(len(shards), _PIECES), matrix.seams):
         block = matrix.read(rows)
-        for to, shard in zip(running, shards, strict=True):
+        for to, shard in zip(writers, shards, strict=True):
             to.add(_pieces(block, shard), put, matrix.tally)
 
 

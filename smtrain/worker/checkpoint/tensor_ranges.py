@@ -22,19 +22,19 @@ class Tally:
     reading.
     """
 
-    _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _crcs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _last: tuple[Bits, int] | None = None
     """The last array read and its crc32; held so that its address is not reused."""
 
     def add(self, slab: Slab, start: int, data: Bits) -> None:
         """Count bytes of a slab from its byte `start`, if they follow the last ones."""
-        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
+        at, crc = self._crcs.get((slab.file, slab.offset), (0, 0))
         if start == at:
-            own = crc32(data)
-            self._last = data, own
-            self._seen[slab.file, slab.offset] = (
+            data_crc = crc32(data)
+            self._last = data, data_crc
+            self._crcs[slab.file, slab.offset] = (
                 at + data.nbytes,
-                combine_crcs(crc, own, data.nbytes),
+                combine_crcs(crc, data_crc, data.nbytes),
             )
 
     def crc32(self, data: Bits) -> int | None:
@@ -49,7 +49,7 @@ class Tally:
 
     def of(self, slab: Slab) -> int | None:
         """The crc32 of a slab if all its bytes were counted, else None."""
-        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
+        at, crc = self._crcs.get((slab.file, slab.offset), (0, 0))
         return crc if at == slab.size else None
 
 
@@ -86,7 +86,7 @@ class Slab:
             return flat.reshape(shape)
         return np.lib.stride_tricks.as_strided(flat, shape, [s * n for s in self.strides])
 
-    def whole(self) -> Bits:
+    def read_all(self) -> Bits:
         return self.bits([(0, n) for n in self.shape])
 
     def with_crc32(self, crc32: int | None) -> Slab:
@@ -110,7 +110,7 @@ class Slab:
                 code="checkpoint.damaged",
             )
 
-    def seen(self, name: str) -> int | None:
+    def check_or_hash(self, name: str) -> int | None:
         """`check`; without a checksum, returns the crc32 of the bytes on this machine's disk."""
         if self.crc32 is not None or self.place.path() is None:
             self.check(name)

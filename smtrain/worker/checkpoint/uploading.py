@@ -56,9 +56,13 @@ def upload(
         fs, prefix = filesystem(target)
         present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
         if not overwrite and (JOURNAL not in present or MANIFEST in present):
-            written = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
+            old_manifest = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
             if is_done(
-                plan, work, {path: size for path, (size, _) in present.items()}, written, target
+                plan,
+                work,
+                {path: size for path, (size, _) in present.items()},
+                old_manifest,
+                target,
             ):
                 if JOURNAL in present:  # left by a run killed right after its manifest
                     fs.rm_file(f"{prefix}/{JOURNAL}")
@@ -126,7 +130,7 @@ class _Journal:
                 journal["mixed"],
                 list(journal["files"]),
             )
-            done = dict(journal["done"])
+            done_files = dict(journal["done"])
             self.older = [file for file in journal["older"] if file in present]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
@@ -134,7 +138,7 @@ class _Journal:
             ) from None
         if owner == work:
             self.done = {
-                f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])
+                f: a for f, a in done_files.items() if present.get(f) == (a["size"], a["version"])
             }
         elif self.mixed:
             raise CheckpointError(
@@ -144,11 +148,11 @@ class _Journal:
         else:
             self.left = [file for file in self.files if file in present]
 
-    def begin(self, plan: ConversionPlan, mixed: bool) -> None:
+    def begin(self, plan: ConversionPlan, is_mixed: bool) -> None:
         """Write the journal: from now on the target is no checkpoint, until it has a manifest and
         no journal.
         """
-        self.mixed = mixed
+        self.mixed = is_mixed
         self.files = [*(container.file for container in plan.containers), *plan.extras]
         self._write()
 
@@ -156,19 +160,19 @@ class _Journal:
         """Record an existing, whole file."""
         path = f"{self.prefix}/{file}"
 
-        def look() -> dict[str, Any]:
+        def read_info() -> dict[str, Any]:
             self.fs.invalidate_cache(path)
-            found: dict[str, Any] = self.fs.info(path)
-            return found
+            entry: dict[str, Any] = self.fs.info(path)
+            return entry
 
-        about = patient(look)
+        info = patient(read_info)
         with self._lock:
             self.done[file] = {
-                "size": int(about["size"]),
-                "version": RemotePlace.version(about),
+                "size": int(info["size"]),
+                "version": RemotePlace.version(info),
                 "crc32": crcs,
             }
-            self._unrecorded += int(about["size"])
+            self._unrecorded += int(info["size"])
             if self._unrecorded >= _JOURNAL_EVERY:
                 self._write()
 
@@ -200,7 +204,7 @@ class _Upload:
         self.container = container
         self.crcs: dict[str, int] = {}
         self.file = fs.open(path, "wb", block_size=_PART, autocommit=False)
-        self._fixed = list(container.fixed)
+        self._fixed = list(container.fixed_blocks)
         self._at = 0
 
     def put(self, at: int, data: bytes | memoryview) -> None:
@@ -229,14 +233,14 @@ class _Writer:
         self,
         source: WeightSource,
         plan: ConversionPlan,
-        signed: str | None,
+        recorded_work: str | None,
         journal: _Journal,
         present: dict[str, Any],
     ) -> None:
         self._source, self._plan, self._signed, self._journal, self._present = (
             source,
             plan,
-            signed,
+            recorded_work,
             journal,
             present,
         )
@@ -262,7 +266,7 @@ class _Writer:
         on_threads([partial(self._group, jobs)] for jobs in self._plan.groups)
         for container in self._plan.containers:
             if not container.offsets:
-                self._finished(self._start(container), {})
+                self._finish_upload(self._start(container), {})
         if self._holds_back:
             self._begin()
         while self._open:
@@ -301,28 +305,36 @@ class _Writer:
             self._remove([file for file in self._present if file == MANIFEST])
 
     def _group(self, jobs: list[Job]) -> None:
-        opened: dict[str, _Upload] = {}
-        done = self._journal.done
+        uploads: dict[str, _Upload] = {}
+        done_files = self._journal.done
 
         def put(file: str, at: int, data: bytes | memoryview) -> None:
-            if file not in done:
-                opened[file].put(at, data)
+            if file not in done_files:
+                uploads[file].put(at, data)
 
         for job in jobs:
-            written = [(write.name, container) for write in job for container in write.targets]
-            missing = {
-                container.file: container for _, container in written if container.file not in done
+            tensor_targets = [
+                (write.name, container) for write in job for container in write.targets
+            ]
+            missing_containers = {
+                container.file: container
+                for _, container in tensor_targets
+                if container.file not in done_files
             }
-            for file, container in missing.items():
-                if file not in opened:
-                    opened[file] = self._start(container)
-            if missing:
+            for file, container in missing_containers.items():
+                if file not in uploads:
+                    uploads[file] = self._start(container)
+            if missing_containers:
                 crcs = run(job, self._source, self._plan.layout, put)
             else:
-                crcs = [done[container.file]["crc32"][name] for name, container in written]
+                crcs = [
+                    done_files[container.file]["crc32"][name] for name, container in tensor_targets
+                ]
             for container in self._progress.add(job, crcs):
-                if container.file in opened:
-                    self._finished(opened.pop(container.file), self._progress.crcs[container.file])
+                if container.file in uploads:
+                    self._finish_upload(
+                        uploads.pop(container.file), self._progress.crcs[container.file]
+                    )
 
     def _start(self, container: TensorFile) -> _Upload:
         upload = _Upload(self._fs, f"{self._prefix}/{container.file}", container)
@@ -330,7 +342,7 @@ class _Writer:
             self._open.append(upload)
         return upload
 
-    def _finished(self, upload: _Upload, crcs: dict[str, int]) -> None:
+    def _finish_upload(self, upload: _Upload, crcs: dict[str, int]) -> None:
         upload.end(crcs)
         if not self._holds_back:
             self._commit(upload)

@@ -46,39 +46,39 @@ def sums_of(
     return {kind: digest.hexdigest() if kind == "sha256" else crc for kind in kinds}
 
 
-def quickest(about: Mapping[str, Any]) -> str | None:
+def quickest(entry: Mapping[str, Any]) -> str | None:
     """The cheapest checksum in a file's record: crc32 is some ten times as fast as sha256.
 
     None without any.
     """
-    return next((kind for kind in ("crc32", "sha256") if kind in about), None)
+    return next((kind for kind in ("crc32", "sha256") if kind in entry), None)
 
 
 def differs(
-    path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False
+    path: Path, entry: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False
 ) -> str | None:
     """Describe how a file differs from its record `about`, None if it does not.
 
     Raises as `sums_of` does.
     """
-    kind = quickest(about) or "sha256"
-    return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], about[kind])
+    kind = quickest(entry) or "sha256"
+    return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], entry[kind])
 
 
-def _difference(kind: str, actual: Any, written: Any) -> str | None:
-    if actual == written:
+def _difference(kind: str, actual: Any, recorded_sum: Any) -> str | None:
+    if actual == recorded_sum:
         return None
     if kind == "crc32":
-        actual, written = f"{actual:08x}", f"{written:08x}"
-    return f"has {kind} {actual[:12]} and was written with {written[:12]}"
+        actual, recorded_sum = f"{actual:08x}", f"{recorded_sum:08x}"
+    return f"has {kind} {actual[:12]} and was written with {recorded_sum[:12]}"
 
 
-def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: str = NAME) -> None:
+def check_hash(checkpoint: Path, name: str, entry: Mapping[str, Any], record: str = NAME) -> None:
     """Raises `CheckpointError` if file `name` differs from its entry `about` in the file
     `record`.
     """
     try:
-        reason = differs(checkpoint / name, about)
+        reason = differs(checkpoint / name, entry)
     except OSError as error:
         raise CheckpointError(
             f"{checkpoint / name} cannot be read ({first_line(error)}): take another checkpoint",
@@ -101,8 +101,8 @@ def verify(checkpoint: Path) -> None:
         raise CheckpointError(
             f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged"
         )
-    for name, about in Manifest.read(checkpoint).files.items():
-        check_hash(checkpoint, name, about)
+    for name, entry in Manifest.read(checkpoint).files.items():
+        check_hash(checkpoint, name, entry)
 
 
 class Verification:
@@ -113,7 +113,7 @@ class Verification:
         checkpoint: Path,
         files: Mapping[str, Mapping[str, Any]],
         threads: int = 1,
-        loaded: Collection[str] = (),
+        loaded_names: Collection[str] = (),
     ) -> None:
         """`files`: path in the checkpoint -> record, each with a checksum.
 
@@ -121,7 +121,7 @@ class Verification:
         """
         self._checkpoint, self._files = checkpoint, files
         self._loaded = {
-            name for name in loaded if name in files and quickest(files[name]) == "crc32"
+            name for name in loaded_names if name in files and quickest(files[name]) == "crc32"
         }
         self._lock, self.bytes, self._closed = threading.Lock(), 0, threading.Event()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
@@ -131,9 +131,9 @@ class Verification:
         }
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether `fault` has nothing to wait for."""
-        return not self._loaded and all(running.done() for running in self._running.values())
+        return not self._loaded and all(future.done() for future in self._running.values())
 
     def close(self) -> None:
         """Stop hashing, because the process is about to end."""
@@ -153,7 +153,7 @@ class Verification:
                 self.bytes += int(self._files[name]["size"])
             else:
                 self._running[name] = self._pool.submit(self._differs, name)
-        reasons |= {name: running.result() for name, running in self._running.items()}
+        reasons |= {name: future.result() for name, future in self._running.items()}
         faults = [f"{name} {reason}" for name, reason in sorted(reasons.items()) if reason]
         self._pool.shutdown()
         return (
@@ -182,14 +182,14 @@ class Watch:
         self,
         threads: int = 1,
         share: tuple[int, int] = (0, 1),
-        known: Mapping[str, int] | None = None,
+        known_crcs: Mapping[str, int] | None = None,
     ) -> None:
         """`share` (i, n): this is the i-th of n processes that read the same, each of which checks
         its part at once.
 
         `known`: crc32 that an earlier reader found of tensors without a checksum.
         """
-        self._share, self._known, self._lock = share, dict(known or {}), threading.Lock()
+        self._share, self._known, self._lock = share, dict(known_crcs or {}), threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
         self._read: dict[str, Callable[[], int | None]] = {}
         self._running: dict[str, Future[int | None]] = {}
@@ -197,20 +197,20 @@ class Watch:
         """crc32 of tensors without a checksum."""
 
     def __call__(self, name: str, check: Callable[[], int | None]) -> None:
-        mine, of = self._share
+        index, of = self._share
         with self._lock:
             if name not in self._read:
                 self._read[name] = check
-                if zlib.crc32(name.encode()) % of == mine:
+                if zlib.crc32(name.encode()) % of == index:
                     self._running[name] = self._pool.submit(check)
 
     @property
-    def left(self) -> set[str]:
+    def unchecked_names(self) -> set[str]:
         """Names read here that another process checks, if it reads them too."""
         return set(self._read) - set(self._running)
 
     @property
-    def begun(self) -> set[str]:
+    def checked_names(self) -> set[str]:
         """Names that are checked here."""
         return set(self._running)
 
@@ -226,15 +226,15 @@ class Watch:
         self._pool.shutdown()
         faults = [
             fault
-            for name, running in self._running.items()
-            if (fault := self._fault_of(name, running))
+            for name, future in self._running.items()
+            if (fault := self._fault_of(name, future))
         ]
         return faults[0] if faults else None
 
-    def _fault_of(self, name: str, running: Future[int | None]) -> str | None:
-        if (error := running.exception()) is not None:
+    def _fault_of(self, name: str, future: Future[int | None]) -> str | None:
+        if (error := future.exception()) is not None:
             return str(error)
-        if (crc := running.result()) is None:
+        if (crc := future.result()) is None:
             return None
         if self._known.setdefault(name, crc) == crc:
             self.crcs[name] = crc
@@ -246,19 +246,22 @@ class Watch:
         )
 
 
-def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:
+def deal(files_by_process: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:
     """Share the files among a host's processes: each once, to one that needs it, evenly in bytes.
 
     `needed`: the files that each process reads. The result is the same on all of them.
     """
-    load = [0] * len(needed)
-    out: list[list[str]] = [[] for _ in needed]
-    for name in sorted(set().union(*needed), key=lambda name: (-sizes.get(name, 0), name)):
-        mine = min(
-            (i for i, names in enumerate(needed) if name in names), key=lambda i: (load[i], i)
+    load = [0] * len(files_by_process)
+    out: list[list[str]] = [[] for _ in files_by_process]
+    for name in sorted(
+        set().union(*files_by_process), key=lambda name: (-sizes.get(name, 0), name)
+    ):
+        process = min(
+            (i for i, names in enumerate(files_by_process) if name in names),
+            key=lambda i: (load[i], i),
         )
-        out[mine].append(name)
-        load[mine] += sizes.get(name, 0)
+        out[process].append(name)
+        load[process] += sizes.get(name, 0)
     return out
 
 

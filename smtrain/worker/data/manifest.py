@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.digests import verified, with_digest
+from smtrain.core.digests import verify_record, with_digest
 from smtrain.core.errors import DataError
 from smtrain.core.files import read_object, write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
@@ -178,7 +178,7 @@ class DatasetManifest:
         """Raises DataError if `folder` is not a prepared dataset, or has another format version."""
         path = folder / NAME
         try:
-            fields = verified(retry(lambda: read_object(path)))
+            fields = verify_record(retry(lambda: read_object(path)))
         except FileNotFoundError:
             raise DataError(
                 f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.digests import verified, with_digest
+from smtrain.core.digests import verify_record, with_digest
 from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.files import parse_json, write_atomically
 
@@ -54,7 +54,7 @@ class PartUploads:
         """
         for number, path in sorted(self._records(), reverse=True):
             try:
-                record = verified(parse_json(path.read_text("utf-8")))
+                record = verify_record(parse_json(path.read_text("utf-8")))
                 if record["mark"]["settings"] != settings:
                     continue
                 files = record["files"]

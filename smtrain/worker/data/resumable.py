@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from smtrain.core.digests import verified, with_digest
+from smtrain.core.digests import verify_record, with_digest
 from smtrain.core.errors import DataError
 from smtrain.core.files import hold, read_object, write_atomically
 from smtrain.worker.data.checksums import Rolling
@@ -107,7 +107,7 @@ class Journal:
         newest first.
         """
         with suppress(OSError, ValueError):
-            record: dict[str, Any] = verified(read_object(self.folder / _JOURNAL))
+            record: dict[str, Any] = verify_record(read_object(self.folder / _JOURNAL))
             if record.get("settings") == settings:
                 yield record
         if self.parts:

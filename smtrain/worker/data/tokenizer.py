@@ -147,7 +147,7 @@ def unknown_token(ids: NDArray[Any], vocabulary: int | None, folder: Path) -> st
     tokenizer = load_tokenizer(folder, lambda _: None)
     added = number in tokenizer.get_added_tokens_decoder()
     return hf_tokenizer.unknown_token(
-        tokenizer.decode([number], False), number, vocabulary, added=added
+        tokenizer.decode([number], False), number, vocabulary, is_added=added
     )
 
 

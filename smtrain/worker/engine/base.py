@@ -15,7 +15,7 @@ from smtrain.core.protocol.lineage import Lineage
 if TYPE_CHECKING:  # the options of an engine need no torch
     import torch
 
-    from smtrain.worker.checkpoint.native.pruning import Arrived
+    from smtrain.worker.checkpoint.native.pruning import ArrivalCheck
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ParallelOptions:
         values |= {
             "dp": config.dp,
             "pipeline_cuts": config.parallel.cuts,
-            "apart": config.apart,
+            "apart": config.needs_attention_mask,
             "compile": bool(config.train.compile),
             "deterministic": config.train.deterministic is not False,
         }
@@ -358,7 +358,7 @@ class Engine(Protocol):
         self,
         lineage: Lineage,
         keep: int,
-        has_arrived: Arrived | None = None,
+        has_arrived: ArrivalCheck | None = None,
         distrusted_names: Collection[str] = (),
         retained_names: Collection[str] = (),
     ) -> None:

@@ -23,9 +23,9 @@ from smtrain.core.benchmarks import (
     shots_fault,
     tasks_of,
 )
-from smtrain.core.doing import doing
+from smtrain.core.doing import spinner
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
-from smtrain.core.extras import collector_paused, missing, present
+from smtrain.core.extras import missing_module, pause_collector, present
 from smtrain.core.near import nearest
 from smtrain.worker.evaluation.libraries import (
     HarnessProgress,
@@ -86,7 +86,7 @@ def reachable(request: EvaluationRequest) -> bool:
     the harness is not installed, `DataError` if the hub does not answer and no data set is cached.
     """
     if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
-        raise ConfigError([missing(lacking)])
+        raise ConfigError([missing_module(lacking)])
     if hub_answers():
         return True
     if holds_data_sets():
@@ -185,7 +185,7 @@ class Tasks:
 
     def __init__(self, request: EvaluationRequest) -> None:
         if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
-            raise ConfigError([missing(lacking)])
+            raise ConfigError([missing_module(lacking)])
         self.request = request
         self.not_read = ""
         """A sentence about MMLU's columns and files that no task uses."""
@@ -233,12 +233,12 @@ class Tasks:
             write_confined(work)
             folders = [str(work), *(folder for folder in folders if folder != str(work))]
         offline = local or not reachable(request)
-        with doing("importing lm-evaluation-harness"), collector_paused():
+        with spinner("importing lm-evaluation-harness"), pause_collector():
             from lm_eval.tasks import TaskManager
 
         # Without a hub the libraries take the local cache instead of asking again and again.
         self._settled = partial(settled, work / "cache", offline=offline, run_code=code)
-        with doing("reading the tasks"), quiet(), self._settled(), within(request.data):
+        with spinner("reading the tasks"), quiet(), self._settled(), within(request.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in request.tasks if not self.manager.match_tasks([name])]
             if unknown:
@@ -252,13 +252,13 @@ class Tasks:
         Raises `DataError` if the data cannot be read, and `CheckpointError` as `load` does.
         """
         if adapter is not None and not present("peft"):
-            raise ConfigError([missing("peft")])
+            raise ConfigError([missing_module("peft")])
 
         request = self.request
         # Before we change into the folder of the data.
         folder, adapter = folder.resolve(), adapter.resolve() if adapter else None
         with quiet(), self._settled(), within(request.data):
-            with collector_paused():
+            with pause_collector():
                 from lm_eval import simple_evaluate
 
             from smtrain.worker.generation.load import load

@@ -17,7 +17,7 @@ from typing import Any
 from smtrain.core.config.outputs import NEEDLE, POSITIONS
 from smtrain.core.errors import DataError
 from smtrain.core.pages.charts import heat_map
-from smtrain.core.text import aligned
+from smtrain.core.text import align_columns
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
@@ -156,7 +156,7 @@ def grids(report: Mapping[str, Any]) -> list[str]:
                 ["", f"{length:,} tokens", *(f"{cell:.2f}" for cell in cells)]
                 for length, *cells in made["needle"]
             ]
-            out += aligned([head, *rows])
+            out += align_columns([head, *rows])
     losses = [
         (which, made["loss_by_position"])
         for which, made in _models(report)
@@ -165,7 +165,7 @@ def grids(report: Mapping[str, Any]) -> list[str]:
     if losses:
         ranges = zip(*(rows for _, rows in losses), strict=True)
         head = ["loss of positions", *(which for which, _ in losses)]
-        out += aligned(
+        out += align_columns(
             [
                 head,
                 *([f"{r[0][0]:,} to {r[0][1]:,}", *(f"{one[2]:.4f}" for one in r)] for r in ranges),

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from smtrain.core.benchmarks import ALL, Parts
+from smtrain.core.benchmarks import ALL_SUBJECTS, Parts
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.unread import UnreadText, unread_columns
 from smtrain.worker.evaluation.questions import count_others, parquet_table, refuse_two_copies
@@ -141,5 +141,5 @@ def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Ques
         choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
         answer = row["answer"]
         answer = _LETTERS.index(answer.strip().upper()) if isinstance(answer, str) else int(answer)
-        kind = subject if subject != ALL else str(row["subject"])
+        kind = subject if subject != ALL_SUBJECTS else str(row["subject"])
         yield {"question": row["question"], "subject": kind, "choices": choices, "answer": answer}

@@ -112,7 +112,7 @@ def _source(name: str, files: dict[str, str]) -> dict[str, Any]:
 
 def _splits(name: str) -> tuple[str, ...]:
     """The splits that a benchmark's tasks use."""
-    return (BENCHMARKS[name].scored, *_EXAMPLES.get(name, ())[:1])
+    return (BENCHMARKS[name].scored_split, *_EXAMPLES.get(name, ())[:1])
 
 
 def write_confined(work: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from smtrain.core.benchmarks import AGIEVAL_CHINESE, AGIEVAL_CLOZE, BENCHMARKS, Parts
 from smtrain.core.errors import DataError
-from smtrain.core.files import MOST_JSON, opened, parse_json
+from smtrain.core.files import MOST_JSON, open_regular_file, parse_json
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_fields
 
 Record = dict[str, Any]
@@ -105,7 +105,7 @@ def _content(path: Path) -> str:
     Raises OSError, EOFError, ValueError and zlib.error for anything else.
     """
     with (
-        opened(path) as file,
+        open_regular_file(path) as file,
         gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as raw,
     ):
         content = raw.read(MOST_JSON + 1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smtrain.core.text import aligned
+from smtrain.core.text import align_columns
 from smtrain.worker.evaluation import significance
 from smtrain.worker.evaluation.harness import Measured, Score
 
@@ -106,7 +106,7 @@ def table(report: dict[str, Any]) -> str:
             [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
         )
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
-    return "\n".join(aligned(lines))
+    return "\n".join(align_columns(lines))
 
 
 def metric_of(row: Row) -> str:

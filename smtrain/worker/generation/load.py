@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from smtrain.core.errors import CheckpointError, SmtrainError, first_line, read_remedy
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.files import read_value
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.families import FAMILIES
@@ -83,7 +83,7 @@ class Loaded:
                 self.tokenizer.added_tokens_decoder,
             )
             fault = hf_tokenizer.unknown_token(
-                token, largest, self.vocabulary, added=largest in added
+                token, largest, self.vocabulary, is_added=largest in added
             )
             raise CheckpointError(
                 f"a text for the model is bad: {fault}; take the token out of it."
@@ -250,7 +250,7 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError:
-        raise SmtrainError(missing("peft")) from None
+        raise SmtrainError(missing_module("peft")) from None
     if not (adapter / ADAPTER).is_file():
         raise CheckpointError(
             f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it",

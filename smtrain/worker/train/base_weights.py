@@ -76,7 +76,9 @@ class BaseWeights:
     def _share_what_is_left(self) -> None:
         """Check what another rank of this host was to check but did not read. Collective."""
         watch = self._watch
-        progress = self._gather((watch.left, watch.begun) if watch else (set(), set()))
+        progress = self._gather(
+            (watch.unchecked_names, watch.checked_names) if watch else (set(), set())
+        )
         host_progress = [progress[rank] for rank in self._host_ranks]
         begun_names = set().union(*(names for _, names in host_progress))
         unread_names = [names - begun_names for names, _ in host_progress]

@@ -18,7 +18,7 @@ from smtrain.core.interrupts import poll
 from smtrain.core.protocol.checkpoints import RECORDS
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage, lines_in
-from smtrain.core.protocol.owner import EVERY, Fence, OwnerError, container_fence
+from smtrain.core.protocol.owner import RENEWAL_SECONDS, Fence, OwnerError, container_fence
 from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint import manifest
@@ -111,7 +111,7 @@ class Destination:
         """
         if not self._in_job or self._shared or self._fence:
             return set()
-        other_checkpoints = lines_in(self.lineage.root).left(self.lineage.parts[1:])
+        other_checkpoints = lines_in(self.lineage.root).all_steps(self.lineage.parts[1:])
         return {
             name
             for _, name in other_checkpoints
@@ -149,7 +149,7 @@ class Destination:
         return fault(checkpoint, sizes) is None
 
     def _renew(self) -> None:
-        while not self._closed.wait(EVERY):
+        while not self._closed.wait(RENEWAL_SECONDS):
             assert self._fence is not None
             try:
                 self._fence.keep()

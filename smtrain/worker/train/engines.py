@@ -106,7 +106,7 @@ def _own_records(native_engine: bool, cuts: tuple[int, ...] = (), ep: int = 1) -
         read_whole=lambda path, mesh, rank: (
             native_files.read_whole(read(path), mesh, rank, cuts, ep) if native_engine else set()
         ),
-        unread_files=lambda path: native_files.unread(read(path)),
+        unread_files=lambda path: native_files.files_unused_by_resume(read(path)),
     )
 
 

@@ -265,9 +265,9 @@ class Trainer:
         state = self.position.at(self.step, self.samples, self.watch.history, self._can_prove)
         if self.validator:
             state["validation"] = self.validator.checkpoint_state(
-                self.step, self.lineage.name(step_folder(self.lineage.own, self.step))
+                self.step, self.lineage.name(step_folder(self.lineage.job_folder, self.step))
             )
-        self.engine.begin_save(self.lineage.own, self.step, state, read_back)
+        self.engine.begin_save(self.lineage.job_folder, self.step, state, read_back)
 
     def _end_save(self, wait: bool) -> None:
         """Make the save that was begun whole and prune older ones; without `wait`, only if it is
@@ -276,7 +276,7 @@ class Trainer:
         saved_step = self.engine.end_save(wait)
         if saved_step is None:
             return
-        name = self.lineage.name(step_folder(self.lineage.own, saved_step))
+        name = self.lineage.name(step_folder(self.lineage.job_folder, saved_step))
         self.distrusted_names.discard(
             name
         )  # it was damaged or abandoned, and has just been written again

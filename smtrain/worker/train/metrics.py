@@ -24,7 +24,14 @@ from smtrain.core.facts.engines import lnc_of
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.log_lines import step_line
 from smtrain.core.tracking.buffer import Buffered, open_trackers
-from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
+from smtrain.core.tracking.settings import (
+    VARIABLE,
+    TrackedRun,
+    TrackedStep,
+    id_of,
+    parameters,
+    parse,
+)
 from smtrain.worker.engine.base import StepResult
 from smtrain.worker.output import log_line
 from smtrain.worker.train.probe import matmul_rate
@@ -224,7 +231,7 @@ def trackers_of(config: JobConfig, container: Container) -> list[Buffered]:
     )
     settings = parameters(config.model_dump(mode="json", exclude_defaults=True))
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    tracked_run = Tracked(
+    tracked_run = TrackedRun(
         config.name, container.job, id_of(run_uri), stamp, settings, {"smtrain.job": container.job}
     )
     return open_trackers(track, tracked_run, container.output_data_dir, log_line, _secret())

@@ -213,7 +213,7 @@ class Resume:
         if self._unread is None:
             return self._doubtful
         checkpoint, verification = self._unread
-        if not all(self._gather(wait or verification.done)):
+        if not all(self._gather(wait or verification.is_done)):
             return self._doubtful
         faults = self._gather(verification.fault({}))
         self._unread = None

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.machine_defaults import settled
-from smtrain.core.config.units import counted
+from smtrain.core.config.machine_defaults import fill_machine_defaults
+from smtrain.core.config.units import format_parameters
 from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.files import read_object
 from smtrain.core.model.extension import described_rope
@@ -68,7 +68,7 @@ def start(config: JobConfig, container: Container) -> None:
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
     hf_config = read_object(container.channel("model") / "config.json")
-    base_config, model_config = text_part(hf_config), text_part(config.extended(hf_config))
+    base_config, model_config = text_part(hf_config), text_part(config.extend_rope(hf_config))
     shape = ModelShape.from_config(model_config)
     config = _fill_device_defaults(config)
     data = container.channel("data")
@@ -109,7 +109,7 @@ def start(config: JobConfig, container: Container) -> None:
     good = resume.load(engine)
     state = good.state if good else {}
     trackers = trackers_of(config, container) if engine.rank == 0 else []
-    lineage = lineage.begun(good.step if good else None)
+    lineage = lineage.after_resume(good.step if good else None)
     if destination:
         destination.lineage, engine.require_owner = lineage, destination.require_owner
         lineage.record()
@@ -170,7 +170,7 @@ def _fill_device_defaults(config: JobConfig) -> JobConfig:
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     gpu = config.train.engine == "native" and accelerator is not None and accelerator.type == "cuda"
-    return settled(config, "gpu") if gpu else config
+    return fill_machine_defaults(config, "gpu") if gpu else config
 
 
 def _choose(
@@ -416,12 +416,12 @@ def _validator(
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
     adapter_text = (
-        f" of which {counted(engine.trained_count)} in LoRA adapters are trained,"
+        f" of which {format_parameters(engine.trained_count)} in LoRA adapters are trained,"
         if config.train.adapter
         else ""
     )
     log_line(
-        f"{counted(engine.parameters)} parameters,{adapter_text} "
+        f"{format_parameters(engine.parameters)} parameters,{adapter_text} "
         f"{config.mesh_words}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}"

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from smtrain.client.follow import notebook
 from smtrain.client.follow.follower import Described
 from smtrain.client.follow.html import block
-from smtrain.core.interrupts import gently
+from smtrain.core.interrupts import resumable_interrupt
 from smtrain.core.protocol.log_lines import Line
 
 from .cloudwatch import description
@@ -163,7 +163,7 @@ def test_an_interrupted_call_ends_in_one_line_in_a_notebook(
 ) -> None:
     shell = InteractiveShell()
 
-    @gently("interrupted: it continues")
+    @resumable_interrupt("interrupted: it continues")
     def call() -> None:
         raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ import smtrain
 from smtrain.client.backends.choose import backend_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.runs.launch import tagged
-from smtrain.core.git import TAG, committed
+from smtrain.core.git import TAG, describe_commit
 from smtrain.stages import keys_of
 from tests.cli.test_cli import smtrain as command
 
@@ -48,21 +48,21 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_commit_and_whether_files_have_changed(repository: Path, tmp_path: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
-    assert committed(repository) == commit
+    assert describe_commit(repository) == commit
     (repository / "new").write_text("git does not know it")
-    assert committed(repository) == commit
+    assert describe_commit(repository) == commit
     (repository / "notes").write_text("two")
-    assert committed(repository) == f"{commit} with changes"
+    assert describe_commit(repository) == f"{commit} with changes"
     empty = tmp_path / "empty"
     empty.mkdir()
     git(empty, "init", "-q")
-    assert committed(empty) is None, "it has no commit"
-    assert committed(tmp_path) is None
+    assert describe_commit(empty) is None, "it has no commit"
+    assert describe_commit(tmp_path) is None
 
 
 def test_without_git_nothing_is_said(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert committed(repository) is None
+    assert describe_commit(repository) is None
 
 
 def test_the_tag_changes_no_stage_and_one_of_the_users_stays(
@@ -70,7 +70,7 @@ def test_the_tag_changes_no_stage_and_one_of_the_users_stays(
 ) -> None:
     config = smtrain.load_config(raw)
     with_tag = tagged(config, repository)
-    assert with_tag.tags[TAG] == committed(repository)
+    assert with_tag.tags[TAG] == describe_commit(repository)
     assert keys_of(with_tag, "train") == keys_of(config, "train")
     place = backend_of(config)
     assert Chain(with_tag, place, look=False).base_name("train") == Chain(
@@ -87,7 +87,7 @@ def test_a_dry_run_shows_the_tag_that_a_run_sends(
     monkeypatch.chdir(repository)
     Path("run.yaml").write_text(yaml.safe_dump(raw))
     request = json.loads(command("launch", "run.yaml", "--dry-run").stdout)
-    assert {"Key": TAG, "Value": committed(repository)} in request["Tags"]
+    assert {"Key": TAG, "Value": describe_commit(repository)} in request["Tags"]
     assert TAG not in json.dumps(smtrain.request("run.yaml")), (
         "the request is a function of config and bundle alone"
     )

@@ -99,7 +99,7 @@ def test_what_travels_with_the_code_is_installed_into_a_folder_of_the_job(contai
     done = launched(container)
     assert done.returncode == 0, done.stderr
     told, probe = done.stdout.splitlines()
-    what, seconds = log_lines.installed(told) or ("", -1)
+    what, seconds = log_lines.parse_install(told) or ("", -1)
     assert what == "smtrain-probe"
     assert 0 < seconds < 600
     assert probe == f"probe {container}/code/libraries/smtrain_probe.py"

@@ -25,7 +25,7 @@ from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
 from smtrain.client.runs.run import StageResult
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.protocol import owner as ownership
 from smtrain.core.protocol.owner import Fence, Owner, OwnerError
 from smtrain.worker.checkpoint import manifest
@@ -155,7 +155,7 @@ def test_the_owner_changes_only_after_its_job_has_ended(prefix: str, jobs: Jobs)
         OwnerError, match=r"^one is writing checkpoints of this run; wait for it, stop it with"
     ):
         fence(prefix, "two", jobs).claim()
-    for status in ENDED:
+    for status in FINAL_STATUSES:
         jobs["one"] = status
         two = fence(prefix, "two", jobs)
         two.claim()
@@ -319,7 +319,7 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
         apart = None
     for job in filter(None, (first, apart)):
         job.stop()
-        while job.status not in ENDED:
+        while job.status not in FINAL_STATUSES:
             time.sleep(0.1)
         assert job.status == "Stopped", job.failure
     uri = first.describe()["CheckpointConfig"]["S3Uri"]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 from smtrain.core.config import JobConfig
 from smtrain.stages import STAGES, evaluate, generate, prepare, stages_of, train
 from tests.tiers import examples
@@ -26,7 +26,7 @@ ROLE = "arn:aws:iam::111122223333:role/training"
 
 
 def faults(request: dict[str, Any]) -> str:
-    shape = described("sagemaker").operation_model("CreateTrainingJob").input_shape
+    shape = service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
     report: str = ParamValidator().validate(request, shape).generate_report()
     return report
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smtrain.core.config.training import DpoSection
-from smtrain.core.model.lora import STACKED, Lora, targets_of
+from smtrain.core.model.lora import STACKED_EXPERTS, Lora, targets_of
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.train.operators import HeldBytes
@@ -252,7 +252,7 @@ def compare(
     o, described = mesh(text), model(family)
     size = o.tp * o.pp * o.dp * o.cp
     shape = ModelShape.from_config(described)
-    targets = ("all-linear", *(STACKED if shape.experts else ()))
+    targets = ("all-linear", *(STACKED_EXPERTS if shape.experts else ()))
     lora = (
         Lora(8, 16.0, targets=targets_of(shape, targets), quantize="nf4" if quantized else None)
         if adapted

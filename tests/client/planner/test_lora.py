@@ -21,7 +21,7 @@ from smtrain.client.planner.machines import (
 from smtrain.client.planner.memory import checkpoint_bytes
 from smtrain.client.planner.throughput import Coefficients, slot_time
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.lora import STACKED, Lora
+from smtrain.core.model.lora import STACKED_EXPERTS, Lora
 
 
 def planned(
@@ -83,7 +83,7 @@ def test_adapters_of_experts_are_counted_and_divided() -> None:
     """Qwen3-30B-A3B: 48 layers of 128 experts, hidden size 2048, width 768; rank 8."""
     shape = named_shape("qwen3-30b-a3b")
     assert shape is not None
-    work = Work(shape, 4096, 64, "bf16", lora=Lora(8, 16.0, targets=STACKED))
+    work = Work(shape, 4096, 64, "bf16", lora=Lora(8, 16.0, targets=STACKED_EXPERTS))
     each = 8 * (2048 + 2 * 768) + 8 * (768 + 2048)
     assert checkpoint_bytes(work) == 48 * 128 * each * 12
     assert trained_numbers(work, Mesh(1, 1, 8), 0) == 48 * 128 * each
@@ -92,7 +92,7 @@ def test_adapters_of_experts_are_counted_and_divided() -> None:
     cut = 48 * 32 * (8 * (2048 + 768) + 8 * (384 + 2048))
     assert optimizer_share(work, Mesh(2, 1, 8, ep=4), 0) == (cut, cut // 2)
     machine = Machine("gpu", 1, 8, 1e15, 1e12, 1e12, 1e12)
-    adapters = [Lora(64, 64.0, targets=targets) for targets in (("q_proj",), STACKED)]
+    adapters = [Lora(64, 64.0, targets=targets) for targets in (("q_proj",), STACKED_EXPERTS)]
     times = [
         slot_time(
             replace(work, lora=one), machine, Mesh(1, 1, 8, ep=4), Coefficients.fitted(machine)

@@ -22,7 +22,7 @@ from smtrain.client.planner.search import search
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.trainium2 import pairs_of, untiled
+from smtrain.core.facts.trainium2 import first_group_off_torus, pairs_of
 from smtrain.core.model.shape import ModelShape
 from tests.conftest import LLAMA
 from tests.core.test_trainium2 import expected
@@ -178,7 +178,9 @@ def test_any_shape_gets_only_meshes_that_the_torus_connects(
         assert mesh.tp * mesh.pp * mesh.dp == machine.world
         assert expected(mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, tied), mesh
         pairs = pairs_of(mesh.pp, tied=tied, neighbours=True)
-        assert not untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, pairs), mesh
+        assert not first_group_off_torus(
+            mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, pairs
+        ), mesh
 
 
 def test_the_sentence_names_the_chips_and_a_mesh() -> None:

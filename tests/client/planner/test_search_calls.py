@@ -53,7 +53,7 @@ def test_a_search_times_each_distinct_stage_once(monkeypatch: pytest.MonkeyPatch
         for kind in ("ml.p5.48xlarge", "ml.trn1.32xlarge", "ml.trn2.48xlarge")
         for n in (2, 4, 12, 24)
     ]
-    trainium2.untiled.cache_clear()
+    trainium2.first_group_off_torus.cache_clear()
     found = search.search(Work(shape, 8192, 1024), some)
     assert len(found) > 50
     assert {name: limit for name, limit in MOST.items() if calls[name] > limit} == {}, calls

@@ -16,7 +16,7 @@ from smtrain.client.iam.statements import OtherCommands, command_statements, oth
 from smtrain.client.jobs.job import Job
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.plane.server.validation import fault_of
 from smtrain.stages import STAGES
 from tests import tiers
@@ -185,7 +185,7 @@ def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None
         assert fault_of("sagemaker", "CreateTrainingJob", request) is None
         client.create_training_job(**request)
         job = Job(request["TrainingJobName"], SageMakerBackend("local"))
-        while (told := job.describe())["TrainingJobStatus"] not in ENDED:
+        while (told := job.describe())["TrainingJobStatus"] not in FINAL_STATUSES:
             time.sleep(0.1)
         assert told["TrainingJobStatus"] == "Completed", (step["Name"], told.get("FailureReason"))
         left[step["Name"]] = told.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")

@@ -25,10 +25,10 @@ from smtrain.core.facts.images import (
     gpu_rows,
     image_rows,
     image_uri,
+    patch_fault,
     sdk_release,
     serves,
     training_image,
-    unpatched,
 )
 
 XLA = ("NEURON_CC_FLAGS", "NEURON_FUSE_SOFTMAX", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")
@@ -273,20 +273,20 @@ def test_the_default_image_of_gpus_is_patched_today() -> None:
     """When this fails, look for a newer image with transformers (core/facts/images.toml has the
     source), and put it first.
     """
-    assert unpatched(training_image("us-west-2", "native", "ml.p5.48xlarge")) is None
+    assert patch_fault(training_image("us-west-2", "native", "ml.p5.48xlarge")) is None
 
 
 def test_an_image_that_is_no_longer_patched_is_told_with_the_one_to_take() -> None:
     ended = next(row for row in gpu_rows() if row["patched_until"] == "2026-10-15")
     uri = f"763104351884.dkr.ecr.us-west-2.amazonaws.com/{ended['repository']}:{ended['tag']}"
-    assert unpatched(uri, date(2026, 10, 15)) is None, "the last day"
-    sentence = unpatched(uri, date(2026, 10, 16))
+    assert patch_fault(uri, date(2026, 10, 15)) is None, "the last day"
+    sentence = patch_fault(uri, date(2026, 10, 16))
     assert sentence is not None
     assert sentence.startswith(
         f"AWS's patches of {ended['repository']}:{ended['tag']} ended on 2026-10-15; leave compute."
     )
     for other in (None, "own:1", training_image("us-west-2", "nxd", "ml.trn1.32xlarge")):
-        assert unpatched(other) is None
+        assert patch_fault(other) is None
 
 
 def test_no_price_changes_by_accident() -> None:

@@ -19,7 +19,7 @@ import pytest
 import smtrain
 from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.sdk import installed
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 
 if installed() != "v2":
     pytest.skip(
@@ -151,7 +151,10 @@ class Session:
         client = SageMakerBackend("local").sagemaker
         client.create_training_job(TrainingJobName=name, **request)
         self.jobs.append(name)
-        while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] not in ENDED:
+        while (
+            client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]
+            not in FINAL_STATUSES
+        ):
             time.sleep(0.05)
 
     def describe_training_job(self, name: str) -> dict[str, Any]:

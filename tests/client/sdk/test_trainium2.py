@@ -19,7 +19,7 @@ from smtrain.client.launch.image_pattern import newest, resolved
 from smtrain.client.launch.request import image_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.facts.image_fit import unsuited
+from smtrain.core.facts.image_fit import image_fault
 from smtrain.core.facts.images import image_rows, known_image, python_of
 from tests.client.preflight.account import Account
 from tests.client.sdk.conftest import ROLE
@@ -108,7 +108,7 @@ def test_one_line_in_the_table_makes_the_image_the_default(
         "engines": ["native"],
     }
     assert "leave it out for the newest known one" in str(
-        unsuited(f"x:{TAG.replace('2.33', '2.32')}", "native", TRN2)
+        image_fault(f"x:{TAG.replace('2.33', '2.32')}", "native", TRN2)
     )
 
 
@@ -237,7 +237,8 @@ def test_an_image_of_the_public_gallery_is_copied_first(config: Path) -> None:
         f"team/vllmish@sha256:{'0' * 64}",
     ):
         assert (
-            unsuited(f"123456789012.dkr.ecr.us-west-2.amazonaws.com/{own}", "native", TRN2) is None
+            image_fault(f"123456789012.dkr.ecr.us-west-2.amazonaws.com/{own}", "native", TRN2)
+            is None
         ), own
 
 

@@ -12,7 +12,7 @@ from botocore.session import Session
 import smtrain
 from smtrain.core.facts import is_known, table
 from smtrain.core.facts.engines import is_gpu, is_neuron, sagemaker_lack
-from smtrain.core.facts.image_fit import unsuited
+from smtrain.core.facts.image_fit import image_fault
 
 OWN = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:"
 CUDA12, ARM, NEURON = (
@@ -224,5 +224,5 @@ def test_a_type_without_an_accelerator_has_one_process_and_no_variables_of_devic
 def test_an_image_whose_name_says_another_cuda_or_processor_is_refused(
     kind: str, tag: str, fault: str | None
 ) -> None:
-    found = unsuited(f"{OWN}{tag}", "native", kind)
+    found = image_fault(f"{OWN}{tag}", "native", kind)
     assert found is None if fault is None else found is not None and found.startswith(fault), found

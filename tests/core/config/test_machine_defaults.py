@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.core.config.machine_defaults import compiles, is_deterministic, kind_of, settled
+from smtrain.core.config.machine_defaults import (
+    compiles,
+    fill_machine_defaults,
+    is_deterministic,
+    kind_of,
+)
 from smtrain.core.config.training import Train
 
 
@@ -60,5 +65,5 @@ def test_a_config_for_other_machines_stays_as_it_is() -> None:
         target="aws",
     )
     assert kind_of(config) == "neuron"
-    assert settled(config, "neuron") is config
+    assert fill_machine_defaults(config, "neuron") is config
     assert (config.train.compile, config.train.deterministic) == (None, None)

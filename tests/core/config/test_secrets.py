@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.core.config import secrets
-from smtrain.core.config.secrets import HIDDEN, hide, is_secret
+from smtrain.core.config.secrets import REDACTION, hide, is_secret
 
 LETTERS = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
@@ -215,7 +215,7 @@ def test_what_is_told_of_a_config_is_told_in_whole() -> None:
         hide("model.token: must name one of secret and ssm")
         == "model.token: must name one of secret and ssm"
     )
-    assert hide("PGPASSWORD=hunter2 psql failed") == f"PGPASSWORD={HIDDEN} psql failed"
+    assert hide("PGPASSWORD=hunter2 psql failed") == f"PGPASSWORD={REDACTION} psql failed"
 
 
 def test_no_message_about_a_config_repeats_a_secret(raw: dict[str, Any], tmp_path: Path) -> None:

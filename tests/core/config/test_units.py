@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smtrain.core.config.units import count, counted
+from smtrain.core.config.units import count, format_parameters
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from smtrain.core.config.units import count, counted
     ],
 )
 def test_parameters_are_counted_in_billions_or_millions(parameters: int, words: str) -> None:
-    assert counted(parameters) == words
+    assert format_parameters(parameters) == words
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import collections
 import inspect
 import shutil
 
-from smtrain.core.demo.documentation import LONGEST_TEXT, described, documentation
+from smtrain.core.demo.documentation import LONGEST_TEXT, describe, documentation
 
 
 def test_every_answer_is_a_signature_and_a_paragraph() -> None:
@@ -42,7 +42,7 @@ def test_what_tells_nothing_is_left_out() -> None:
         return a
 
     point = collections.namedtuple("point", "x y")  # its docstring is its signature
-    assert described("silent", silent) is None
-    assert described("placed", placed) is None
-    assert described("point", point) is None
-    assert described("type", 3) is None
+    assert describe("silent", silent) is None
+    assert describe("placed", placed) is None
+    assert describe("point", point) is None
+    assert describe("type", 3) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.core.demo.inputs import QUESTIONS, TEXT, described, materialise
+from smtrain.core.demo.inputs import QUESTIONS, TEXT, demo_config, materialise
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.shape import ModelShape
 
@@ -51,6 +51,6 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 
 
 def test_the_model_is_of_the_size_that_the_pages_say() -> None:
-    config = described()
+    config = demo_config()
     assert config is not None
     assert round(ModelShape.from_config(config).parameters() / 1e6, 1) == 9.4

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.core.demo.inputs import SMOLLM2, described, materialise
+from smtrain.core.demo.inputs import SMOLLM2, demo_config, materialise
 from smtrain.core.demo.smollm2 import CONFIG, UnavailableError, hf_name, in_halves, save
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.hf_config import normalise
@@ -183,7 +183,7 @@ def test_a_tensor_of_another_kind_of_model_is_named() -> None:
 
 
 def test_its_size_is_known_before_it_is_here() -> None:
-    described_model = described(SMOLLM2)
+    described_model = demo_config(SMOLLM2)
     assert described_model is not None
     assert round(ModelShape.from_config(described_model).parameters() / 1e6, 1) == 134.5
 
@@ -224,6 +224,6 @@ def test_the_real_one_knows_a_capital(tmp_path: Path, monkeypatch: pytest.Monkey
     from smtrain.tools.chat.generate import generate
 
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
-    assert json.loads((materialise(SMOLLM2) / "config.json").read_text()) == described(SMOLLM2)
+    assert json.loads((materialise(SMOLLM2) / "config.json").read_text()) == demo_config(SMOLLM2)
     [answer] = generate(SMOLLM2, "What is the capital of France?", chat=True, max_new_tokens=12)
     assert "Paris" in answer["completion"]

@@ -12,7 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import ConfigError, SmtrainError
-from smtrain.core.model.extension import described_rope, extended, longer, remarks_of, with_rope_of
+from smtrain.core.model.extension import (
+    described_rope,
+    extend_rope,
+    longer,
+    remarks_of,
+    with_rope_of,
+)
 from smtrain.core.model.hf_config import explicit, for_everyone, normalise
 from smtrain.core.model.text_part import text_part
 from smtrain.core.model.transformers_build import check_model, rotary_of
@@ -37,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_transformers_builds_the_extended_model_from_what_is_written(name: str) -> None:
-    made = extended(LLAMA, SETTINGS[name], 100)
+    made = extend_rope(LLAMA, SETTINGS[name], 100)
     said = normalise(made)
     assert said.positions == {"linear": 128, "llama3": 512, "theta": 100}.get(name, 256)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**for_everyone(made)))
@@ -52,7 +58,7 @@ def test_transformers_builds_the_extended_model_from_what_is_written(name: str) 
 
 
 def test_readers_of_transformers_4_find_the_same_numbers() -> None:
-    made = extended(LLAMA, YARN, 100)
+    made = extend_rope(LLAMA, YARN, 100)
     assert made["rope_scaling"] == {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -72,9 +78,9 @@ def test_each_family_takes_yarn_or_refuses_it_by_name(family: str) -> None:
         with pytest.raises(
             ConfigError, match="takes no rotary embeddings of type yarn; give theta only"
         ):
-            extended(config, YARN, 64)
+            extend_rope(config, YARN, 64)
         return
-    made = extended(config, YARN, 64)
+    made = extend_rope(config, YARN, 64)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**explicit(made)))
     check_model(model, normalise(made))
     assert normalise(made).positions == 4 * normalise(config).positions
@@ -93,7 +99,7 @@ def test_only_layers_without_a_window_are_extended_and_other_parts_stay() -> Non
             "sliding_attention": local,
         },
     }
-    made = normalise(extended(gemma, YARN, 64))
+    made = normalise(extend_rope(gemma, YARN, 64))
     assert made.local_rope == normalise(gemma).local_rope
     assert made.rope is not None
     assert (made.rope.kind, made.rope.theta) == ("yarn", 1e6)
@@ -103,7 +109,7 @@ def test_only_layers_without_a_window_are_extended_and_other_parts_stay() -> Non
         "vision_config": {"hidden_size": 8},
         "image_token_index": 5,
     }
-    changed = extended(whole, YARN, 64)
+    changed = extend_rope(whole, YARN, 64)
     assert normalise(changed) == made
     assert {k: v for k, v in changed.items() if k != "text_config"} == {
         k: v for k, v in whole.items() if k != "text_config"
@@ -112,14 +118,14 @@ def test_only_layers_without_a_window_are_extended_and_other_parts_stay() -> Non
 
 
 def test_what_the_model_has_already_changes_nothing_and_a_second_scaling_is_not_guessed() -> None:
-    made = extended(LLAMA, YARN, 100)
-    assert extended(made, YARN, 100) == made
+    made = extend_rope(LLAMA, YARN, 100)
+    assert extend_rope(made, YARN, 100) == made
     with pytest.raises(ConfigError, match="of type yarn already"):
-        extended(made, {**YARN, "factor": 8.0}, 100)
-    again = extended(made, {**YARN, "factor": 8.0, "original_max_position_embeddings": 64}, 100)
-    assert normalise(again) == normalise(extended(LLAMA, {**YARN, "factor": 8.0}, 100))
+        extend_rope(made, {**YARN, "factor": 8.0}, 100)
+    again = extend_rope(made, {**YARN, "factor": 8.0, "original_max_position_embeddings": 64}, 100)
+    assert normalise(again) == normalise(extend_rope(LLAMA, {**YARN, "factor": 8.0}, 100))
     assert (
-        normalise(extended(made, {"rope_theta": 5e5}, 100)).rope.settings  # type: ignore[union-attr]
+        normalise(extend_rope(made, {"rope_theta": 5e5}, 100)).rope.settings  # type: ignore[union-attr]
         == normalise(made).rope.settings  # type: ignore[union-attr]
     )
 
@@ -134,25 +140,25 @@ def test_a_model_without_rotary_embeddings_is_refused_by_name() -> None:
         "n_positions": 64,
     }
     with pytest.raises(ConfigError, match="a gpt2 model has learned its 64 positions one by one"):
-        extended(gpt2, YARN, 100)
+        extend_rope(gpt2, YARN, 100)
     assert longer(normalise(gpt2), 100) == ""
 
 
 def test_the_remedy_reaches_the_length_from_any_scaling() -> None:
     for config in (
         LLAMA,
-        *(extended(LLAMA, SETTINGS[name], 64) for name in ("yarn", "linear", "llama3")),
+        *(extend_rope(LLAMA, SETTINGS[name], 64) for name in ("yarn", "linear", "llama3")),
     ):
         asked = dict(part.split(": ") for part in longer(normalise(config), 1000)[1:-1].split(", "))
         settings = {
             "rope_type": asked.pop("type"),
             **{key: float(value) for key, value in asked.items()},
         }
-        assert normalise(extended(config, settings, 1000)).positions >= 1000
+        assert normalise(extend_rope(config, settings, 1000)).positions >= 1000
 
 
 def test_a_plan_says_what_is_changed() -> None:
-    made = extended(LLAMA, YARN, 100)
+    made = extend_rope(LLAMA, YARN, 100)
     (said,) = remarks_of(LLAMA, made, 100)
     assert said.startswith("model.rope extends the model from 64 to 256 positions (")
     assert "rope_type yarn" in said
@@ -162,7 +168,7 @@ def test_a_plan_says_what_is_changed() -> None:
 
 def test_a_setting_that_is_no_number_is_refused() -> None:
     with pytest.raises(SmtrainError):
-        extended(LLAMA, {**YARN, "attention_factor": -1.0}, 100)
+        extend_rope(LLAMA, {**YARN, "attention_factor": -1.0}, 100)
 
 
 @pytest.mark.skipif("qwen3_5" not in CONFIGS, reason="transformers 4 lacks the family")

@@ -321,4 +321,4 @@ def test_a_config_of_qwen3_5_is_written_as_its_repositories_have_it() -> None:
         "rope_parameters"
     ] == {**rope, "partial_rotary_factor": 1.0}
     assert whole.rope is not None
-    assert whole.rope.turned == 256
+    assert whole.rope.rotary_dim == 256

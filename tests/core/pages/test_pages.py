@@ -58,7 +58,7 @@ def test_a_chart_takes_any_numbers(log: bool) -> None:
         drawn = chart("a <b>", points, [(2, 4.0)], dots_are="held out", log=log)
         assert "nan" not in drawn
         assert len(re.findall("<text", drawn)) < 16
-        assert "nan" not in curve(points, validated=[(2, 4.0)])
+        assert "nan" not in curve(points, validation_losses=[(2, 4.0)])
     many = [(i, float(i % 7 + 1)) for i in range(10_000)]
     assert len(chart("x", many, log=log)) < 20_000
     assert curve(many, points=50).count(",") < 60

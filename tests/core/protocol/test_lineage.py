@@ -15,7 +15,7 @@ from smtrain.worker.checkpoint.native import pruning
 
 def save(line: Lineage, *steps: int) -> None:
     for step in steps:
-        (line.own / f"step_{step:08d}").mkdir(parents=True)
+        (line.job_folder / f"step_{step:08d}").mkdir(parents=True)
 
 
 def names(line: Lineage) -> list[str]:
@@ -23,7 +23,7 @@ def names(line: Lineage) -> list[str]:
 
 
 def begin(root: Path, job: str, step: int | None = None, *steps: int) -> Lineage:
-    line = Lineage.of(root, job).begun(step)
+    line = Lineage.of(root, job).after_resume(step)
     line.record()
     save(line, *steps)
     return line
@@ -63,9 +63,9 @@ def test_the_same_job_goes_on_with_its_own_line_whatever_came_after(tmp_path: Pa
     assert (
         names(again) == names(first) == ["run-train-a/step_00000002", "run-train-a/step_00000004"]
     )
-    before = (again.own / NAME).read_bytes()
-    again.begun(4).record()
-    assert (again.own / NAME).read_bytes() == before, "it began once"
+    before = (again.job_folder / NAME).read_bytes()
+    again.after_resume(4).record()
+    assert (again.job_folder / NAME).read_bytes() == before, "it began once"
 
 
 def test_two_that_began_from_one_step_never_see_each_other(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_two_that_began_from_one_step_never_see_each_other(tmp_path: Path) -> No
     one, two = Lineage.of(tmp_path, "run-train-b"), Lineage.of(tmp_path, "run-train-c")
     for line, steps in ((one, (4, 6)), (two, (4,))):
         save(line, *steps)
-        (line.own / NAME).write_text(
+        (line.job_folder / NAME).write_text(
             Origin(2, "run-train-a", 2).to_json()
         )  # they did not see each other
-    one, two = one.begun(2), two.begun(2)
+    one, two = one.after_resume(2), two.after_resume(2)
     assert names(one) == [
         "run-train-a/step_00000002",
         "run-train-b/step_00000004",
@@ -101,7 +101,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
 
 def test_without_a_job_name_files_lie_in_the_folder_itself(tmp_path: Path) -> None:
     line = begin(tmp_path, "", None, 2)
-    assert line.own == tmp_path
+    assert line.job_folder == tmp_path
     assert names(Lineage.of(tmp_path, "")) == ["step_00000002"]
     begin(tmp_path, "run-train-a", 2, 4)
     unnamed = begin(tmp_path, "", 4, 6)
@@ -117,10 +117,10 @@ def test_a_line_without_a_readable_record_is_the_newest_and_has_no_ancestors(
 ) -> None:
     begin(tmp_path, "run-train-a", None, 2)
     torn = begin(tmp_path, "run-train-b", 2, 4)
-    (torn.own / NAME).write_text(text)
+    (torn.job_folder / NAME).write_text(text)
     assert names(Lineage.of(tmp_path, "run-train-c")) == ["run-train-b/step_00000004"]
     again = Lineage.of(tmp_path, "run-train-b")
-    again.begun(4).record()
+    again.after_resume(4).record()
     assert lines_in(tmp_path).folders["run-train-b"].origin == Origin(2, None, None)
 
 
@@ -156,7 +156,7 @@ class Whole:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def prune(line: Lineage, keep: int, arrived: pruning.Arrived | None = None) -> None:
+def prune(line: Lineage, keep: int, arrived: pruning.ArrivalCheck | None = None) -> None:
     pruning.prune(line, keep, arrived, Whole(), pruning.RankGroup(lambda value: [value], 0, 0))
 
 
@@ -169,10 +169,13 @@ def test_pruning_takes_what_the_line_has_passed_and_leaves_other_lines_alone(
 ) -> None:
     begin(tmp_path, "run-train-a", None, 2, 4, 6, 9)
     other = begin(tmp_path, "run-train-x", 2, 3)
-    (other.own / NAME).write_text(Origin(1, None, None).to_json())
-    line = Lineage.of(tmp_path, "run-train-b").begun(4)
+    (other.job_folder / NAME).write_text(Origin(1, None, None).to_json())
+    line = Lineage.of(tmp_path, "run-train-b").after_resume(4)
     line.record()
-    assert json.loads((line.own / NAME).read_text())["from"] == {"job": "run-train-a", "step": 4}
+    assert json.loads((line.job_folder / NAME).read_text())["from"] == {
+        "job": "run-train-a",
+        "step": 4,
+    }
     line = Lineage.of(tmp_path, "run-train-b")
     save(line, 5, 7)
     prune(line, 2)
@@ -196,7 +199,7 @@ def test_nothing_goes_before_enough_newer_ones_have_arrived(tmp_path: Path) -> N
     there |= {2, 4}
     prune(line, 1, lambda path: int(path.name[5:]) in there)
     assert left(tmp_path) == ["run-train-a/step_00000004", "run-train-a/step_00000006"]
-    (line.own / "step_00000006" / "torn").touch()
+    (line.job_folder / "step_00000006" / "torn").touch()
     there.add(6)
     prune(line, 1, lambda path: int(path.name[5:]) in there)
     assert left(tmp_path) == [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.core.protocol.s3_probe import unanswered
+from smtrain.core.protocol.s3_probe import s3_outage
 from tests.ports import free_port
 
 
@@ -45,15 +45,15 @@ def refusing() -> Iterator[str]:
 def test_nobody_is_named_with_a_remedy_and_a_refusal_is_an_answer(
     silent: str, refusing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sentence = unanswered("s3://bucket/prefix")
+    sentence = s3_outage("s3://bucket/prefix")
     assert (
         sentence
         == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy"
         " and the region"
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", refusing)
-    assert unanswered("s3://bucket/prefix") is None
-    assert unanswered("gs://bucket/prefix") is None
+    assert s3_outage("s3://bucket/prefix") is None
+    assert s3_outage("gs://bucket/prefix") is None
 
 
 @pytest.mark.parametrize("where", ["aws", "named", "fsspec", "variable"])
@@ -63,7 +63,7 @@ def test_where_another_endpoint_is_set_elsewhere_nobody_is_asked(
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.setenv("HTTPS_PROXY", silent)  # what would be asked
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert unanswered("s3://bucket/prefix") is not None
+    assert s3_outage("s3://bucket/prefix") is not None
     if where == "variable":
         monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", "http://minio:9000")
     else:
@@ -72,4 +72,4 @@ def test_where_another_endpoint_is_set_elsewhere_nobody_is_asked(
         (tmp_path / path).write_text("[default]\nendpoint_url = http://minio:9000\n")
         if where == "named":
             monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / path))
-    assert unanswered("s3://bucket/prefix") is None
+    assert s3_outage("s3://bucket/prefix") is None

@@ -16,7 +16,7 @@ from smtrain.client.iam.statements import tracking
 from smtrain.core.config import JobConfig
 from smtrain.core.tracking.buffer import Buffered
 from smtrain.core.tracking.mlflow import MlflowTracker
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.settings import TrackedRun, TrackedStep
 from tests.core.tracking.server import client_of, mlflow_server
 from tests.extras import need
 from tests.ports import free_port
@@ -36,8 +36,8 @@ pytestmark = [
 ]  # MLflow's own warnings are its own
 
 
-def tracked(job: str, stamp: str = "1", **parameters: str) -> Tracked:
-    return Tracked(
+def tracked(job: str, stamp: str = "1", **parameters: str) -> TrackedRun:
+    return TrackedRun(
         "run",
         job,
         "0123456789abcdef",
@@ -60,7 +60,9 @@ def step(number: int) -> TrackedStep:
     )
 
 
-def log(uri: str, tracked_: Tracked, steps: range, status: str | None = "Completed") -> list[str]:
+def log(
+    uri: str, tracked_: TrackedRun, steps: range, status: str | None = "Completed"
+) -> list[str]:
     lines: list[str] = []
     buffered = Buffered(MlflowTracker(uri, "tests", tracked_), lines.append)
     for number in steps:

@@ -15,7 +15,7 @@ pytest.importorskip("wandb")
 
 from smtrain.core.config.track import Wandb
 from smtrain.core.tracking.buffer import Buffered
-from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.settings import TrackedRun, TrackedStep
 from smtrain.core.tracking.wandb import WandbTracker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -64,7 +64,7 @@ def test_an_offline_run_has_every_step_once(
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     for job, steps in (("r-train-00000001", range(1, 21)), ("r-train-00000001-2", range(15, 31))):
-        tracked = Tracked("r", job, "0123456789abcdef", "1", {"train.lr": "0.1"}, {})
+        tracked = TrackedRun("r", job, "0123456789abcdef", "1", {"train.lr": "0.1"}, {})
         buffered = Buffered(
             WandbTracker(Wandb(project="tests"), tracked, tmp_path / "wandb", None), print
         )

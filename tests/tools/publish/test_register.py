@@ -13,7 +13,7 @@ from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 from smtrain.client.iam.statements import OtherCommands, command_statements
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.plane.server.validation import fault_of
 from tests.client.iam.wire import HERE, held, recorded
 from tests.client.iam.wire import told as called
@@ -70,7 +70,7 @@ def run(local_home: Any) -> str:
         )
         while (state := target.sagemaker.describe_training_job(TrainingJobName=job))[
             "TrainingJobStatus"
-        ] not in ENDED:
+        ] not in FINAL_STATUSES:
             time.sleep(0.05)
         assert state["TrainingJobStatus"] == "Completed", state.get("FailureReason")
     return name

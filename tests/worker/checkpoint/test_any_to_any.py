@@ -53,7 +53,9 @@ def targets(draw: st.DrawFn, config: dict[str, Any]) -> Target:
         ),
     ]
     known = [
-        kind for kind in kinds if shape.rules.elsewhere or isinstance(kind, (HuggingFace, Native))
+        kind
+        for kind in kinds
+        if shape.rules.nxd_and_megatron or isinstance(kind, (HuggingFace, Native))
     ]
     return draw(st.sampled_from(known))
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from smtrain.client.launch.inputs import is_model_file
-from smtrain.core.model.hf_folder import folder_of, wanted
+from smtrain.core.model.hf_folder import folder_of, needed_files
 from smtrain.core.model.layout import Layout
-from smtrain.core.model.lora import AdapterShape, Lora, described
+from smtrain.core.model.lora import AdapterShape, Lora, lora_settings
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.export import BaseModel, export
@@ -125,7 +125,7 @@ def adapter_checkpoint(folder: Path, config: dict[str, Any]) -> None:
             shard=[table.size],
             files=files,
             state={},
-            adapter=described(lora),
+            adapter=lora_settings(lora),
         ),
     )
 
@@ -247,7 +247,7 @@ def test_what_is_uploaded_and_fetched_has_them_too() -> None:
     ]
     assert all(map(is_model_file, needed))
     listed = [*ALONG, *INSIDE, "config.json", "model.safetensors", "id_rsa", ".gitattributes"]
-    fetched = set(wanted(listed))
+    fetched = set(needed_files(listed))
     assert {*needed, "config.json", "model.safetensors", "LICENSE", "merges.txt"} <= fetched
     assert not fetched & {*INSIDE, "id_rsa", ".gitattributes", "assets/figure.png"}
 

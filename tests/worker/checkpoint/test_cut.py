@@ -10,7 +10,7 @@ import torch
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.layout import Layout, Shard
-from smtrain.core.model.lora import AdapterShape, Lora, described, linears
+from smtrain.core.model.lora import AdapterShape, Lora, linears, lora_settings
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.manifest import Manifest, write_manifest
 from smtrain.worker.checkpoint.native.files import (
@@ -81,7 +81,7 @@ def written(folder: Path, layout: Layout) -> tuple[Path, dict[str, torch.Tensor]
         files,
         {},
         {s.name: list(s.shape) for s in layout.shape.specs},
-        adapter=described(LORA),
+        adapter=lora_settings(LORA),
         cut={"kv_order": "tiled", "pipeline_cuts": [0]},
     )
     write_manifest(checkpoint, manifest)

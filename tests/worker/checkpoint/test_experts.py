@@ -701,7 +701,7 @@ def sparse(folder: Path, config: dict[str, Any]) -> Path:
     header, at = {}, 0
     for spec in ModelShape.from_config(config).specs:
         tensors = {spec.name: ("BF16", spec.shape, 2)}
-        if spec.stacked and not spec.name.endswith("_bias"):
+        if spec.is_stacked and not spec.name.endswith("_bias"):
             experts, inputs, outputs = spec.shape
             sizes = (experts, outputs, inputs // 32)
             tensors = {

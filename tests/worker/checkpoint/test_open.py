@@ -145,10 +145,10 @@ def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> N
     """The line that began last counts, not the highest step, in a folder and in an object store."""
     native(tmp_path, LLAMA, 3)
     for job, at, steps in (("run-train-a", 3, (5, 9)), ("run-train-b", 5, (6, 7))):
-        line = Lineage.of(tmp_path, job).begun(at)
+        line = Lineage.of(tmp_path, job).after_resume(at)
         line.record()
         for step in steps:
-            native(line.own, LLAMA, step, scale=step)
+            native(line.job_folder, LLAMA, step, scale=step)
     norm = random_weights(LLAMA)["model.norm.weight"]
     store = fsspec.filesystem("memory")
     store.put(str(tmp_path), "/of-a-run", recursive=True)

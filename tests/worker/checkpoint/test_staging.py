@@ -16,7 +16,7 @@ import pytest
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint import staging
-from smtrain.worker.checkpoint.staging import is_unfinished, staged
+from smtrain.worker.checkpoint.staging import is_unfinished, staging_folder
 from smtrain.worker.checkpoint.storage import refuse_overlap
 
 
@@ -29,7 +29,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def write(target: Path, content: str, fail: type[BaseException] | None = None) -> None:
-    with staged(target, content, "marker") as stage:
+    with staging_folder(target, content, "marker") as stage:
         for key in ("sub/a", f"part-{content}", "marker") if not stage.complete else ():
             if key not in stage.done:
                 (stage.folder / key).parent.mkdir(exist_ok=True)
@@ -109,14 +109,14 @@ def test_an_interrupted_run_goes_on_and_another_begins_anew(tmp_path: Path, exis
         (tmp_path / "out").mkdir()
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "out", "one", fail=KeyboardInterrupt)
-    with staged(tmp_path / "out", "one", "marker") as stage:
+    with staging_folder(tmp_path / "out", "one", "marker") as stage:
         assert stage.done == {"sub/a": [3], "part-one": [3], "marker": [3]}
         assert files(stage.folder)["sub/a"] == "one"
         with pytest.raises(CheckpointError, match="another process is writing"):
             write(tmp_path / "out", "one")
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "out", "one", fail=KeyboardInterrupt)
-    with staged(tmp_path / "out", "two", "marker") as stage:
+    with staging_folder(tmp_path / "out", "two", "marker") as stage:
         assert stage.done == {}
         assert "sub/a" not in files(stage.folder)
 
@@ -377,7 +377,7 @@ def test_a_run_killed_while_files_move_is_noticed_and_finished(
         (tmp_path / "emptied" / file).unlink()
     write(tmp_path / "emptied", "two")
     assert files(tmp_path / "emptied") == WHOLE["two"]
-    with staged(out, "two", "marker") as stage:
+    with staging_folder(out, "two", "marker") as stage:
         assert stage.complete
         stage.publish(replaces=("part-*",))
     assert files(out) == WHOLE["two"]
@@ -389,7 +389,7 @@ def test_a_journal_that_a_full_disk_cut_counts_up_to_the_cut(tmp_path: Path) -> 
     journal = tmp_path / ".out.partial" / staging.JOURNAL
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([lines[0], lines[1], lines[2][:5] + lines[3], ""]))
-    with staged(tmp_path / "out", "one", "marker") as stage:
+    with staging_folder(tmp_path / "out", "one", "marker") as stage:
         assert stage.done == {"sub/a": [3]}
         stage.note("part-one", [3])
         assert journal.read_text().splitlines() == lines[:3]

@@ -22,7 +22,7 @@ def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
     container = torchzip_writer.container("wide.pt", {"wide": wide, "last": last})
     numbers = torch.arange(5.0)
     with (tmp_path / "wide.pt").open("wb") as file:
-        for at, data in container.fixed:
+        for at, data in container.fixed_blocks:
             file.seek(at)
             file.write(data)
         file.seek(container.offsets["wide"] + wide.size)
@@ -110,7 +110,7 @@ def test_what_xser_says_of_its_tensors_is_what_torch_reads(tmp_path: Path) -> No
     info = torchzip_writer.pickle_info([Tensor(BF16, (2, 3)), Tensor(FP32, ())])
     container = torchzip_writer.container("x.pt", {}, info)
     tail = container.tail({}) if container.tail else b""
-    (tmp_path / "x.pt").write_bytes(b"".join(data for _, data in container.fixed) + tail)
+    (tmp_path / "x.pt").write_bytes(b"".join(data for _, data in container.fixed_blocks) + tail)
     tensors = torch.load(tmp_path / "x.pt", weights_only=True)
     assert tensors == {
         0: {"dtype": torch.bfloat16, "shape": torch.Size([2, 3]), "expert_model_parallel": False},

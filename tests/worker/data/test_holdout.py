@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.worker.data import resumable
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.indexed import IndexedDataset
@@ -219,7 +219,7 @@ def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[lis
             rows += [
                 (i.tolist(), one.tolist())
                 for i, one in zip(ids, labels, strict=True)
-                if (one != IGNORED).any()
+                if (one != IGNORED_LABEL).any()
             ]
         held_out.close()
     return sorted(rows)
@@ -238,11 +238,11 @@ def test_every_held_out_token_is_judged_once_by_any_number_of_ranks(
         == rows_of(tmp_path / "out", batch=8, ranks=4)
         == rows_of(tmp_path / "out", batch=6, ranks=2)
     )
-    counted = sum(label != IGNORED for _, labels in rows for label in labels)
+    counted = sum(label != IGNORED_LABEL for _, labels in rows for label in labels)
     assert counted == len(tokens) - 1
-    assert sorted(label for _, labels in rows for label in labels if label != IGNORED) == sorted(
-        tokens[1:].tolist()
-    )
+    assert sorted(
+        label for _, labels in rows for label in labels if label != IGNORED_LABEL
+    ) == sorted(tokens[1:].tolist())
     few = rows_of(tmp_path / "out", batch=4, ranks=2, count=2)
     assert len(few) == 8
     assert all(row in rows for row in few)
@@ -263,10 +263,10 @@ def test_documents_are_kept_apart_where_the_training_does(
         ids, labels, segments = held_out.batch(number)
         after = torch.zeros_like(segments, dtype=torch.bool)
         after[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        real = labels != IGNORED
+        real = labels != IGNORED_LABEL
         assert end is not None
         assert torch.all(ids[:, :-1][after[:, 1:] & real[:, 1:]] == end)
-        assert torch.all(labels[ids == end] == IGNORED)
+        assert torch.all(labels[ids == end] == IGNORED_LABEL)
         seen += int(after.sum())
     held_out.close()
     assert seen

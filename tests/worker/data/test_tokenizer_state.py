@@ -161,10 +161,12 @@ def test_settings_of_tokenizer_config_are_off_and_named(
 
 def test_sampling_of_sentencepiece_does_not_reach_it() -> None:
     options = {"enable_sampling": True, "nbest_size": -1, "alpha": 0.1, "add_bos": False}
-    off, switched_off = hf_tokenizer._settled({"sp_model_kwargs": options})
+    off, switched_off = hf_tokenizer._deterministic_overrides({"sp_model_kwargs": options})
     assert off == {"sp_model_kwargs": {"add_bos": False}}
     assert switched_off == ["sp_model_kwargs.enable_sampling True"]
-    assert hf_tokenizer._settled({"sp_model_kwargs": {"alpha": 0.1}, "dropout": 0.0}) == ({}, [])
+    assert hf_tokenizer._deterministic_overrides(
+        {"sp_model_kwargs": {"alpha": 0.1}, "dropout": 0.0}
+    ) == ({}, [])
 
 
 # Ids

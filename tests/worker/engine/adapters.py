@@ -172,7 +172,7 @@ def as_peft(
         dict[str, list[torch.Tensor]](),
     )
     for spec in shape.specs:
-        if not spec.stacked:
+        if not spec.is_stacked:
             out[spec.name] = read(spec.name)
             continue
         path, leaf, kind, _ = spec.name.rsplit(".", 3)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from smtrain.core.config.training import DpoSection
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.core.model.lora import Lora
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native import NativeEngine, fused_loss
@@ -50,7 +50,7 @@ def problem(
     generator = torch.Generator().manual_seed(seed)
     h, weight = (torch.randn(n, hidden, generator=generator) for n in (tokens, vocab))
     labels = torch.randint(vocab, (tokens,), generator=generator)
-    labels[torch.rand(tokens, generator=generator) < ignored] = IGNORED
+    labels[torch.rand(tokens, generator=generator) < ignored] = IGNORED_LABEL
     return h, weight, labels, torch.randn(tokens, generator=generator)
 
 
@@ -67,7 +67,7 @@ def whole(
     if "cap" in scales:
         logits = torch.tanh(logits / scales["cap"]) * scales["cap"]
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    losses = F.cross_entropy(wide, labels, reduction="none", ignore_index=IGNORED)
+    losses = F.cross_entropy(wide, labels, reduction="none", ignore_index=IGNORED_LABEL)
     of_h, of_weight = torch.autograd.grad(losses, (h, weight), factors.to(losses.dtype))
     return losses.detach(), (of_h, of_weight)
 
@@ -203,7 +203,7 @@ def largest(rank: int, options: ParallelOptions, objective: str) -> tuple[int, i
     ids, labels = cases.batch(config, 0)
     rest: tuple[torch.Tensor, ...] = ()
     if objective != "pretrain":
-        labels[:, ::2] = IGNORED
+        labels[:, ::2] = IGNORED_LABEL
         rest = (torch.arange(cases.SEQ_LEN).div(16).long().expand(cases.BATCH, -1),)
     if objective == "dpo":
         rest = (*rest, torch.zeros(cases.BATCH, 1, 2))
@@ -235,7 +235,7 @@ def steps(
             else adapters.engine(config, options, LORA)
         )
         ids, labels = cases.batch(config, 0)
-        labels[:, 1::2] = IGNORED  # so that rows are selected
+        labels[:, 1::2] = IGNORED_LABEL  # so that rows are selected
         made = [e.step(*cases.own(e, (ids, labels)), 1e-3) for _ in range(2)]
         tested = e.evaluate(*cases.own(e, (ids, labels)))
         return [*((one.loss, one.grad_norm) for one in made), (tested.loss, float(tested.correct))]

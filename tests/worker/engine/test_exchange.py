@@ -116,7 +116,7 @@ def test_spans_are_the_whole_buffer_and_each_of_one_rank(
     assert not spans or spans[-1].stop == shard * dp
     for span in spans:
         assert span.owner * shard <= span.start < span.stop <= (span.owner + 1) * shard
-        assert span.stop <= table.decayed or span.start >= table.decayed
+        assert span.stop <= table.decay_end or span.start >= table.decay_end
 
 
 @pytest.mark.parametrize(

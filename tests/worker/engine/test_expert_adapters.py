@@ -16,10 +16,10 @@ from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, B
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.adapter import _are_turned, open_adapter
+from smtrain.worker.checkpoint.adapter import _are_transposed, open_adapter
 from smtrain.worker.checkpoint.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.writer import write_hf
-from smtrain.worker.checkpoint.merge import Merged
+from smtrain.worker.checkpoint.merge import MergedSource
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.open import open_weights
 from tests.worker.engine import adapters, cases
@@ -168,7 +168,7 @@ def test_peft_and_transformers_read_what_is_exported(
     np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
     merged = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
     np.testing.assert_allclose(ours, merged, atol=1e-5, rtol=0)
-    back = Merged(
+    back = MergedSource(
         open_weights(base), open_adapter(tmp_path / "adapter", ModelShape.from_config(config))
     )
     again = open_weights(tmp_path / "merged")
@@ -191,7 +191,7 @@ def test_adapters_of_peft_are_merged(
     base, folder = tmp_path / "base", tmp_path / "adapter"
     cases.transformers_model(config).save_pretrained(base)
     wanted = solo.run(adapters.made_by_peft, config, folder, parameters, modules)[0]
-    merged = Merged(open_weights(base), open_adapter(folder, ModelShape.from_config(config)))
+    merged = MergedSource(open_weights(base), open_adapter(folder, ModelShape.from_config(config)))
     write_hf(merged, tmp_path / "merged")
     ours = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
     assert np.abs(ours - solo.run(cases.plain_logits, config)[0]).max() > 1e-2
@@ -214,4 +214,4 @@ def test_inputs_that_peft_took_for_outputs_are_noticed() -> None:
             B: np.zeros((3 * width - wide, count), np.float32),
         }
         outer = {A: np.zeros((count, width), np.float32), B: np.zeros((width, count), np.float32)}
-        assert _are_turned({f"{at}.base_layer": inner, at: outer}, described, shape) is turned
+        assert _are_transposed({f"{at}.base_layer": inner, at: outer}, described, shape) is turned

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.core.model.footprint import IGNORED, LOSS_ROWS, loss_rows
+from smtrain.core.model.footprint import IGNORED_LABEL, LOSS_ROWS, loss_rows
 from smtrain.worker.engine.native import cross_entropy, fused_loss
 from smtrain.worker.engine.native.cross_entropy import Columns
 from smtrain.worker.engine.native.fused_loss import LabelledRows, LinearCrossEntropy
@@ -150,23 +150,23 @@ def test_no_gradient_of_the_output_matrix_is_a_tensor_apart(name: str, solo: Wor
 
 
 def test_rows_with_labels_are_selected_on_the_host() -> None:
-    labels = torch.full((2, 512), IGNORED)
+    labels = torch.full((2, 512), IGNORED_LABEL)
     labels[:, 10:210] = 5
     made = LabelledRows.of(labels, losses.CPU)
     assert made is not None
     flat = labels.flatten()
     assert len(made.rows) == 512  # 400 of 1024, one without a label at least, a multiple of 128
-    assert (flat[made.rows] != IGNORED).sum() == 400
+    assert (flat[made.rows] != IGNORED_LABEL).sum() == 400
     assert torch.equal(flat[made.rows][made.places], flat)
     assert LabelledRows.of(torch.zeros(2, 512, dtype=torch.int64), losses.CPU) is None
-    assert len(LabelledRows.of(torch.full((2, 512), IGNORED), losses.CPU).rows) == 128  # type: ignore[union-attr]
+    assert len(LabelledRows.of(torch.full((2, 512), IGNORED_LABEL), losses.CPU).rows) == 128  # type: ignore[union-attr]
     full = torch.zeros(1, 512, dtype=torch.int64)
-    full[:, :60] = IGNORED  # too few to be worth it
+    full[:, :60] = IGNORED_LABEL  # too few to be worth it
     assert LabelledRows.of(full, losses.CPU) is None
 
 
 def test_a_device_that_compiles_each_shape_selects_none() -> None:
-    labels = torch.full((2, 4096), IGNORED)
+    labels = torch.full((2, 4096), IGNORED_LABEL)
     for kind, rows in (("cuda", 128), ("neuron", None)):
         head = SimpleNamespace(weight=torch.empty(1 << 15, 64, device="meta"))
         device: Any = SimpleNamespace(type=kind)

@@ -26,8 +26,8 @@ def test_ranks_that_cut_a_model_differently_leave_nothing_unchecked(
         source.watch(watch)
         for name in read:
             source.bits(name, [(0, 1), *((0, n) for n in source.shape(name)[1:])])
-    begun = watches[0].begun | watches[1].begun
-    left = [watch.left - begun for watch in watches]
+    begun = watches[0].checked_names | watches[1].checked_names
+    left = [watch.unchecked_names - begun for watch in watches]
     assert left[0]
     for watch, more in zip(watches, deal(left, {}), strict=True):
         watch.add(more)

@@ -40,10 +40,10 @@ def uri(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def line_of(container: Container, *steps: int) -> Lineage:
-    line = Lineage.of(container.checkpoint_dir, JOB).begun(None)
+    line = Lineage.of(container.checkpoint_dir, JOB).after_resume(None)
     line.record()
     for step in steps:
-        native(line.own, LLAMA, step)
+        native(line.job_folder, LLAMA, step)
     return line
 
 
@@ -134,15 +134,15 @@ def test_an_isolated_job_asks_no_one_and_a_shell_keeps_what_its_disk_holds(
 def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_ask(
     container: Container, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Lineage.of(container.checkpoint_dir, "run-train-bbbbbbbb").begun(None)
+    other = Lineage.of(container.checkpoint_dir, "run-train-bbbbbbbb").after_resume(None)
     other.record()
     for step in (2, 4, 6):
-        native(other.own, LLAMA, step)
-    (other.own / "step_00000006" / manifest.NAME).unlink()  # it came before its manifest did
-    line = Lineage.of(container.checkpoint_dir, JOB).begun(4)
+        native(other.job_folder, LLAMA, step)
+    (other.job_folder / "step_00000006" / manifest.NAME).unlink()  # it came before its manifest did
+    line = Lineage.of(container.checkpoint_dir, JOB).after_resume(4)
     line.record()
-    native(line.own, LLAMA, 8)
-    (line.own / "step_00000008" / manifest.NAME).unlink()
+    native(line.job_folder, LLAMA, 8)
+    (line.job_folder / "step_00000008" / manifest.NAME).unlink()
     destination = Destination(container, line, print)
     assert destination.unfinished_checkpoints == set(), (
         "the other does not write: this job owns the checkpoints"
@@ -156,4 +156,4 @@ def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_as
 
 def test_the_record_is_next_to_the_prefix(uri: str) -> None:
     assert owner_uri(uri) == uri.rstrip("/") + ".owner.json"
-    assert ownership.EVERY * 3 < ownership.LEASE
+    assert ownership.RENEWAL_SECONDS * 3 < ownership.LEASE

@@ -29,7 +29,7 @@ from smtrain.client.backends.pai.request import REQUEST, create_job, job_folder
 from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.core.config.pai import OSS, Pai
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.files import parse_object
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.targets import TARGETS
@@ -150,7 +150,7 @@ class PaiBackend:
 
     def queued_id(self, name: str) -> str | None:
         found = self._find(name)
-        return str(found["JobId"]) if found and _state(found).status not in ENDED else None
+        return str(found["JobId"]) if found and _state(found).status not in FINAL_STATUSES else None
 
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:

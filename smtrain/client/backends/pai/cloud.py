@@ -16,7 +16,7 @@ from smtrain.client.backends.sagemaker.retry import Patience, outlasting
 from smtrain.core.config.pai import Pai
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.text import Say
 
@@ -115,7 +115,7 @@ class Cloud:
         try:
             from alibabacloud_pai_dlc20201203 import models
         except ImportError:
-            raise CloudError(missing("alibabacloud_pai_dlc20201203")) from None
+            raise CloudError(missing_module("alibabacloud_pai_dlc20201203")) from None
         return models
 
     @cached_property
@@ -145,7 +145,7 @@ class Cloud:
             from alibabacloud_credentials.client import Client
             from alibabacloud_credentials.exceptions import CredentialException
         except ImportError:
-            raise CloudError(missing("alibabacloud_pai_dlc20201203")) from None
+            raise CloudError(missing_module("alibabacloud_pai_dlc20201203")) from None
         client, log = (
             Client(),
             logging.getLogger("credentials"),
@@ -362,7 +362,7 @@ def import_oss() -> None:
     try:
         import oss2  # noqa: F401
     except ImportError:
-        raise CloudError(missing("oss2")) from None
+        raise CloudError(missing_module("oss2")) from None
 
 
 def _keys(value: Any, above: str = "") -> set[str]:

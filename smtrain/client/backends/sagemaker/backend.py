@@ -16,7 +16,7 @@ from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.backends.sagemaker.s3 import list_objects, owner
 from smtrain.core.errors import Code, JobError
-from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
+from smtrain.core.facts.sagemaker import FINAL_STATUSES, LOG_GROUP
 from smtrain.core.near import nearest
 from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import split_uri
@@ -83,7 +83,7 @@ class SageMakerBackend(Clients):
         except ClientError:
             if (
                 self.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]
-                not in ENDED
+                not in FINAL_STATUSES
             ):
                 raise
 

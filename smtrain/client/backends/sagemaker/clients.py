@@ -16,7 +16,7 @@ from smtrain.client.backends.sagemaker.calls import (
 )
 from smtrain.core.aws_errors import spell, why_refused
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.extras import collector_paused
+from smtrain.core.extras import pause_collector
 from smtrain.core.files import parse_json
 from smtrain.core.targets import TARGETS, TargetName, TargetRecord
 
@@ -65,7 +65,7 @@ class Clients:
 
         try:
             session: Any = self.session  # boto3-stubs know no service by a plain string
-            with collector_paused():
+            with pause_collector():
                 return session.client(service, config=retrying(service))
         except NoRegionError:
             raise ConfigError([NO_REGION], code="config.missing_key") from None

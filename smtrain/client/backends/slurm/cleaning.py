@@ -14,7 +14,7 @@ from smtrain.client.backends.slurm.paths import SCHEME, path_of
 from smtrain.client.backends.slurm.registry import REGISTRY
 from smtrain.client.backends.slurm.script import REQUEST
 from smtrain.core.files import parse_json
-from smtrain.core.protocol.finished import Going, Record, going
+from smtrain.core.protocol.finished import Record, RunRemoval, select_removal
 
 KINDS = {
     "jobs": "logs, results and code of jobs",
@@ -103,13 +103,15 @@ def plan(
     older_than: float | None = None,
     everything: bool = False,
     run: str | None = None,
-) -> tuple[Going, list[Unit]]:
+) -> tuple[RunRemoval, list[Unit]]:
     """Choose what to remove, as for the home of this machine (plane/server/clean.py). `everything`:
     also inputs and caches that no other job needs. Raises `JobError` for an unknown run or one that
     must stay.
     """
-    chosen = going(shared.records, jobs=jobs, older_than=older_than, everything=everything, run=run)
-    needed, theirs = chosen.needed(shared.records), chosen.theirs()
+    chosen = select_removal(
+        shared.records, jobs=jobs, older_than=older_than, all_stages=everything, run=run
+    )
+    needed, theirs = chosen.prefixes_to_retain(shared.records), chosen.prefixes_to_remove()
     in_s3 = any(uri.startswith("s3://") for uri in needed)
     units = []
     for unit in shared.units:
@@ -119,7 +121,7 @@ def plan(
             and unit.kind in ("inputs", "caches")
             and time.time() - unit.newest > _YOUNG_S
         )
-        if unit.kind == "caches" and (in_s3 or chosen.kept):
+        if unit.kind == "caches" and (in_s3 or chosen.retained_runs):
             continue
         if (
             unit.owners <= {shared.me}
@@ -130,7 +132,7 @@ def plan(
     return chosen, units
 
 
-def remove(backend: SlurmBackend, chosen: Going, units: Iterable[Unit]) -> int:
+def remove(backend: SlurmBackend, chosen: RunRemoval, units: Iterable[Unit]) -> int:
     """Remove them; returns the freed bytes. Raises `HeadError` if one cannot be removed."""
     units = list(units)
     if units:

@@ -17,12 +17,12 @@ from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
 from smtrain.core.config.outputs import LONG_TASKS, POSITIONS, Evaluate
 from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
 from smtrain.core.errors import ConfigError, Sentence
-from smtrain.core.extras import MODULES, missing, present
+from smtrain.core.extras import MODULES, missing_module, present
 from smtrain.core.files import read_value
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, package_needs
-from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, respelled
+from smtrain.core.protocol.uris import A_URI, object_store, readable_schemes, spelling_fault
 from smtrain.core.targets import TARGETS, TargetName
 from smtrain.core.yaml_text import YamlError, parse
 
@@ -221,7 +221,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
             if lacking:
                 yield (
                     {need.partition(":")[0]},
-                    Sentence(f"{need}: {missing(lacking)}", "package.missing"),
+                    Sentence(f"{need}: {missing_module(lacking)}", "package.missing"),
                 )
 
 
@@ -236,9 +236,9 @@ def text_faults(config: JobConfig) -> Iterator[Fault]:
 def path_faults(config: JobConfig) -> Iterator[Fault]:
     """Text missing from this machine, and URIs of schemes that cannot be read."""
     key, store = config.data.text_key, object_store(config.target)
-    known = ("hf://", "demo://", *readable_schemes(config.target, mounted=True))
+    known = ("hf://", "demo://", *readable_schemes(config.target, with_mounts=True))
     for path in (source.path for source in config.data.all_sources):
-        if hint := respelled(path, known, data=True) if not path.startswith(known) else None:
+        if hint := spelling_fault(path, known, data=True) if not path.startswith(known) else None:
             yield {key}, f"{key}: {hint}"
         elif "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is not {_words(config.target, 'hf://')}"
@@ -250,7 +250,7 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
 
 def _words(target: str, *hub: str) -> str:
     """The kinds of places for text, in the words of a sentence."""
-    schemes = [one for one in readable_schemes(target, mounted=True) if one != "file://"]
+    schemes = [one for one in readable_schemes(target, with_mounts=True) if one != "file://"]
     return f"a path, {', '.join([schemes[0], *hub, *schemes[1:]])} or demo://"
 
 
@@ -259,8 +259,8 @@ def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
     store = object_store(config.target)
     for key, channel, path in other_inputs(config):
         hub = ("hf://",) if channel == TESTS_CHANNEL else ()
-        known = (*hub, "demo://", *readable_schemes(config.target, mounted=True))
-        if hint := respelled(path, known) if not path.startswith(known) else None:
+        known = (*hub, "demo://", *readable_schemes(config.target, with_mounts=True))
+        if hint := spelling_fault(path, known) if not path.startswith(known) else None:
             yield {key}, f"{key}: {hint}"
             continue
         if "://" in path and not path.startswith(known):
@@ -283,10 +283,10 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     read.
     """
     prepared, store = config.data.prepared, object_store(config.target)
-    known = readable_schemes(config.target, mounted=True)
+    known = readable_schemes(config.target, with_mounts=True)
     if prepared is None or prepared.startswith(known):
         return
-    if hint := respelled(prepared, known):
+    if hint := spelling_fault(prepared, known):
         yield {"data.prepared"}, f"data.prepared: {hint}"
     elif "://" in prepared:
         yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or {A_URI[store]}"
@@ -349,7 +349,7 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
     if data is None or data.startswith(readable_schemes(config.target)):
         return
     folder = Path(data)
-    if hint := respelled(data, (store,)):
+    if hint := spelling_fault(data, (store,)):
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
@@ -398,7 +398,7 @@ def long_faults(options: Evaluate, target: TargetName) -> Iterator[Fault]:
     store = object_store(target)
     if text is None or text.startswith(("demo://", *readable_schemes(target))):
         return
-    if hint := respelled(text, (store,)):
+    if hint := spelling_fault(text, (store,)):
         yield {"evaluate.text"}, f"evaluate.text: {hint}"
     elif "://" in text or not Path(text).exists():
         fault = (

@@ -16,7 +16,12 @@ from smtrain.core.config.track import MLFLOW_ARN
 from smtrain.core.facts import instance, is_known, table
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
+from smtrain.core.facts.trainium2 import (
+    first_group_off_torus,
+    nearest_tiling_mesh,
+    pairs_of,
+    torus_chip,
+)
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import A_URI, data_source, is_mounted, object_store
 from smtrain.core.targets import TARGETS
@@ -111,7 +116,7 @@ def _on_torus(config: JobConfig) -> tuple[int, int] | None:
     chip = torus_chip(config.compute.instance_type, config.lnc)
     if chip is None or config.own_machine is not None or TARGETS[config.target].here:
         return None
-    return instead(
+    return nearest_tiling_mesh(
         config.parallel.tp,
         config.parallel.pp,
         config.world_size,
@@ -435,7 +440,7 @@ def trainium2_instead(config: JobConfig) -> str:
     kept = "parallel" not in config.model_fields_set or (
         mesh_fits(other)
         and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
-        and not untiled(
+        and not first_group_off_torus(
             parallel.tp,
             parallel.pp,
             other.dp,

@@ -7,7 +7,7 @@ from math import log2
 from typing import Any
 
 from smtrain.core.config.schema import JobConfig
-from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, untiled
+from smtrain.core.facts.trainium2 import Group, first_group_off_torus, pairs_of, torus_chip
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.targets import TARGETS
 
@@ -118,4 +118,6 @@ def unconnected_group(config: JobConfig, *, tied: bool) -> Group | None:
         return None
     ep = 1 if config.shards % parallel.ep else parallel.ep
     pairs, each = pairs_of(parallel.pp, tied=tied), config.processes_per_instance
-    return untiled(parallel.tp, parallel.pp, config.dp, each, chip, pairs, parallel.cp, ep)
+    return first_group_off_torus(
+        parallel.tp, parallel.pp, config.dp, each, chip, pairs, parallel.cp, ep
+    )

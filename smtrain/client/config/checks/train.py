@@ -16,7 +16,7 @@ from smtrain.core.facts.engines import (
     no_qlora,
     precision_fault,
 )
-from smtrain.core.facts.image_fit import unsuited
+from smtrain.core.facts.image_fit import image_fault
 from smtrain.core.targets import TARGETS
 
 _KEY = "train.validation"
@@ -213,7 +213,7 @@ def _image_fault(config: JobConfig) -> str | None:
     """
     image, compute = config.compute.image, config.compute
     return (
-        unsuited(image, config.train.engine, compute.instance_type)
+        image_fault(image, config.train.engine, compute.instance_type)
         if image and TARGETS[config.target].rented
         else None
     )
@@ -409,7 +409,7 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
     held_out, data, train = config.train.validation, config.data, config.train
     if held_out is None:
         return
-    chosen = list(held_out.chosen)
+    chosen = list(held_out.selection)
     if len(chosen) > 1:
         both = f"{_KEY}.{chosen[0]}, {_KEY}.{chosen[1]}"
         yield (

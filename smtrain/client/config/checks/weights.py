@@ -48,7 +48,7 @@ from smtrain.core.protocol.uris import (
     is_mounted,
     object_store,
     readable_schemes,
-    respelled,
+    spelling_fault,
 )
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import with_article
@@ -218,7 +218,7 @@ def _place_faults(
     takes.
     """
     store, schemes = object_store(config.target), (*more, *readable_schemes(config.target))
-    if hint := None if path.startswith(schemes) else respelled(path, (store, *more)):
+    if hint := None if path.startswith(schemes) else spelling_fault(path, (store, *more)):
         yield {key}, f"{key}: {hint}"
     elif path.startswith(RUN) and not RUN_NAME.fullmatch(path):
         yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
@@ -276,7 +276,7 @@ def respelled_model(config: JobConfig) -> str | None:
     return (
         None
         if path.startswith(readable)
-        else respelled(path, (object_store(config.target), *_SCHEMES))
+        else spelling_fault(path, (object_store(config.target), *_SCHEMES))
     )
 
 
@@ -365,7 +365,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         return
     try:
         if config.model.rope is not None and not any(_rope_faults(config)):
-            model = normalise(config.extended(described))
+            model = normalise(config.extend_rope(described))
     except ConfigError as error:
         yield {"model.path", "model.rope"}, error.faults[0]
         return

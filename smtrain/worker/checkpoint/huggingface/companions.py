@@ -24,7 +24,7 @@ OF_A_WHOLE_MODEL = {
 
 
 @dataclass(frozen=True)
-class Carried:
+class CompanionFiles:
     """Files to write next to the weights, and those left out."""
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -42,21 +42,23 @@ class Carried:
             say(f"left out ({reason}): {', '.join(name for name, _ in items)}")
 
 
-NOTHING = Carried()
+NO_COMPANIONS = CompanionFiles()
 
 
-def companions_of(folder: Place, replaced: Mapping[str, str] | None = None) -> Carried:
+def companions_of(
+    folder: Place, replacement_reasons: Mapping[str, str] | None = None
+) -> CompanionFiles:
     """Read the companion files of a model's folder, without those `replaced` (name -> reason) by
     new ones.
 
     Raises CheckpointError if one cannot be read.
     """
     sizes = folder.files()
-    companions = companions_in(sizes, replaced)
-    files = {name: bytes(folder.read(name, 0, sizes[name])) for name in companions.kept}
+    companions = companions_in(sizes, replacement_reasons)
+    files = {name: bytes(folder.read(name, 0, sizes[name])) for name in companions.copied_names}
     if (name := "tokenizer_config.json") in files:
         files[name] = _for_everyone(files[name])
-    return Carried(files, {**companions.left_out, **_links(folder)})
+    return CompanionFiles(files, {**companions.left_out, **_links(folder)})
 
 
 def _links(folder: Place) -> dict[str, str]:

@@ -25,7 +25,7 @@ def refuse_damaged(folder: Path) -> None:
     try:
         slabs = list(_with_checksums(location))
         with ThreadPoolExecutor(cores_here()) as pool:
-            for _ in pool.map(lambda one: one[1].check(one[0]), slabs):
+            for _ in pool.map(lambda named_slab: named_slab[1].check(named_slab[0]), slabs):
                 pass
     except CheckpointError as error:
         raise CheckpointError(
@@ -65,6 +65,6 @@ def edited_files(folder: Path) -> list[str]:
         return []
     return [
         file
-        for file, about in files.items()
-        if file in location.files() and not matches_manifest(location, file, about)
+        for file, entry in files.items()
+        if file in location.files() and not matches_manifest(location, file, entry)
     ]

@@ -25,7 +25,7 @@ GROUP = 32
 """Neighbouring inputs that share a scale."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS, _MOST = (
+_BIAS, _MAX_SCALE = (
     127,
     252,
 )  # with a larger scale 6 * 2^(scale - 127) is no bf16 number, and 255 is no number at all
@@ -67,33 +67,33 @@ class Mxfp4(Slab):
         assert self.scales is not None
         experts, (low, high), outputs = bounds
         groups = (low // GROUP, -(-high // GROUP))
-        packed = self.blocks.bits([experts, outputs, groups, (0, GROUP // 2)], tally)
+        packed_pairs = self.blocks.bits([experts, outputs, groups, (0, GROUP // 2)], tally)
         scales = self.scales.bits([experts, outputs, groups], tally)
-        if scales.size and scales.max() > _MOST:
+        if scales.size and scales.max() > _MAX_SCALE:
             raise CheckpointError(
                 f"{self.place}/{self.scales.file}: a scale of mxfp4 is {scales.max()}, with which"
                 " numbers are beyond bf16; copy this file again.",
                 code="checkpoint.damaged",
             )
         index = scales.astype("<u2")[..., None] << 8
-        pairs = np.take(_pairs(), index | packed)  # the even number is in the low half
+        pairs = np.take(_pairs(), index | packed_pairs)  # the even number is in the low half
         shape = (experts[1] - experts[0], outputs[1] - outputs[0], -1)
         first = groups[0] * GROUP
         numbers: Bits = pairs.view("<u2").reshape(shape)[..., low - first : high - first]
-        turned: Bits = numbers.swapaxes(1, 2)
-        return turned
+        inputs_first: Bits = numbers.swapaxes(1, 2)
+        return inputs_first
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         """Raises CheckpointError if the bytes are not those of the checksums."""
         for slab in filter(None, (self.blocks, self.scales)):
             slab.check(name, tally)
 
-    def seen(self, name: str) -> int | None:
+    def check_or_hash(self, name: str) -> int | None:
         """`Slab.seen` of both tensors together."""
         crc = 0
         for slab in filter(None, (self.blocks, self.scales)):
-            own = slab.seen(name)
-            crc = combine_crcs(crc, own, slab.size) if own is not None else crc
+            slab_crc = slab.check_or_hash(name)
+            crc = combine_crcs(crc, slab_crc, slab.size) if slab_crc is not None else crc
         return crc or None
 
 
@@ -101,14 +101,14 @@ class Mxfp4(Slab):
 def _pairs() -> Bits:
     """For each scale and byte, the bits of its two numbers."""
     numbers = np.array([*_NUMBERS, *(-n for n in _NUMBERS)])
-    scaled = np.ldexp(numbers, np.arange(_MOST + 1)[:, None] - _BIAS).astype("<f4")
-    halves = (scaled.view("<u4") >> 16).astype("<u4")
+    scaled_values = np.ldexp(numbers, np.arange(_MAX_SCALE + 1)[:, None] - _BIAS).astype("<f4")
+    halves = (scaled_values.view("<u4") >> 16).astype("<u4")
     byte = np.arange(256)
     table: Bits = halves[:, byte & 15] | halves[:, byte >> 4] << 16
     return table.reshape(-1)
 
 
-def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
+def join_mxfp4_pairs(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
     """The tensors of a folder, with each pair of blocks and scales as the parameter that they stand
     for.
 
@@ -122,9 +122,9 @@ def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
             continue
         blocks, scales = (slabs.get(stem + end) for end in (_BLOCKS, _SCALES))
         if blocks is None or scales is None:
-            lost = stem + (_BLOCKS if blocks is None else _SCALES)
+            missing_name = stem + (_BLOCKS if blocks is None else _SCALES)
             raise CheckpointError(
-                f"{slab.place} has {name} and no {lost}; copy the file that holds it.",
+                f"{slab.place} has {name} and no {missing_name}; copy the file that holds it.",
                 code="checkpoint.damaged",
             )
         fits = (
@@ -143,7 +143,7 @@ def widened(slabs: Mapping[str, Slab]) -> dict[str, Slab]:
     return out
 
 
-def apart(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
+def split_experts(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
     """The tensors of all experts of a layer, which a state dict of transformers 5 has, as those of
     each expert.
     """
@@ -156,10 +156,10 @@ def apart(slabs: Mapping[str, Slab], shape: ModelShape) -> dict[str, Slab]:
             parts = {shape.file_name(name): slab.shape}
         at = slab.offset
         for part, size in parts.items():
-            alone = len(parts) == 1
+            is_single = len(parts) == 1
             out[part] = (
                 slab
-                if alone
+                if is_single
                 else replace(slab, offset=at, shape=size, strides=contiguous(size), crc32=None)
             )
             at += out[part].size

@@ -24,8 +24,12 @@ from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
-from smtrain.worker.checkpoint.huggingface.expert_tensors import Mxfp4, apart, widened
-from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.huggingface.expert_tensors import (
+    Mxfp4,
+    join_mxfp4_pairs,
+    split_experts,
+)
+from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
@@ -33,12 +37,14 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
-_SAMPLED = 64
+_SAMPLE_ROWS = 64
 """Rows of a tied output layer to compare when a model is opened; all are compared when it is read.
 """
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
-COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
+COMPUTED_BUFFERS = re.compile(
+    r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$"
+)
 
 
 def is_hf_folder(location: Place) -> bool:
@@ -54,14 +60,14 @@ def read_config(location: Place | Path | str) -> dict[str, Any]:
     location = place(folder_of(str(location)) if isinstance(location, (str, Path)) else location)
     root = location.path()
     if root is not None and not root.is_dir():
-        why = "is a file" if root.exists() else "does not exist"
+        reason = "is a file" if root.exists() else "does not exist"
         raise CheckpointError(
-            f"{root} {why}; name the model's folder, or the config.json in it.",
+            f"{root} {reason}; name the model's folder, or the config.json in it.",
             code="checkpoint.missing",
         )
     if CONFIG not in location.files():
-        if root is not None and (lost := broken_link(root)):
-            raise CheckpointError(f"{lost}.")
+        if root is not None and (link_fault := broken_link(root)):
+            raise CheckpointError(f"{link_fault}.")
         raise CheckpointError(
             f"{location} has no config.json; copy the model's into it, or name its folder with"
             " --config (config=).",
@@ -91,36 +97,41 @@ class HFSource(WeightSource):
         self._shape = ModelShape.from_config(self.whole)
         self._config = text_part(self.whole) if is_multimodal(self.whole) else self.whole
         self._manifest = read_manifest(self._place)
-        self._read: Read | None = None
-        stored = self._held()
+        self._read: ReadCallback | None = None
+        stored_slabs = self._stored_slabs()
         self.others: dict[str, Slab] = {}
         """The tensors of the other parts of a multimodal model, by their names in the files."""
-        inside = {name: name for name in stored}
+        inner_names = {name: name for name in stored_slabs}
         if is_multimodal(self.whole):
             prefix = self._shape.rules.prefix
-            inside = {
-                name: own
-                for name in stored
-                if (own := text_name(stored_names.without_wrappers(name), prefix)) is not None
+            inner_names = {
+                name: inner_name
+                for name in stored_slabs
+                if (inner_name := text_name(stored_names.without_wrappers(name), prefix))
+                is not None
             }
-            self.others = {name: slab for name, slab in stored.items() if name not in inside}
-        stored = {own: stored[name] for name, own in inside.items()}
-        plain = stored_names.plain_names(stored, self._shape, self._place)
-        slabs = {plain[name]: slab for name, slab in stored.items()}
+            self.others = {
+                name: slab for name, slab in stored_slabs.items() if name not in inner_names
+            }
+        stored_slabs = {inner_name: stored_slabs[name] for name, inner_name in inner_names.items()}
+        plain = stored_names.plain_names(stored_slabs, self._shape, self._place)
+        slabs = {plain[name]: slab for name, slab in stored_slabs.items()}
         self.widened: list[str] = []
         """The parameters that are stored as mxfp4, and read as the bf16 numbers that they stand
         for.
         """
         if self._shape.rules.experts is not None:
-            slabs = apart(widened(slabs), self._shape)
+            slabs = split_experts(join_mxfp4_pairs(slabs), self._shape)
             self.widened = sorted(name for name, slab in slabs.items() if isinstance(slab, Mxfp4))
         if self.widened:
             self._config = {
                 key: value for key, value in self._config.items() if key != "quantization_config"
             }
-        self.stored = {name: plain[own] for name, own in inside.items()}
+        self.stored = {name: plain[inner_name] for name, inner_name in inner_names.items()}
         """Name in the files -> the text model's own name."""
-        self.renamed = any(name != own for name, own in plain.items()) or self._unusual
+        self.renamed = (
+            any(name != inner_name for name, inner_name in plain.items()) or self._unusual
+        )
         self.renamed = self.renamed or (not self.widened and slabs.keys() != {*plain.values()})
         """Whether loaders that go by the names in the files would miss weights."""
         self._refuse_quantized(slabs)
@@ -131,11 +142,13 @@ class HFSource(WeightSource):
                 head
             )  # tied weights may be saved under either name
             self.renamed = True
-        every = dict(slabs)
+        all_slabs = dict(slabs)
         for spec in self._shape.specs:
             name = self._name_of(spec.name, slabs)
             if name is None:
-                raise stored_names.missing(spec.name, every, self._shape, self._place)
+                raise stored_names.missing_parameter_error(
+                    spec.name, all_slabs, self._shape, self._place
+                )
             slab = self._slabs[spec.name] = slabs.pop(name)
             if slab.shape != spec.shape:
                 raise stored_names.wrong_shape(
@@ -146,12 +159,12 @@ class HFSource(WeightSource):
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in"
                     " bf16 or fp32."
                 )
-        ignored = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
-        for name in (name for name in slabs if name not in ignored):
-            if not (self._shape.tied and name == head) and not COMPUTED.search(name):
-                raise stored_names.unknown(name, every, self._shape, self._place)
-        if ignored and os.environ.get("RANK", "0") == "0":
-            log.warning("%s: %s", self._place, stored_names.left_out(ignored, self._shape))
+        ignored_names = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
+        for name in (name for name in slabs if name not in ignored_names):
+            if not (self._shape.tied and name == head) and not COMPUTED_BUFFERS.search(name):
+                raise stored_names.unknown_tensor_error(name, all_slabs, self._shape, self._place)
+        if ignored_names and os.environ.get("RANK", "0") == "0":
+            log.warning("%s: %s", self._place, stored_names.left_out(ignored_names, self._shape))
         self._head = slabs.get(head) if self._shape.tied else None
         if self._head is not None:
             self._refuse_untied(self._head)
@@ -164,27 +177,32 @@ class HFSource(WeightSource):
         them quantized.
         """
         method = quantization(self.whole)
-        named = f"config.json names {method}, and " if method else ""
+        config_clause = f"config.json names {method}, and " if method else ""
         odd = next(
             (name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None
         )
         if odd is not None:
-            raise stored_names.quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
+            raise stored_names.quantized_weights_error(
+                self._place, f"{config_clause}{odd} is {slabs[odd].dtype}"
+            )
         if (scale := stored_names.quantized_in(slabs)) is not None:
-            raise stored_names.quantized(self._place, f"{named}it has {scale}")
+            raise stored_names.quantized_weights_error(
+                self._place, f"{config_clause}it has {scale}"
+            )
         if method is None or self.widened:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
-        packed = any(
-            slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items()
+        has_packed = any(
+            slab.dtype not in FLOATS and not COMPUTED_BUFFERS.search(name)
+            for name, slab in slabs.items()
         )
         names = [
             self._name_of(spec.name, slabs)
             for spec in self._shape.specs
             if spec.name != self._shape.head_name
         ]
-        if packed or None in names:
-            raise stored_names.quantized(self._place, f"config.json names {method}")
+        if has_packed or None in names:
+            raise stored_names.quantized_weights_error(self._place, f"config.json names {method}")
         raise CheckpointError(
             f"{self._place}/config.json says that the weights are quantized ({method}), and they"
             f" are plain {' and '.join(sorted(kinds))}; take quantization_config out of"
@@ -197,13 +215,15 @@ class HFSource(WeightSource):
         """
         embed = self._slabs[self._shape.embed_name]
         rows, columns = embed.shape
-        picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
-        windows = [[(row, row + 1), (0, columns)] for row in picked]
-        alike = head.shape == embed.shape and head.dtype == embed.dtype
-        if not alike or not all(
+        sampled_rows = sorted({*range(0, rows, max(1, rows // _SAMPLE_ROWS)), rows - 1})
+        windows = [[(row, row + 1), (0, columns)] for row in sampled_rows]
+        has_same_layout = head.shape == embed.shape and head.dtype == embed.dtype
+        if not has_same_layout or not all(
             np.array_equal(head.bits(window), embed.bits(window)) for window in windows
         ):
-            raise stored_names.untied(self._place, self._head_name, self._shape.embed_name)
+            raise stored_names.untied_head_error(
+                self._place, self._head_name, self._shape.embed_name
+            )
 
     @property
     def config(self) -> dict[str, Any]:
@@ -225,11 +245,11 @@ class HFSource(WeightSource):
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         slab = self._slab(name)
         if self._read is not None:
-            self._read(f"{slab.file} {name}", partial(slab.seen, name))
+            self._read(f"{slab.file} {name}", partial(slab.check_or_hash, name))
         bits = slab.bits(bounds, tally)
         head = self._head if name == self._shape.embed_name else None
         if head is not None and not np.array_equal(bits, head.bits(bounds)):
-            raise stored_names.untied(self._place, self._head_name, name)
+            raise stored_names.untied_head_error(self._place, self._head_name, name)
         return bits
 
     def check(self, name: str, tally: Tally | None = None) -> None:
@@ -239,23 +259,25 @@ class HFSource(WeightSource):
     def read_alike(self) -> bool:
         return True
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         self._read = read
 
     @property
     def location(self) -> Place:
         return self._place
 
-    def _held(self) -> dict[str, Slab]:
+    def _stored_slabs(self) -> dict[str, Slab]:
         """Stored name -> slab, of all tensors in the folder."""
         files = self._place.files()
         self._unusual = False
         first = weights_in(files)
         if first is None:
-            there, absent = missing_shards(files)
-            if there and not absent:  # complete without an index
+            present_shards, absent = missing_shards(files)
+            if present_shards and not absent:  # complete without an index
                 self._unusual = True
-                return self._all_of({name: file for file in there for name in self._file(file)}, "")
+                return self._all_of(
+                    {name: file for file in present_shards for name in self._file(file)}, ""
+                )
             raise no_weights(self._place)
         if not first.endswith(".index.json"):
             return self._file(first)
@@ -281,7 +303,7 @@ class HFSource(WeightSource):
                 )
         absent = sorted({*weight_map.values()} - {*files})
         if absent:
-            raise lacking(self._place, absent, len({*weight_map.values()}), first)
+            raise missing_shards_error(self._place, absent, len({*weight_map.values()}), first)
         return self._all_of(weight_map, first)
 
     def _all_of(self, weight_map: dict[str, str], index: str) -> dict[str, Slab]:
@@ -323,9 +345,9 @@ class HFSource(WeightSource):
 
 def no_weights(location: Place) -> CheckpointError:
     """The error for a folder without weights that we read: its content, and the remedy."""
-    there, absent = missing_shards(location.files())
-    if there:
-        return lacking(location, absent, len(there) + len(absent), None)
+    present_shards, absent = missing_shards(location.files())
+    if present_shards:
+        return missing_shards_error(location, absent, len(present_shards) + len(absent), None)
     if fault := folder_misfit(location.files(), location):
         return CheckpointError(f"{fault}.")
     return CheckpointError(
@@ -335,12 +357,14 @@ def no_weights(location: Place) -> CheckpointError:
     )
 
 
-def lacking(location: Place, absent: list[str], of: int, index: str | None) -> CheckpointError:
+def missing_shards_error(
+    location: Place, absent: list[str], of: int, index: str | None
+) -> CheckpointError:
     """The error for missing files of weights."""
-    shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
-    named = f", which {index} names" if index else ""
+    listing = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+    index_clause = f", which {index} names" if index else ""
     return CheckpointError(
-        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those"
+        f"{location} lacks {len(absent)} of its {of} files of weights ({listing}){index_clause}; copy those"
         " files into it.",
         code="checkpoint.damaged",
     )
@@ -350,10 +374,10 @@ def refuse_renamed(folder: Path | str) -> None:
     """Raises CheckpointError for a folder whose weights other libraries would not find by their
     names.
     """
-    described = read_config(folder)
+    config = read_config(folder)
     if (
-        text_part(described).get("model_type") in FAMILIES
-        and quantization(described) is None
+        text_part(config).get("model_type") in FAMILIES
+        and quantization(config) is None
         and HFSource(folder).renamed
     ):
         raise CheckpointError(

@@ -12,11 +12,11 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.dtypes import BY_CODE
 from smtrain.worker.checkpoint.storage import Place, strange
-from smtrain.worker.checkpoint.stored_names import quantized
+from smtrain.worker.checkpoint.stored_names import quantized_weights_error
 from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous
 
-_PACKED = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
+_PACKED_TYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
 """Types of quantized weights: not whole bytes, or not numbers by themselves."""
 _HEADER_LIMIT = 100_000_000
 
@@ -35,7 +35,7 @@ def metadata(location: Place, file: str) -> dict[str, str]:
 def slabs(location: Place, file: str) -> dict[str, Slab]:
     """Name -> slab. Raises CheckpointError if the file is cut short or its header is invalid."""
 
-    def broken(reason: str) -> CheckpointError:
+    def damage_error(reason: str) -> CheckpointError:
         return strange(location, file) or CheckpointError(
             f"{location}/{file} is not a complete safetensors file ({reason}); copy this file"
             " again.",
@@ -48,54 +48,59 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
             f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged"
         )
     if total < 8:
-        raise broken(f"it has {total} bytes")
+        raise damage_error(f"it has {total} bytes")
     length = int.from_bytes(location.read(file, 0, 8), "little")
     if length > min(_HEADER_LIMIT, total - 8):
-        raise broken(f"its header would take {length} bytes")
+        raise damage_error(f"its header would take {length} bytes")
     try:
-        header = json.loads(bytes(location.read(file, 8, 8 + length)), object_pairs_hook=_once)
+        header = json.loads(
+            bytes(location.read(file, 8, 8 + length)), object_pairs_hook=_refuse_duplicates
+        )
     except (ValueError, RecursionError) as error:
-        raise broken(f"its header is not JSON: {error}") from None
+        raise damage_error(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise broken("its header is not a JSON object")
+        raise damage_error("its header is not a JSON object")
     header.pop("__metadata__", None)
     out, spans = {}, []
-    if packed := next(
-        (n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None
+    if packed_name := next(
+        (n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED_TYPES),
+        None,
     ):
-        raise quantized(location, f"{packed} in {header[packed]['dtype']}")
-    for name, about in header.items():
+        raise quantized_weights_error(location, f"{packed_name} in {header[packed_name]['dtype']}")
+    for name, entry in header.items():
         try:
             dtype, shape, (start, stop) = (
-                BY_CODE[about["dtype"]],
-                tuple(about["shape"]),
-                about["data_offsets"],
+                BY_CODE[entry["dtype"]],
+                tuple(entry["shape"]),
+                entry["data_offsets"],
             )
             fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
             if not fits or stop - start != prod(shape) * dtype.itemsize:
                 raise ValueError
         except (KeyError, ValueError, TypeError):
-            raise broken(f"its header says {str(about)[:200]} of {name[:200]!r}") from None
+            raise damage_error(f"its header says {str(entry)[:200]} of {name[:200]!r}") from None
         spans.append((start, stop))
         out[name] = Slab(location, file, 8 + length + start, dtype, shape, contiguous(shape))
     end = 0
     for start, stop in sorted(spans):
         if start != end:
-            raise broken("its tensors overlap or leave a gap")
+            raise damage_error("its tensors overlap or leave a gap")
         end = stop
     if 8 + length + end != total:
-        raise broken(f"it has {total:,} bytes instead of {8 + length + end:,}")
+        raise damage_error(f"it has {total:,} bytes instead of {8 + length + end:,}")
     return out
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse duplicate keys, of which readers would take different ones."""
     out = dict(pairs)
     if len(out) != len(pairs):
-        twice = next(
-            key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at])
+        duplicate = next(
+            key
+            for at, (key, _) in enumerate(pairs)
+            if any(key == previous_key for previous_key, _ in pairs[:at])
         )
-        raise ValueError(f"it has {twice[:200]!r} twice")
+        raise ValueError(f"it has {duplicate[:200]!r} twice")
     return out
 
 

@@ -20,9 +20,9 @@ from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface import safetensors
-from smtrain.worker.checkpoint.huggingface.companions import Carried, companions_of
+from smtrain.worker.checkpoint.huggingface.companions import CompanionFiles, companions_of
 from smtrain.worker.checkpoint.huggingface.folder import SINGLE, HFSource, is_hf_folder, read_config
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.tensor_ranges import Tally
@@ -30,7 +30,7 @@ from smtrain.worker.checkpoint.tensor_ranges import Tally
 INDEX = "model.safetensors.index.json"
 
 
-class Whole(Wrapped):
+class MultimodalSource(WrappedSource):
     """A multimodal folder whose text part has the weights of another source; all under their names
     in the files.
     """
@@ -39,9 +39,9 @@ class Whole(Wrapped):
         super().__init__(text)
         self._folder, self._own = folder, dict(folder.stored)
         head, shape = f"{folder.text_shape.rules.head}.weight", folder.text_shape
-        for stored, own in folder.stored.items():
-            if shape.tied and own == head:
-                self._own[stored] = shape.embed_name  # a tied matrix that the files have twice
+        for stored_name, inner_name in folder.stored.items():
+            if shape.tied and inner_name == head:
+                self._own[stored_name] = shape.embed_name  # a tied matrix that the files have twice
 
     @property
     def config(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def write_hf(
     max_shard_size: int = 5_000_000_000,
     overwrite: bool = True,
     readme: bytes | None = None,
-    carried: Carried | None = None,
+    companion_files: CompanionFiles | None = None,
 ) -> str:
     """Write a standard Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
@@ -120,7 +120,7 @@ def write_hf(
     normal = normalise(source.config)
     folder = None if companions is None else place(companions)
     config = source.config if folder is None else read_config(folder)
-    if source.extended:
+    if source.has_extended_rope:
         config = with_rope_of(config, source.config)
     if normalise(config) != normal:
         raise CheckpointError(
@@ -130,7 +130,7 @@ def write_hf(
         )
     multimodal = folder is not None and is_multimodal(config)
     if folder is not None and multimodal:
-        source = Whole(source, _all_parts(folder))
+        source = MultimodalSource(source, _all_parts(folder))
     names = source.names() if multimodal else _names(source, normal.shape)
     tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}
     shards = _shards(tensors, max_shard_size)
@@ -144,15 +144,18 @@ def write_hf(
         containers.append(container)
         groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
-    carried = carried or (Carried() if folder is None else companions_of(folder))
-    extras = dict(carried.files)
+    companion_files = companion_files or (
+        CompanionFiles() if folder is None else companions_of(folder)
+    )
+    extras = dict(companion_files.files)
     if readme is not None:
         extras[README] = readme
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
     types = {
-        source.dtype(name) for name in (source.own_names() if isinstance(source, Whole) else names)
+        source.dtype(name)
+        for name in (source.own_names() if isinstance(source, MultimodalSource) else names)
     }
     extras["config.json"] = _json(
         _with_dtype(config if multimodal else for_everyone(config), types)
@@ -164,7 +167,7 @@ def write_hf(
         ConversionPlan(_Uncut(), groups, containers, extras, {"kind": "hf"}, replaces),
         overwrite,
     )
-    return parts_named(source.other_names()) if isinstance(source, Whole) else ""
+    return parts_named(source.other_names()) if isinstance(source, MultimodalSource) else ""
 
 
 def tell_unchanged(parts: str, say: Say) -> None:

@@ -49,19 +49,19 @@ def _yarn(rope: Rope) -> dict[str, Any]:
     pretrain_gpt.py.
     """
     s = rope.settings
-    both = bool(s.get("mscale") and s.get("mscale_all_dim"))
-    scale, over = (s["mscale"], s["mscale_all_dim"]) if both else (1.0, 0.0)
+    has_both = bool(s.get("mscale") and s.get("mscale_all_dim"))
+    scale, mscale_all_dim = (s["mscale"], s["mscale_all_dim"]) if has_both else (1.0, 0.0)
     return {
         "yarn_rotary_scaling_factor": s["factor"],
         "yarn_original_max_position_embeddings": s[ORIGINAL],
         "yarn_beta_fast": s.get("beta_fast") or float(BORDERS["beta_fast"]),
         "yarn_beta_slow": s.get("beta_slow") or 1.0,
         "yarn_mscale": scale,
-        "yarn_mscale_all_dim": over,
+        "yarn_mscale_all_dim": mscale_all_dim,
         "yarn_correction_range_round_to_int": s.get("truncate", True),
         "rotary_scaling_factor": s["factor"],
         "mscale": scale,
-        "mscale_all_dim": over,
+        "mscale_all_dim": mscale_all_dim,
     }
 
 
@@ -71,7 +71,7 @@ def _layers(normal: HFConfig) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     if not all(normal.rotated):
-        out["no_rope_freq"] = [int(not turned) for turned in normal.rotated]
+        out["no_rope_freq"] = [int(not uses_rope) for uses_rope in normal.rotated]
     windows = [
         None if window is None or window >= normal.positions else window
         for window in normal.windows
@@ -100,7 +100,7 @@ def _experts(normal: HFConfig) -> dict[str, Any]:
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": routing.aux,
         "moe_router_dtype": "fp32",
-        "moe_layer_freq": [int(one) for one in sparse] if sparse else 1,
+        "moe_layer_freq": [int(is_sparse) for is_sparse in sparse] if sparse else 1,
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
     }
@@ -135,7 +135,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
             " them to both or none: convert to hf or native.",
             code="checkpoint.other_model",
         )
-    plain, learned = shape.plain, rope is None
+    plain, learned_positions = shape.plain, rope is None
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -160,11 +160,11 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "swiglu": not plain and not oss,
         "normalization": "LayerNorm" if plain else "RMSNorm",
         "norm_epsilon": normal.eps,
-        "openai_gelu": learned and normal.activation != "gelu",
+        "openai_gelu": learned_positions and normal.activation != "gelu",
         "bias_gelu_fusion": False,
         "position_embedding_type": "learned_absolute",
         "add_position_embedding": True,
-        "use_rotary_position_embeddings": not learned,
+        "use_rotary_position_embeddings": not learned_positions,
         **_rotary(rope),
         "untie_embeddings_and_output_weights": not shape.tied,
         "add_bias_linear": shape.mlp_bias or shape.o_bias,

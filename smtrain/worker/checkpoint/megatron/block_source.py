@@ -14,9 +14,9 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.worker.checkpoint.megatron.names import EXPERT, Fused, unreadable
+from smtrain.worker.checkpoint.megatron.names import EXPERT, FusedTensor, unreadable
 from smtrain.worker.checkpoint.megatron.upright import UprightPart, upright_parts
-from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 
@@ -33,7 +33,7 @@ class TensorBlock:
     at: tuple[int, ...]
     """Its first element in the slab, along every dimension."""
 
-    def within(self, bounds: Bounds) -> TensorBlock | None:
+    def intersect(self, bounds: Bounds) -> TensorBlock | None:
         """The part within a window; None if they do not overlap."""
         spans = tuple(
             (max(a, low), min(b, high))
@@ -64,7 +64,7 @@ class PieceSource(WeightSource):
         self,
         location: Place,
         config: dict[str, Any],
-        tensors: Iterable[Fused],
+        tensors: Iterable[FusedTensor],
         blocks: Mapping[str, list[TensorBlock]],
         twins: list[TensorBlock] | None = None,
     ) -> None:
@@ -73,24 +73,26 @@ class PieceSource(WeightSource):
         self._specs = {spec.name: spec for spec in self._shape.specs}
         upright = upright_parts(self._shape)
         self._parts: dict[str, list[UprightPart]] = {}
-        for own in upright.values():
-            self._parts.setdefault(own.of, []).append(own)
+        for upright_part in upright.values():
+            self._parts.setdefault(upright_part.of, []).append(upright_part)
         self._blocks: dict[str, list[TensorBlock]] = {}
         self._together: dict[str, tuple[str, ...]] = {}
-        for fused in tensors:
-            pieces = blocks.get(fused.key)
+        for fused_tensor in tensors:
+            pieces = blocks.get(fused_tensor.key)
             if not pieces:
-                raise _lacks(location, fused.key, blocks)
-            stored = tuple(dict.fromkeys(upright[part].of for part in fused.parts))
-            self._together |= dict.fromkeys(stored, stored)
-            for part, mine in _parts(fused, pieces).items():
-                self._blocks[part] = _tiled(location, fused.key, mine, upright[part].spec.shape)
-        self._twins = twins and _tiled(
+                raise _lacks(location, fused_tensor.key, blocks)
+            stored_names = tuple(dict.fromkeys(upright[part].of for part in fused_tensor.parts))
+            self._together |= dict.fromkeys(stored_names, stored_names)
+            for part, part_blocks in _parts(fused_tensor, pieces).items():
+                self._blocks[part] = _sort_tiles(
+                    location, fused_tensor.key, part_blocks, upright[part].spec.shape
+                )
+        self._twins = twins and _sort_tiles(
             location, "the output layer", twins, self._specs[self._shape.embed_name].shape
         )
         self._checked: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
-        self._read: Read | None = None
+        self._read: ReadCallback | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -103,26 +105,29 @@ class PieceSource(WeightSource):
         return self._specs[name].shape
 
     def dtype(self, name: str) -> DType:
-        return self._found(name)[0][1][0].slab.dtype
+        return self._pieces_of(name)[0][1][0].slab.dtype
 
     @property
     def location(self) -> Place:
         return self._place
 
     def seams(self, name: str) -> list[int]:
-        part, blocks = self._found(name)[0]
+        part, blocks = self._pieces_of(name)[0]
         return (
             sorted({block.spans[0][0] for block in blocks})
-            if part.is_whole and not part.turned
+            if part.is_whole and not part.is_transposed
             else []
         )
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         self._read = read
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        own = [block for _, blocks in self._found(name) for block in blocks]
-        for block in (*own, *((self._twins or ()) if name == self._shape.embed_name else ())):
+        piece_blocks = [block for _, blocks in self._pieces_of(name) for block in blocks]
+        for block in (
+            *piece_blocks,
+            *((self._twins or ()) if name == self._shape.embed_name else ()),
+        ):
             key = block.slab.file, block.slab.offset
             with self._lock:  # several parameters may be cut from one tensor: check it once
                 if key in self._checked:
@@ -131,12 +136,12 @@ class PieceSource(WeightSource):
             block.slab.check(name, tally)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        found = self._found(name)
-        if not found[0][0].is_whole:
-            return self._stack(found, bounds, tally)
-        if found[0][0].turned:
-            return self._assemble(found[0][1], bounds[::-1], tally).T
-        bits = self._assemble(found[0][1], bounds, tally)
+        pieces = self._pieces_of(name)
+        if not pieces[0][0].is_whole:
+            return self._stack(pieces, bounds, tally)
+        if pieces[0][0].is_transposed:
+            return self._assemble(pieces[0][1], bounds[::-1], tally).T
+        bits = self._assemble(pieces[0][1], bounds, tally)
         twins = self._twins if name == self._shape.embed_name else None
         if twins and not np.array_equal(bits, self._assemble(twins, bounds, None)):
             raise CheckpointError(
@@ -148,12 +153,12 @@ class PieceSource(WeightSource):
 
     def _assemble(self, blocks: list[TensorBlock], bounds: Bounds, tally: Tally | None) -> Bits:
         """A view if one block has all of it, else a copy."""
-        pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
+        pieces = [piece for block in blocks if (piece := block.intersect(bounds)) is not None]
         if self._read is not None:
             for piece in pieces:
                 self._read(
                     f"{piece.slab.file} {piece.slab.offset}",
-                    partial(piece.slab.seen, piece.slab.file),
+                    partial(piece.slab.check_or_hash, piece.slab.file),
                 )
         if len(pieces) == 1:
             return pieces[0].bits(tally)
@@ -176,25 +181,25 @@ class PieceSource(WeightSource):
         """A window of a tensor of all experts, from those of each."""
         out: Bits = np.empty([b - a for a, b in bounds], parts[0][1][0].slab.dtype.bits)
         for part, blocks in parts:
-            if (place := part.within(bounds)) is not None:
+            if (place := part.bounds_in_window(bounds)) is not None:
                 bits = self._assemble(blocks, place[0], tally)
-                out[place[1]] = bits.T if part.turned else bits
+                out[place[1]] = bits.T if part.is_transposed else bits
         return out
 
-    def _found(self, name: str) -> list[tuple[UprightPart, list[TensorBlock]]]:
+    def _pieces_of(self, name: str) -> list[tuple[UprightPart, list[TensorBlock]]]:
         """The parameters of which a stored one consists, with their blocks."""
         if name not in self._together:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
         return [(part, self._blocks[part.spec.name]) for part in self._parts[name]]
 
 
-def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:
+def _parts(fused_tensor: FusedTensor, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:
     """Split the blocks of a fused tensor into blocks of the parameters that it consists of."""
-    out: dict[str, list[TensorBlock]] = {part: [] for part in fused.parts}
-    starts = fused.starts()
-    for (part, first, _), (low, high) in zip(fused.segments, pairwise(starts), strict=True):
+    out: dict[str, list[TensorBlock]] = {part: [] for part in fused_tensor.parts}
+    starts = fused_tensor.starts()
+    for (part, first, _), (low, high) in zip(fused_tensor.segments, pairwise(starts), strict=True):
         for block in blocks:
-            piece = block.within([(low, high), *((0, n) for n in fused.shape[1:])])
+            piece = block.intersect([(low, high), *((0, n) for n in fused_tensor.shape[1:])])
             if piece is not None:
                 a, b = piece.spans[0]
                 out[part].append(
@@ -207,10 +212,10 @@ def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -
     """The error for a tensor of which there is nothing; if its layer has other experts, a file was
     left behind.
     """
-    own = EXPERT.fullmatch(key)
-    if own is not None and any(name.startswith(f"{own[1]}.") for name in blocks):
+    expert = EXPERT.fullmatch(key)
+    if expert is not None and any(name.startswith(f"{expert[1]}.") for name in blocks):
         return CheckpointError(
-            f"{location} lacks expert {own[2]} ({own[3]}) of {own[1]}, which has more; copy the"
+            f"{location} lacks expert {expert[2]} ({expert[3]}) of {expert[1]}, which has more; copy the"
             " files that were left behind, or take an earlier checkpoint.",
             code="checkpoint.damaged",
         )
@@ -220,7 +225,7 @@ def _lacks(location: Place, key: str, blocks: Mapping[str, list[TensorBlock]]) -
     )
 
 
-def _tiled(
+def _sort_tiles(
     location: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]
 ) -> list[TensorBlock]:
     """Sort the blocks and drop copies.
@@ -238,8 +243,10 @@ def _tiled(
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
-    covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
-    if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
+    covers_rows = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(
+        columns
+    )
+    if not covers_rows or (len(shape) > 1 and not _covers(wide, shape[1])):
         raise CheckpointError(
             f"{location}: parts of {key} are missing; copy the .distcp files that were left"
             " behind.",

@@ -13,54 +13,56 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.megatron.names import (
     HEAD,
-    Fused,
+    FusedTensor,
     cut,
     experts_cut,
     head,
-    padded,
+    pad_vocab,
     table,
 )
-from smtrain.worker.checkpoint.megatron.upright import Upright
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.megatron.upright import UnfusedSource
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 
-class FusedSource(Wrapped):
+class FusedSource(WrappedSource):
     """Another source's weights as the tensors of `megatron.names.table`, and the output layer.
 
     Raises CheckpointError if parameters that become one tensor have different types.
     """
 
     def __init__(self, source: WeightSource) -> None:
-        super().__init__(Upright(source))
+        super().__init__(UnfusedSource(source))
         shape = ModelShape.from_config(source.config)
-        self._fused = {fused.key: fused for fused in (*table(shape), head(shape))}
-        for fused in self._fused.values():
-            if len({self._source.dtype(part) for part in fused.parts}) > 1:
+        self._fused = {
+            fused_tensor.key: fused_tensor for fused_tensor in (*table(shape), head(shape))
+        }
+        for fused_tensor in self._fused.values():
+            if len({self._source.dtype(part) for part in fused_tensor.parts}) > 1:
                 raise CheckpointError(
-                    f"{' and '.join(fused.parts)} become one tensor and have different types;"
+                    f"{' and '.join(fused_tensor.parts)} become one tensor and have different types;"
                     " convert with --dtype."
                 )
 
     def names(self) -> list[str]:
         return sorted(self._fused)
 
-    def fused(self, name: str) -> Fused:
+    def fused_tensor(self, name: str) -> FusedTensor:
         """Look a tensor up by its name, which may end in + for its second half."""
         return self._fused[name.rstrip("+")]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.fused(name).shape
+        return self.fused_tensor(name).shape
 
     def dtype(self, name: str) -> DType:
-        return self._source.dtype(self.fused(name).parts[0])
+        return self._source.dtype(self.fused_tensor(name).parts[0])
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        fused, (start, stop) = self.fused(name), bounds[0]
+        fused_tensor, (start, stop) = self.fused_tensor(name), bounds[0]
         pieces = []
         for (part, first, _), (low, high) in zip(
-            fused.segments, pairwise(fused.starts()), strict=True
+            fused_tensor.segments, pairwise(fused_tensor.starts()), strict=True
         ):
             a, b = max(start, low), min(stop, high)
             if a < b:
@@ -75,8 +77,10 @@ class FusedSource(Wrapped):
         return (name,)
 
     def seams(self, name: str) -> list[int]:
-        fused, out = self.fused(name), []
-        for (part, first, last), low in zip(fused.segments, fused.starts(), strict=False):
+        fused_tensor, out = self.fused_tensor(name), []
+        for (part, first, last), low in zip(
+            fused_tensor.segments, fused_tensor.starts(), strict=False
+        ):
             out += [
                 low,
                 *(seam - first + low for seam in self._source.seams(part) if first < seam < last),
@@ -84,7 +88,7 @@ class FusedSource(Wrapped):
         return out
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        for part in self.fused(name).parts:
+        for part in self.fused_tensor(name).parts:
             self._source.check(part, tally)
 
 
@@ -95,13 +99,17 @@ class FusedCut:
 
     def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
         self._source, self.tp = source, tp
-        self.vocab = padded(source.shape(HEAD)[0], tp, divisor)
+        self.vocab = pad_vocab(source.shape(HEAD)[0], tp, divisor)
         self._experts_tp = experts_cut(ModelShape.from_config(source.config), tp)
 
     def shard(self, name: str, tp_rank: int) -> Shard:
-        fused = self._source.fused(name)
-        tp = self._experts_tp if fused.role in (Role.EXPERT_COLUMN, Role.EXPERT_ROW) else self.tp
-        return cut(fused, tp, tp_rank % tp, self.vocab)
+        fused_tensor = self._source.fused_tensor(name)
+        tp = (
+            self._experts_tp
+            if fused_tensor.role in (Role.EXPERT_COLUMN, Role.EXPERT_ROW)
+            else self.tp
+        )
+        return cut(fused_tensor, tp, tp_rank % tp, self.vocab)
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)

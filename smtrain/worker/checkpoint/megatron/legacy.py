@@ -29,7 +29,7 @@ from smtrain.worker.checkpoint.torch_files.unpickle import Opaque
 TRACKER = "latest_checkpointed_iteration.txt"
 FOLDER = re.compile(r"iter_\d+|release")
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(?:_(\d{3}))?/(?:model_optim_rng|model_rng)\.pt")
-_QUANTIZED = re.compile(r"float8|fp8|nvfp4", re.IGNORECASE)
+_QUANTIZED_CLASSES = re.compile(r"float8|fp8|nvfp4", re.IGNORECASE)
 """Matches the classes of Transformer Engine's quantized tensors."""
 _CHUNK = re.compile(r"model(\d*)")
 
@@ -41,10 +41,10 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, ...], str]:
     """The numbers in a folder's name -> its file, maybe empty: tp rank, and stage or
     expert-parallel rank or both.
     """
-    found = ((_RANK.fullmatch(file), file) for file in sorted(files))
+    matches = ((_RANK.fullmatch(file), file) for file in sorted(files))
     return {
         tuple(int(n) for n in match.groups() if n is not None): file
-        for match, file in found
+        for match, file in matches
         if match
     }
 
@@ -60,21 +60,21 @@ def iteration(location: Place) -> str | None:
         }
     )
     if TRACKER in files:
-        tracked = read_text(location, TRACKER, 1000).strip()
-        named = (
-            tracked
-            if tracked == "release"
-            else f"iter_{int(tracked):07d}"
-            if tracked.isdecimal()
+        tracker_text = read_text(location, TRACKER, 1000).strip()
+        folder_name = (
+            tracker_text
+            if tracker_text == "release"
+            else f"iter_{int(tracker_text):07d}"
+            if tracker_text.isdecimal()
             else None
         )
-        if named not in folders:
+        if folder_name not in folders:
             raise CheckpointError(
-                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it"
+                f"{location}/{TRACKER} says {tracker_text[:50]!r}, and there is no such folder; copy it"
                 " again.",
                 code="checkpoint.damaged",
             )
-        return named
+        return folder_name
     return folders[-1] if folders else None
 
 
@@ -115,7 +115,7 @@ class RankSource(PieceSource):
         blocks = _global_blocks(at, shape, shards, self, part)
         if replace is not None:
             blocks = {
-                key: [other for block in old for other in replace(block)]
+                key: [replacement for block in old for replacement in replace(block)]
                 for key, old in blocks.items()
             }
         twins = blocks.pop(names.HEAD, None) if shape.tied else None
@@ -129,7 +129,7 @@ class MegatronSource(RankSource):
 
     def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
         self.folder = folder
-        at, prefix = (location.below(folder), f"{folder}/") if folder else (location, "")
+        at, prefix = (location.subfolder(folder), f"{folder}/") if folder else (location, "")
         manifest = read_manifest(location)
         shape = ModelShape.from_config(config)
         refuse_elsewhere(shape, "Megatron")
@@ -138,8 +138,10 @@ class MegatronSource(RankSource):
             return _chunks(at, file, checksums(manifest, prefix + file))
 
         files = rank_files(at.files())
-        held, self.ep = by_stage(at, shape, {rank: chunks(file) for rank, file in files.items()})
-        super().__init__(location, at, config, held, held.__getitem__)
+        chunks_by_stage, self.ep = by_stage(
+            at, shape, {rank: chunks(file) for rank, file in files.items()}
+        )
+        super().__init__(location, at, config, chunks_by_stage, chunks_by_stage.__getitem__)
 
 
 def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
@@ -163,9 +165,9 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
     for v in sorted(models):
         tensors: dict[str, Slab] = {}
         for key, value in _flat(location, file, models[v]):
-            if names.ignored(key):
+            if names.is_ignored(key):
                 continue
-            if isinstance(value, Opaque) and _QUANTIZED.search(value.name):
+            if isinstance(value, Opaque) and _QUANTIZED_CLASSES.search(value.name):
                 raise names.unreadable(f"{location}/{file}", key, "fp8 of Transformer Engine")
             if not isinstance(value, Slab):
                 raise CheckpointError(
@@ -180,8 +182,8 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
                 )
             tensors[name] = value
         out.append(tensors)
-    known = {slab.crc32 for tensors in out for slab in tensors.values()}
-    if crcs and not known <= {*crcs.values(), None}:
+    stored_crcs = {slab.crc32 for tensors in out for slab in tensors.values()}
+    if crcs and not stored_crcs <= {*crcs.values(), None}:
         raise CheckpointError(
             f"{location}/{file} is not what the manifest lists; convert the model again.",
             code="checkpoint.damaged",
@@ -223,32 +225,32 @@ def _global_blocks(
             f"{location} has {starts[-1]} layers, config.json {shape.layers}; take this model's.",
             code="checkpoint.other_model",
         )
-    fused = {f.key: f for f in (*names.table(shape), names.head(shape))}
+    fused_tensors = {f.key: f for f in (*names.table(shape), names.head(shape))}
     out: dict[str, list[TensorBlock]] = {}
     for (t, p, v), tensors in sorted(shards.items()):
         for name, slab in tensors.items():
             key = _global(name, starts[v * pp + p])
-            placed = part(key, slab, tp, t) if part is not None else None
-            if placed is not None and placed[0] in fused:
-                key, rows = placed
+            placement = part(key, slab, tp, t) if part is not None else None
+            if placement is not None and placement[0] in fused_tensors:
+                key, rows = placement
                 shard = Shard(0, tuple(rows), sum(b - a for a, b in rows))
                 out.setdefault(key, []).extend(
-                    _blocks(location, fused[key], slab, shard, f"a part of {key}")
+                    _blocks(location, fused_tensors[key], slab, shard, f"a part of {key}")
                 )
                 continue
-            if key not in fused:
+            if key not in fused_tensors:
                 raise CheckpointError(
-                    f"{location} holds {name[:200]}, which is {names.unknown(name, shape)}."
+                    f"{location} holds {name[:200]}, which is {names.describe_unknown(name, shape)}."
                 )
             if key == names.EMBEDDING and p > 0:
                 key = names.HEAD  # some versions keep a copy on the last stage of a tied model
-            vocab = fused[key].shape[0]
+            vocab = fused_tensors[key].shape[0]
             if key in (names.EMBEDDING, names.HEAD) and slab.shape:
                 vocab = max(slab.shape[0] * tp, vocab)
-            own = experts_tp(fused[key], slab) or tp
-            shard = names.cut(fused[key], own, t % own, vocab)
+            cut_tp = experts_tp(fused_tensors[key], slab) or tp
+            shard = names.cut(fused_tensors[key], cut_tp, t % cut_tp, vocab)
             out.setdefault(key, []).extend(
-                _blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}")
+                _blocks(location, fused_tensors[key], slab, shard, f"{key} on tp rank {t}")
             )
     return out
 
@@ -263,28 +265,30 @@ def _global(name: str, first: int) -> str:
 
 
 def _blocks(
-    location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown: str
+    location: Place, fused_tensor: names.FusedTensor, slab: Slab, shard: Shard, label: str
 ) -> list[TensorBlock]:
     """The blocks of the model that a shard in `slab` holds; the padding of a vocabulary is left
     out.
     """
-    wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
-    if slab.shape != wanted:
+    expected_shape = tuple(
+        shard.size if i == shard.dim else n for i, n in enumerate(fused_tensor.shape)
+    )
+    if slab.shape != expected_shape:
         raise CheckpointError(
-            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json"
+            f"{location}: {label} is {list(slab.shape)} instead of {list(expected_shape)}; is config.json"
             " of this model, and the file of each rank there?",
             code="checkpoint.other_model",
         )
-    whole = tuple((0, n) for n in fused.shape)
+    full_spans = tuple((0, n) for n in fused_tensor.shape)
     if shard.dim is None:
-        return [TensorBlock(whole, slab, (0,) * len(whole))]
+        return [TensorBlock(full_spans, slab, (0,) * len(full_spans))]
     out, at = [], 0
     for a, b in shard.ranges:
-        origin = tuple(at if i == shard.dim else 0 for i in range(len(whole)))
+        origin = tuple(at if i == shard.dim else 0 for i in range(len(full_spans)))
         if b > a:
             out.append(
                 TensorBlock(
-                    tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)),
+                    tuple((a, b) if i == shard.dim else n for i, n in enumerate(full_spans)),
                     slab,
                     origin,
                 )

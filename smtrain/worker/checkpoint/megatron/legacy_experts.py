@@ -15,13 +15,13 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.sizes import ExpertSizes
-from smtrain.worker.checkpoint.megatron.names import LAYER, Fused, unknown
+from smtrain.worker.checkpoint.megatron.names import LAYER, FusedTensor, describe_unknown
 from smtrain.worker.checkpoint.storage import Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous
 
 _SEQUENTIAL = re.compile(r"(.+\.mlp\.experts)\.local_experts\.(\d+)\.(.+)")
 _TE_GROUPED = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12]\.(?:weight|bias))(\d+)")
-_GROUPED = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
+_GROUPED_WEIGHT = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
 
 Chunks = list[dict[str, Slab]]
 """For each virtual stage of a file, local name -> tensor."""
@@ -39,59 +39,65 @@ def by_stage(
     if a rank is missing, or the experts are not config.json's.
     """
     if shape.experts is None:
-        own = next(
+        expert_name = next(
             (
                 n
                 for chunks in ranks.values()
-                for held in chunks
-                for n in held
+                for chunk in chunks
+                for n in chunk
                 if ".mlp.experts." in n
             ),
             None,
         )
-        if own is not None or any(len(rank) > 2 for rank in ranks):
-            what = own or "files of expert-parallel ranks"
+        if expert_name is not None or any(len(rank) > 2 for rank in ranks):
+            description = expert_name or "files of expert-parallel ranks"
             raise CheckpointError(
-                f"{location} holds {what[:200]}, which is {unknown('.experts.', shape)}.",
+                f"{location} holds {description[:200]}, which is {describe_unknown('.experts.', shape)}.",
                 code="checkpoint.other_model",
             )
         return {
             (rank[0], rank[1] if len(rank) > 1 else 0): chunks for rank, chunks in ranks.items()
         }, 1
-    placed: dict[tuple[int, int, int], Chunks] = {}
+    chunks_by_rank: dict[tuple[int, int, int], Chunks] = {}
     for rank, chunks in ranks.items():
-        whole = (
-            len({match[1] for held in chunks for name in held if (match := LAYER.match(name))})
+        has_all_layers = (
+            len({match[1] for chunk in chunks for name in chunk if (match := LAYER.match(name))})
             == shape.layers
         )
-        stage = 0 if len(rank) == 2 and whole else rank[1] if len(rank) > 1 else 0
-        placed[rank[0], stage, rank[-1] if len(rank) == 3 or (len(rank) == 2 and whole) else 0] = (
-            chunks
-        )
-    return _joined(location, shape.experts, placed)
+        stage = 0 if len(rank) == 2 and has_all_layers else rank[1] if len(rank) > 1 else 0
+        chunks_by_rank[
+            rank[0], stage, rank[-1] if len(rank) == 3 or (len(rank) == 2 and has_all_layers) else 0
+        ] = chunks
+    return _join_ranks(location, shape.experts, chunks_by_rank)
 
 
-def _joined(
+def _join_ranks(
     location: Place, sizes: ExpertSizes, ranks: Mapping[tuple[int, int, int], Chunks]
 ) -> tuple[dict[tuple[int, int], Chunks], int]:
     degree = max(e for _, _, e in ranks) + 1
     numbers = [
         local[1]
         for chunks in ranks.values()
-        for held in chunks
-        for name in held
+        for chunk in chunks
+        for name in chunk
         if (local := _local(name)) is not None
     ]
-    each = max(numbers) + 1 if numbers else sizes.count // degree
-    if not each or sizes.count % each or degree > sizes.count // each:
+    experts_per_rank = max(numbers) + 1 if numbers else sizes.count // degree
+    if (
+        not experts_per_rank
+        or sizes.count % experts_per_rank
+        or degree > sizes.count // experts_per_rank
+    ):
         raise CheckpointError(
-            f"{location} has {max(each, 1)} experts a layer on each of {degree} expert-parallel"
+            f"{location} has {max(experts_per_rank, 1)} experts a layer on each of {degree} expert-parallel"
             f" ranks, config.json {sizes.count}; take this model's.",
             code="checkpoint.other_model",
         )
-    if lost := sorted({*range(sizes.count // each)} - {e for _, _, e in ranks}):
+    if missing_ranks := sorted(
+        {*range(sizes.count // experts_per_rank)} - {e for _, _, e in ranks}
+    ):
         raise CheckpointError(
-            f"{location} lacks the file of expert-parallel rank {lost[0]}; copy that rank's file"
+            f"{location} lacks the file of expert-parallel rank {missing_ranks[0]}; copy that rank's file"
             " into it.",
             code="checkpoint.damaged",
         )
@@ -104,11 +110,13 @@ def _joined(
                 " numbers of virtual stages; copy the checkpoint again.",
                 code="checkpoint.damaged",
             )
-        for together, held in zip(stage, chunks, strict=True):
-            for name, slab in held.items():
-                for own, part in _numbered(location, name, slab, e * each, each):
-                    together.setdefault(own, part)
-    return out, sizes.count // each
+        for stage_tensors, chunk in zip(stage, chunks, strict=True):
+            for name, slab in chunk.items():
+                for global_name, part in _number_experts(
+                    location, name, slab, e * experts_per_rank, experts_per_rank
+                ):
+                    stage_tensors.setdefault(global_name, part)
+    return out, sizes.count // experts_per_rank
 
 
 def _local(name: str) -> tuple[str, int, str] | None:
@@ -120,7 +128,7 @@ def _local(name: str) -> tuple[str, int, str] | None:
     return None
 
 
-def _numbered(
+def _number_experts(
     location: Place, name: str, slab: Slab, first: int, count: int
 ) -> Iterator[tuple[str, Slab]]:
     """The tensors that a stored one consists of, experts by their numbers: `count` of them from
@@ -129,7 +137,7 @@ def _numbered(
     if local := _local(name):
         path, number, linear = local
         yield f"{path}.experts.{first + number}.{linear}", slab
-    elif match := _GROUPED.fullmatch(name):
+    elif match := _GROUPED_WEIGHT.fullmatch(name):
         for number, part in enumerate(_views(location, name, slab, match[2] == "1", count)):
             yield f"{match[1]}.experts.{first + number}.linear_fc{match[2]}.weight", part
     else:
@@ -162,11 +170,11 @@ def _views(location: Place, name: str, slab: Slab, is_first: bool, count: int) -
         )
 
 
-def experts_tp(fused: Fused, slab: Slab) -> int | None:
+def experts_tp(fused_tensor: FusedTensor, slab: Slab) -> int | None:
     """The tensor-parallel degree inside an expert, by the size of its part; None for all other
     tensors.
     """
-    dim = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1}.get(fused.role)
+    dim = {Role.EXPERT_COLUMN: 0, Role.EXPERT_ROW: 1}.get(fused_tensor.role)
     if dim is None or len(slab.shape) <= dim or not slab.shape[dim]:
         return None
-    return max(1, fused.shape[dim] // slab.shape[dim])
+    return max(1, fused_tensor.shape[dim] // slab.shape[dim])

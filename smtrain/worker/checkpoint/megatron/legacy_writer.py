@@ -11,7 +11,7 @@ from smtrain.core.model.layout import with_values
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
@@ -26,7 +26,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     experts_cut,
     is_before_experts,
     mesh_faults,
-    spelled,
+    spell_key,
     table,
 )
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -70,7 +70,7 @@ def write_megatron(
     target: Path | str,
     to: Megatron,
     overwrite: bool = True,
-    carried: Carried = NOTHING,
+    companions: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a
     manifest.
@@ -80,9 +80,9 @@ def write_megatron(
     """
     shape = ModelShape.from_config(source.config)
     layers = stage_layers(shape, to)
-    fused = FusedSource(source)
-    layout = FusedCut(fused, to.tp, to.vocab_divisor)
-    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, to)
+    fused_source = FusedSource(source)
+    layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
+    settings = arguments(source.config, fused_source.dtype(EMBEDDING), layout.vocab, to)
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p, stage in enumerate(layers):
@@ -90,7 +90,7 @@ def write_megatron(
         ranks = []
         for t in range(to.tp):
             tensors = {
-                key: Tensor(fused.dtype(key), layout.local_shape(key, t))
+                key: Tensor(fused_source.dtype(key), layout.local_shape(key, t))
                 for chunk in names
                 for key, _ in chunk
             }
@@ -101,23 +101,23 @@ def write_megatron(
                 torchzip_writer.container(
                     file,
                     tensors,
-                    _pickled(settings, names, tensors, _spellings(shape, names, to.spec)),
+                    _pickle_rank(settings, names, tensors, _spellings(shape, names, to.spec)),
                 )
             )
         containers += ranks
         groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
         assert len(stage) == len(names)
-    about = {
+    metadata = {
         "kind": "megatron",
         "form": "torch",
         "spec": to.spec,
         "topology": {"tp": to.tp, "pp": to.pp, "vpp": to.vpp},
     }
-    extras = {**carried.with_config(source.config), TRACKER: b"1"}
+    extras = {**companions.with_config(source.config), TRACKER: b"1"}
     execute(
-        fused,
+        fused_source,
         target,
-        ConversionPlan(layout, groups, containers, extras, about, REPLACES),
+        ConversionPlan(layout, groups, containers, extras, metadata, REPLACES),
         overwrite,
     )
 
@@ -150,30 +150,34 @@ def _spellings(
 ) -> dict[str, str]:
     """Name in the whole model -> name in the rank's file, as the spec has it."""
     return {
-        key: local if is_before_experts(shape, key) else spelled(local, spelling)
+        key: local if is_before_experts(shape, key) else spell_key(local, spelling)
         for chunk in names
         for key, local in chunk
     }
 
 
-def _pickled(
+def _pickle_rank(
     settings: dict[str, Any],
     names: list[list[tuple[str, str]]],
     tensors: dict[str, Tensor],
-    called: Mapping[str, str],
+    names_in_file: Mapping[str, str],
 ) -> bytes:
     number = {key: n for n, key in enumerate(tensors)}
     models = [
         {
-            called[key]: pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key]))
+            names_in_file[key]: pickling.Opcodes(
+                torchzip_writer.pickle_tensor(number[key], tensors[key])
+            )
             for key, _ in chunk
         }
         for chunk in names
     ]
-    named = (
+    model_entries = (
         {"model": models[0]}
         if len(models) == 1
         else {f"model{v}": model for v, model in enumerate(models)}
     )
     namespace = pickling.New(pickling.Name("argparse", "Namespace"), settings)
-    return pickling.dumps({"args": namespace, "checkpoint_version": 3.0, "iteration": 1, **named})
+    return pickling.dumps(
+        {"args": namespace, "checkpoint_version": 3.0, "iteration": 1, **model_entries}
+    )

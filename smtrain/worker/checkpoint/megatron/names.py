@@ -68,7 +68,7 @@ _TE = {
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedTensor:
     """One tensor of the whole model: rows of `parts`, in the order of `segments`."""
 
     key: str
@@ -96,19 +96,21 @@ class Fused:
         return list(accumulate((b - a for _, a, b in self.segments), initial=0))
 
 
-def table(shape: ModelShape) -> tuple[Fused, ...]:
+def table(shape: ModelShape) -> tuple[FusedTensor, ...]:
     """All tensors of a model in the order of the forward pass; of a tied pair only the
     embedding.
     """
     specs = {name: part.spec for name, part in upright_parts(shape).items()}
     return tuple(
-        fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None
+        fused_tensor
+        for spec in specs.values()
+        if (fused_tensor := _fuse_spec(shape, specs, spec)) is not None
     )
 
 
-def head(shape: ModelShape) -> Fused:
+def head(shape: ModelShape) -> FusedTensor:
     """The output matrix under its own name; in a tied model it consists of the embedding."""
-    return Fused(
+    return FusedTensor(
         HEAD,
         (shape.head_name,),
         Role.VOCAB,
@@ -117,25 +119,27 @@ def head(shape: ModelShape) -> Fused:
     )
 
 
-def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | None:
+def _fuse_spec(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> FusedTensor | None:
     family = FAMILIES[shape.family]
-    whole = ((spec.name, 0, spec.shape[0]),)
+    all_rows = ((spec.name, 0, spec.shape[0]),)
     if spec.name == shape.embed_name:
-        return Fused(EMBEDDING, (spec.name,), spec.role, spec.shape, whole)
+        return FusedTensor(EMBEDDING, (spec.name,), spec.role, spec.shape, all_rows)
     if spec.name == shape.head_name:
         return head(shape)
     if spec.name == shape.positions_name:
-        return Fused(POSITIONS, (spec.name,), spec.role, spec.shape, whole)
+        return FusedTensor(POSITIONS, (spec.name,), spec.role, spec.shape, all_rows)
     stem, kind = spec.name.rsplit(".", 1)
     if stem == f"{family.prefix}.{family.norm}":
-        return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
+        return FusedTensor(
+            f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, all_rows
+        )
     number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
     if family.experts is not None and spec.expert is not None:
         path = f"decoder.layers.{number}.mlp.experts.experts.{spec.expert}"
         return _expert(spec, path, PARTS if family.experts.stacked else family.experts.parts)
     if spec.role is Role.SINK:
-        return Fused(
-            f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, whole
+        return FusedTensor(
+            f"decoder.layers.{number}.{_SINKS}", (spec.name,), spec.role, spec.shape, all_rows
         )
     if leaf not in _LEAVES:
         return None  # k, v and up are stored with q and gate
@@ -172,12 +176,12 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         parts = (spec.name, f"{block}.up_proj.{kind}")
         segments = tuple((part, 0, spec.shape[0]) for part in parts)
     else:
-        parts, segments = (spec.name,), whole
+        parts, segments = (spec.name,), all_rows
     rows = sum(specs[part].shape[0] for part in parts)
-    return Fused(key, parts, spec.role, (rows, *spec.shape[1:]), segments)
+    return FusedTensor(key, parts, spec.role, (rows, *spec.shape[1:]), segments)
 
 
-def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> Fused | None:
+def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> FusedTensor | None:
     """A tensor of one expert: of its gate and up projections, or of the last one."""
     stem, part, kind = spec.name.rsplit(".", 2)
     if part == names[1]:
@@ -188,29 +192,31 @@ def _expert(spec: Spec, path: str, names: tuple[str, str, str]) -> Fused | None:
     rows = spec.shape[0]
     key = f"{path}.linear_fc{1 if part == names[0] else 2}.{kind}"
     segments = tuple((name, 0, rows) for name in parts)
-    return Fused(key, parts, spec.role, (len(parts) * rows, *spec.shape[1:]), segments)
+    return FusedTensor(key, parts, spec.role, (len(parts) * rows, *spec.shape[1:]), segments)
 
 
-def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
+def cut(fused_tensor: FusedTensor, tp: int, t: int, vocab: int) -> Shard:
     """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to
     `vocab`.
     """
-    rows = fused.shape[0]
-    if fused.role in (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM):
+    rows = fused_tensor.shape[0]
+    if fused_tensor.role in (Role.WHOLE, Role.HEAD_NORM, Role.EXPERTS_SUM):
         return Shard()
-    if fused.role in (Role.O, Role.ROW, Role.EXPERT_ROW):
-        each = fused.shape[1] // tp
-        return Shard(1, ((t * each, (t + 1) * each),), each)
-    if fused.role is Role.VOCAB:
-        each = vocab // tp
-        return Shard(0, ((min(t * each, rows), min((t + 1) * each, rows)),), each)
-    if fused.is_gated:
-        each = rows // 2 // tp
+    if fused_tensor.role in (Role.O, Role.ROW, Role.EXPERT_ROW):
+        part_size = fused_tensor.shape[1] // tp
+        return Shard(1, ((t * part_size, (t + 1) * part_size),), part_size)
+    if fused_tensor.role is Role.VOCAB:
+        part_size = vocab // tp
+        return Shard(0, ((min(t * part_size, rows), min((t + 1) * part_size, rows)),), part_size)
+    if fused_tensor.is_gated:
+        part_size = rows // 2 // tp
         return Shard(
-            0, tuple((at + t * each, at + (t + 1) * each) for at in (0, rows // 2)), 2 * each
+            0,
+            tuple((at + t * part_size, at + (t + 1) * part_size) for at in (0, rows // 2)),
+            2 * part_size,
         )
-    each = rows // tp
-    return Shard(0, ((t * each, (t + 1) * each),), each)
+    part_size = rows // tp
+    return Shard(0, ((t * part_size, (t + 1) * part_size),), part_size)
 
 
 def experts_cut(shape: ModelShape, tp: int) -> int:
@@ -242,7 +248,7 @@ def mesh_faults(shape: ModelShape, tp: int, pp: int, etp: int = 1) -> list[str]:
     return faults
 
 
-def padded(vocab: int, tp: int, divisor: int) -> int:
+def pad_vocab(vocab: int, tp: int, divisor: int) -> int:
     """The rows of Megatron's vocabulary: the next multiple of --make-vocab-size-divisible-by times
     tp.
     """
@@ -260,40 +266,46 @@ def chunks(
     vpp: int = 1,
     first: int | None = None,
     last: int | None = None,
-    each: Sequence[int] | None = None,
+    stage_layers: Sequence[int] | None = None,
 ) -> Chunks:
     """Deal layers to pipeline stages as Megatron does.
 
     `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's
     --num-layer-list. Raises ConfigError if they do not add up to the model's layers.
     """
-    if each is None:
+    if stage_layers is None:
         ends = [first] * (first is not None) + [last] * (last is not None)
-        middle, rest = pp - len(ends), layers - sum(n for n in ends if n is not None)
-        if middle < 0 or rest < 0 or (rest % middle if middle else rest):
+        middle, remaining_layers = pp - len(ends), layers - sum(n for n in ends if n is not None)
+        if (
+            middle < 0
+            or remaining_layers < 0
+            or (remaining_layers % middle if middle else remaining_layers)
+        ):
             raise ConfigError(
                 f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with"
                 " --layers-per-stage",
                 code="config.combination",
             )
-        even = rest // middle if middle else 0
-        each = [
+        even = remaining_layers // middle if middle else 0
+        stage_layers = [
             *([first] if first is not None else []),
             *[even] * middle,
             *([last] if last is not None else []),
         ]
-    if len(each) != pp or sum(each) != layers or any(n < 1 for n in each):
+    if len(stage_layers) != pp or sum(stage_layers) != layers or any(n < 1 for n in stage_layers):
         raise ConfigError(
-            f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the"
+            f"the stages {list(stage_layers)} must be {pp} (pp), of at least one layer each, and have the"
             f" model's {layers} layers together; correct them",
             code="config.combination",
         )
-    if any(n % vpp for n in each):
+    if any(n % vpp for n in stage_layers):
         raise ConfigError(
-            f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage",
+            f"vpp = {vpp} does not divide the {max(stage_layers)} layers of a pipeline stage",
             code="config.combination",
         )
-    starts = list(accumulate((each[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0))
+    starts = list(
+        accumulate((stage_layers[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0)
+    )
     return tuple(
         tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp))
         for p in range(pp)
@@ -312,7 +324,7 @@ def is_before_experts(shape: ModelShape, key: str) -> bool:
     return match is not None and sparse and match[2].startswith("pre_mlp_layernorm.")
 
 
-def spelled(key: str, spelling: Spelling) -> str:
+def spell_key(key: str, spelling: Spelling) -> str:
     """A local name in the spelling of a spec."""
     if spelling == "te" and (match := LAYER.match(key)):
         for local, te in _TE.items():
@@ -328,7 +340,7 @@ def canonical(key: str) -> str:
     return key
 
 
-def unknown(key: str, shape: ModelShape) -> str:
+def describe_unknown(key: str, shape: ModelShape) -> str:
     """Describe a tensor that the model in config.json does not have, and the remedy."""
     model = with_article(shape.family)
     if shape.experts is None and any(part in key for part in (".experts.", ".router.")):
@@ -336,8 +348,8 @@ def unknown(key: str, shape: ModelShape) -> str:
             f"of a mixture of experts, and config.json is of {model} model, which has none; take"
             " this model's config.json"
         )
-    if named := next((what for part, what in _OF_OTHERS.items() if part in key), None):
-        return f"{named}, and smtrain converts no family that has this"
+    if description := next((feature for part, feature in _OF_OTHERS.items() if part in key), None):
+        return f"{description}, and smtrain converts no family that has this"
     return (
         f"no parameter of {model} model as config.json describes it; take this model's config.json"
     )
@@ -351,7 +363,7 @@ def unreadable(location: object, key: str, kind: str) -> CheckpointError:
     )
 
 
-def ignored(key: str) -> bool:
+def is_ignored(key: str) -> bool:
     """Whether a name belongs to fp8 state or to a computed buffer, not to a weight."""
     return (
         key.endswith(("_extra_state", "inv_freq", ".rotary_pos_emb"))

@@ -27,12 +27,12 @@ from smtrain.worker.checkpoint.megatron.block_source import PieceSource, TensorB
 from smtrain.worker.checkpoint.megatron.names import (
     EMBEDDING,
     HEAD,
-    Fused,
+    FusedTensor,
     canonical,
+    describe_unknown,
     head,
-    ignored,
+    is_ignored,
     table,
-    unknown,
 )
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
@@ -40,10 +40,10 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Opaque, unpickle
 
 METADATA, METADATA_JSON = ".metadata", "metadata.json"
-_STACKED = re.compile(r"(decoder\.layers)\.(?!\d)(.+)")
+_LAYER_STACK = re.compile(r"(decoder\.layers)\.(?!\d)(.+)")
 _EXPERTS = re.compile(r"(.+\.mlp\.experts\.experts)\.(?!\d)(.+)")
 _HALF = re.compile(r"(.+\.linear_fc1\.(?:weight|bias))_([wv])")
-_OURS = ("embedding.", "decoder.", "output_layer.", "encoder.")
+_MODEL_PREFIXES = ("embedding.", "decoder.", "output_layer.", "encoder.")
 _LIMIT = 1 << 30
 
 
@@ -67,9 +67,9 @@ class TorchDistSource(PieceSource):
     """
 
     def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
-        at = location.below(folder) if folder else location
-        about = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
-        if not matches_manifest(at, METADATA, about):
+        at = location.subfolder(folder) if folder else location
+        entry = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
+        if not matches_manifest(at, METADATA, entry):
             raise CheckpointError(
                 f"{at}/{METADATA} is not what was written; convert the model again.",
                 code="checkpoint.damaged",
@@ -77,22 +77,24 @@ class TorchDistSource(PieceSource):
         self.folder = folder
         shape = ModelShape.from_config(config)
         refuse_elsewhere(shape, "Megatron")
-        fused = {f.key: f for f in (*table(shape), head(shape))}
+        fused_tensors = {f.key: f for f in (*table(shape), head(shape))}
         blocks: dict[str, list[TensorBlock]] = {}
         for key, size, chunks in _tensors(at):
-            if ignored(key) or not key.startswith(_OURS):
+            if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
                 continue
-            name, sizes, half = _named(canonical(key), size, shape)
-            stacked = _by_index(chunks, sizes)
+            name, sizes, half = _parse_key(canonical(key), size, shape)
+            chunks_by_index = _by_index(chunks, sizes)
             for index in product(*(range(n) for n in sizes)):
-                one = name.format(*index)
-                if one not in fused:
+                tensor_name = name.format(*index)
+                if tensor_name not in fused_tensors:
                     raise CheckpointError(
-                        f"{at} holds {key[:200]}, which is {unknown(key, shape)}.",
+                        f"{at} holds {key[:200]}, which is {describe_unknown(key, shape)}.",
                         code="checkpoint.other_model",
                     )
-                _check(at, fused[one], key, size[len(sizes) :], half)
-                blocks.setdefault(one, []).extend(_blocks(fused[one], stacked.get(index, ()), half))
+                _check(at, fused_tensors[tensor_name], key, size[len(sizes) :], half)
+                blocks.setdefault(tensor_name, []).extend(
+                    _blocks(fused_tensors[tensor_name], chunks_by_index.get(index, ()), half)
+                )
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(location, config, table(shape), blocks, twins)
 
@@ -103,7 +105,7 @@ class _Chunk:
     slab: Slab
 
 
-def _named(
+def _parse_key(
     key: str, size: tuple[int, ...], shape: ModelShape
 ) -> tuple[str, tuple[int, ...], int | None]:
     """(name in the whole model, sizes of the stacks that fill its braces, half of a gated MLP's
@@ -115,15 +117,15 @@ def _named(
         key, half = part[1], "wv".index(part[2])
     key = key.replace("{", "{{").replace("}", "}}")
     experts = shape.experts.count if shape.experts is not None else 0
-    for pattern, what, count in (
-        (_STACKED, "layers", shape.layers),
+    for pattern, unit, count in (
+        (_LAYER_STACK, "layers", shape.layers),
         (_EXPERTS, "experts", experts),
     ):
         if not (match := pattern.fullmatch(key)) or len(sizes) == len(size):
             continue
-        if size[len(sizes)] != count and (count or what == "layers"):
+        if size[len(sizes)] != count and (count or unit == "layers"):
             raise CheckpointError(
-                f"{key[:200]} is of {size[len(sizes)]} {what}, config.json of {count}; take this"
+                f"{key[:200]} is of {size[len(sizes)]} {unit}, config.json of {count}; take this"
                 " model's.",
                 code="checkpoint.other_model",
             )
@@ -133,19 +135,23 @@ def _named(
 
 
 def _check(
-    location: Place, fused: Fused, key: str, size: tuple[int, ...], half: int | None
+    location: Place, fused_tensor: FusedTensor, key: str, size: tuple[int, ...], half: int | None
 ) -> None:
-    wanted = fused.shape if half is None else (fused.shape[0] // 2, *fused.shape[1:])
-    vocabulary = (
-        fused.key in (EMBEDDING, HEAD)
-        and len(size) == 2
-        and size[0] >= wanted[0]
-        and size[1:] == wanted[1:]
+    expected_shape = (
+        fused_tensor.shape
+        if half is None
+        else (fused_tensor.shape[0] // 2, *fused_tensor.shape[1:])
     )
-    if size != wanted and not vocabulary:
+    vocabulary = (
+        fused_tensor.key in (EMBEDDING, HEAD)
+        and len(size) == 2
+        and size[0] >= expected_shape[0]
+        and size[1:] == expected_shape[1:]
+    )
+    if size != expected_shape and not vocabulary:
         raise CheckpointError(
             f"{location}: {key[:200]} has shape {list(size)}, and config.json asks for"
-            f" {list(wanted)}; the two are not of one model.",
+            f" {list(expected_shape)}; the two are not of one model.",
             code="checkpoint.other_model",
         )
 
@@ -158,37 +164,39 @@ def _by_index(
     depth = len(sizes)
     for chunk in chunks:
         slab = chunk.slab
-        alone = slab.crc32 if prod(slab.shape[:depth]) == 1 else None
+        part_crc = slab.crc32 if prod(slab.shape[:depth]) == 1 else None
         # No further than the stack itself, whose sizes are config.json's: a damaged chunk may call
         # itself endless.
-        inside = (
+        counts = (
             min(n, of - first)
             for n, of, first in zip(slab.shape, sizes, chunk.offsets, strict=False)
         )
-        for at in product(*(range(n) for n in inside)):
-            skipped = (
+        for at in product(*(range(n) for n in counts)):
+            skipped_bytes = (
                 sum(n * stride for n, stride in zip(at, slab.strides, strict=False))
                 * slab.dtype.itemsize
             )
             part = replace(
                 slab,
-                offset=slab.offset + skipped,
+                offset=slab.offset + skipped_bytes,
                 shape=slab.shape[depth:],
                 strides=slab.strides[depth:],
-                crc32=alone,
+                crc32=part_crc,
             )
             index = tuple(n + first for n, first in zip(at, chunk.offsets, strict=False))
             out.setdefault(index, []).append(_Chunk(chunk.offsets[depth:], part))
     return out
 
 
-def _blocks(fused: Fused, chunks: Sequence[_Chunk], half: int | None) -> Iterator[TensorBlock]:
-    shift = 0 if half is None else half * fused.shape[0] // 2
+def _blocks(
+    fused_tensor: FusedTensor, chunks: Sequence[_Chunk], half: int | None
+) -> Iterator[TensorBlock]:
+    shift = 0 if half is None else half * fused_tensor.shape[0] // 2
     for chunk in chunks:
         spans = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.slab.shape, strict=True))
         spans = ((spans[0][0] + shift, spans[0][1] + shift), *spans[1:])
-        block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).within(
-            [(0, n) for n in fused.shape]
+        block = TensorBlock(spans, chunk.slab, (0,) * len(spans)).intersect(
+            [(0, n) for n in fused_tensor.shape]
         )
         if block is not None:
             yield block
@@ -215,22 +223,22 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
             f"{location} has no {METADATA}; copy this file into it.", code="checkpoint.damaged"
         )
 
-    def stored(key: str, dtype: DType, numel: int) -> Slab:
+    def make_slab(key: str, dtype: DType, numel: int) -> Slab:
         raise ValueError("it holds tensors itself")
 
     top = _state(
-        unpickle(bytes(location.read(METADATA, 0, size)), stored, lenient=True), "Metadata"
+        unpickle(bytes(location.read(METADATA, 0, size)), make_slab, lenient=True), "Metadata"
     )
     storage: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
     for index, info in top["storage_data"].items():
         at = _state(index, "MetadataIndex")
         storage[at["fqn"], at.get("offset")] = _state(info, "_StorageInfo")
-    for key, about in top["state_dict_metadata"].items():
-        if not isinstance(about, Opaque) or not about.name.endswith("TensorStorageMetadata"):
+    for key, entry in top["state_dict_metadata"].items():
+        if not isinstance(entry, Opaque) or not entry.name.endswith("TensorStorageMetadata"):
             continue
-        if ignored(key) or not key.startswith(_OURS):
+        if is_ignored(key) or not key.startswith(_MODEL_PREFIXES):
             continue
-        state = _state(about, "TensorStorageMetadata")
+        state = _state(entry, "TensorStorageMetadata")
         chunks = []
         for chunk in state["chunks"]:
             part = _state(chunk, "ChunkStorageMetadata")
@@ -308,8 +316,8 @@ class _Part:
             )
         return self._where.read(self._file, self._offset + start, self._offset + stop)
 
-    def below(self, folder: str) -> Place:
-        return self._where.below(folder)
+    def subfolder(self, folder: str) -> Place:
+        return self._where.subfolder(folder)
 
     def path(self) -> Path | None:
         return self._where.path()

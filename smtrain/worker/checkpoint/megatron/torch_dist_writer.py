@@ -16,7 +16,7 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
@@ -26,10 +26,10 @@ from smtrain.worker.checkpoint.megatron.names import (
     EXPERT,
     HEAD,
     LAYER,
-    Fused,
+    FusedTensor,
     canonical,
     is_before_experts,
-    spelled,
+    spell_key,
     table,
 )
 from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, METADATA_JSON
@@ -41,7 +41,10 @@ from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, du
 
 _FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
 _MODULE = "torch.distributed.checkpoint.metadata"
-_NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip_writer.alone("archive", dumps([None]))
+_EMPTY_STATE_FILE, _EMPTY_STATE = (
+    "__states_0.distcp",
+    torchzip_writer.save_object("archive", dumps([None])),
+)
 """The state of Transformer Engine's layers without fp8: None, stored once for all of them."""
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj")
 _ATTENTION = "self_attention.core_attention"
@@ -64,7 +67,7 @@ class _WrittenChunk:
     """The stored tensor's type and shape."""
 
     @property
-    def fused(self) -> str:
+    def fused_key(self) -> str:
         return self.name.rstrip("+")
 
 
@@ -75,7 +78,7 @@ class _Cut:
         self._shards = {}
         for chunk in chunks:
             a, b = chunk.rows
-            stop = min(b, source.shape(chunk.fused)[0])
+            stop = min(b, source.shape(chunk.fused_key)[0])
             self._shards[chunk.name] = Shard(0, ((a, stop),), b - a)
 
     def shard(self, name: str, tp_rank: int) -> Shard:
@@ -87,7 +90,7 @@ def write_torch_dist(
     target: Path | str,
     to: Megatron,
     overwrite: bool = True,
-    carried: Carried = NOTHING,
+    companions: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the
     tracker next to it.
@@ -98,11 +101,11 @@ def write_torch_dist(
     """
     shape = ModelShape.from_config(source.config)
     stage_layers(shape, to)
-    fused = FusedSource(source)
-    layout = FusedCut(fused, to.tp, to.vocab_divisor)
-    chunks = _chunks(shape, fused, layout.vocab)
-    containers, groups, places = _laid_out(chunks)
-    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, to)
+    fused_source = FusedSource(source)
+    layout = FusedCut(fused_source, to.tp, to.vocab_divisor)
+    chunks = _chunks(shape, fused_source, layout.vocab)
+    containers, groups, places = _lay_out_files(chunks)
+    settings = arguments(source.config, fused_source.dtype(EMBEDDING), layout.vocab, to)
     common = {
         "args": New(Name("argparse", "Namespace"), settings),
         "checkpoint_version": 3.0,
@@ -117,16 +120,20 @@ def write_torch_dist(
         "common_backend_version": 1,
     }
     extras = {
-        **carried.with_config(source.config),
-        f"{ITERATION}/{METADATA}": _metadata(shape, [*chunks, *_again(shape, chunks)], places),
-        f"{ITERATION}/common.pt": torchzip_writer.alone("common", dumps(common)),
-        f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
+        **companions.with_config(source.config),
+        f"{ITERATION}/{METADATA}": _metadata(
+            shape, [*chunks, *_repeat_norms(shape, chunks)], places
+        ),
+        f"{ITERATION}/common.pt": torchzip_writer.save_object("common", dumps(common)),
+        f"{ITERATION}/{_EMPTY_STATE_FILE}": _EMPTY_STATE,
         f"{ITERATION}/{METADATA_JSON}": json.dumps(backends).encode(),
         TRACKER: b"1",
     }
-    about = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
-    plan = ConversionPlan(_Cut(chunks, fused), groups, containers, extras, about, REPLACES)
-    execute(fused, target, plan, overwrite)
+    metadata = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
+    plan = ConversionPlan(
+        _Cut(chunks, fused_source), groups, containers, extras, metadata, REPLACES
+    )
+    execute(fused_source, target, plan, overwrite)
 
 
 def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
@@ -134,28 +141,36 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Written
     gated MLP's input.
     """
     out = []
-    for fused in table(shape):
-        key, index, sizes = _stacked(shape, fused)
-        size = (vocab, *fused.shape[1:]) if fused.key in (EMBEDDING, HEAD) else fused.shape
-        halves = 2 if fused.is_gated else 1
-        rows, tensor = size[0] // halves, Tensor(source.dtype(fused.key), (*sizes, *size))
+    for fused_tensor in table(shape):
+        key, index, sizes = _stack_key(shape, fused_tensor)
+        size = (
+            (vocab, *fused_tensor.shape[1:])
+            if fused_tensor.key in (EMBEDDING, HEAD)
+            else fused_tensor.shape
+        )
+        halves = 2 if fused_tensor.is_gated else 1
+        rows, tensor = size[0] // halves, Tensor(source.dtype(fused_tensor.key), (*sizes, *size))
         for half in range(halves):
             offsets = (*index, half * rows, *(0 for _ in size[1:]))
             span = (half * rows, (half + 1) * rows)
             parts = (*(1 for _ in index), rows, *size[1:])
-            out.append(_WrittenChunk(fused.key + "+" * half, span, key, offsets, parts, tensor))
+            out.append(
+                _WrittenChunk(fused_tensor.key + "+" * half, span, key, offsets, parts, tensor)
+            )
     return out
 
 
-def _stacked(shape: ModelShape, fused: Fused) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+def _stack_key(
+    shape: ModelShape, fused_tensor: FusedTensor
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """(key of the stored tensor, place in its stacks of layers and of experts, sizes of these).
 
     As Megatron does, layers of several kinds are stored one by one.
     """
-    key = spelled(fused.key, "te")
+    key = spell_key(fused_tensor.key, "te")
     index: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
-    match = LAYER.match(fused.key)
+    match = LAYER.match(fused_tensor.key)
     if match and not shape.sparse:
         key, index, sizes = (
             key.replace(f"decoder.layers.{match[1]}.", "decoder.layers."),
@@ -174,11 +189,13 @@ def _stacked(shape: ModelShape, fused: Fused) -> tuple[str, tuple[int, ...], tup
     return key, index, sizes
 
 
-def _again(shape: ModelShape, chunks: list[_WrittenChunk]) -> list[_WrittenChunk]:
+def _repeat_norms(shape: ModelShape, chunks: list[_WrittenChunk]) -> list[_WrittenChunk]:
     """The norms before experts under the names that Megatron's TE spec asks for: the same bytes,
     listed twice.
     """
-    return [replace(c, key=canonical(c.key)) for c in chunks if is_before_experts(shape, c.fused)]
+    return [
+        replace(c, key=canonical(c.key)) for c in chunks if is_before_experts(shape, c.fused_key)
+    ]
 
 
 def _states(shape: ModelShape) -> Iterator[str]:
@@ -189,20 +206,23 @@ def _states(shape: ModelShape) -> Iterator[str]:
             if shape.sparse
             else ("decoder.layers", (i,), (shape.layers,))
         )
-        own = (
+        attention_linears = (
             (*_STATES, _ATTENTION) if shape.rules.sinks else _STATES
         )  # a module with parameters has a state
-        for linear in (*own, *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None)):
-            yield f"{path}.{linear}._extra_state/shard_{_joined(at or (0,))}_{_joined(of or (1,))}"
+        for linear in (
+            *attention_linears,
+            *(f"mlp.{fc}" for fc in _LINEARS if kind.experts is None),
+        ):
+            yield f"{path}.{linear}._extra_state/shard_{_join_numbers(at or (0,))}_{_join_numbers(of or (1,))}"
         if kind.experts is not None:
             for expert, fc in product(range(kind.experts.count), _LINEARS):
-                shard = f"shard_{_joined((*at, expert))}_{_joined((*of, kind.experts.count))}"
+                shard = f"shard_{_join_numbers((*at, expert))}_{_join_numbers((*of, kind.experts.count))}"
                 yield f"{path}.mlp.experts.experts.{fc}._extra_state/{shard}"
     if not shape.tied:
         yield "output_layer._extra_state/shard_0_1"
 
 
-def _joined(numbers: tuple[int, ...]) -> str:
+def _join_numbers(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
@@ -210,7 +230,7 @@ Places = dict[str, tuple[str, int, int]]
 """Chunk -> file, offset, length."""
 
 
-def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
+def _lay_out_files(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
     """Lay out files of at least `_FILE` bytes, in which each chunk is a stream of torch.save."""
     files: list[list[_WrittenChunk]] = [[]]
     size = 0
@@ -223,28 +243,34 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     places: Places = {}
-    alike: dict[Tensor, torchzip_writer.Alone] = {}  # of thousands of experts, a few differ
+    streams: dict[
+        Tensor, torchzip_writer.TensorStream
+    ] = {}  # of thousands of experts, a few differ
     for number, members in enumerate(files):
         file = f"__{number}_0.distcp"
         offsets: dict[str, int] = {}
-        fixed: list[tuple[int, bytes]] = []
+        fixed_blocks: list[tuple[int, bytes]] = []
         ends = {}
         at = 0
         for chunk in members:
-            one = Tensor(chunk.tensor.dtype, chunk.sizes)
-            alone = alike[one] = alike.get(one) or torchzip_writer.Alone("archive", one)
-            fixed.append((at, alone.head))
-            offsets[chunk.name] = at + len(alone.head)
-            ends[chunk.name] = alone
-            places[chunk.name] = (file, at, alone.size)
-            at += alone.size
-        container = TensorFile(f"{ITERATION}/{file}", offsets, at, fixed, partial(_end, ends))
+            tensor = Tensor(chunk.tensor.dtype, chunk.sizes)
+            stream = streams[tensor] = streams.get(tensor) or torchzip_writer.TensorStream(
+                "archive", tensor
+            )
+            fixed_blocks.append((at, stream.head))
+            offsets[chunk.name] = at + len(stream.head)
+            ends[chunk.name] = stream
+            places[chunk.name] = (file, at, stream.size)
+            at += stream.size
+        container = TensorFile(
+            f"{ITERATION}/{file}", offsets, at, fixed_blocks, partial(_end, ends)
+        )
         containers.append(container)
         groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in members])
     return containers, groups, places
 
 
-def _end(ends: dict[str, torchzip_writer.Alone], name: str, crc32: int, _size: int) -> bytes:
+def _end(ends: dict[str, torchzip_writer.TensorStream], name: str, crc32: int, _size: int) -> bytes:
     return ends[name].tail(crc32)
 
 
@@ -262,7 +288,7 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
         kind = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
         return New(kind, {"relative_path": file, "offset": offset, "length": length})
 
-    strided = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
+    strided_layout = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Called(Name(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
     tensors: dict[str, Any] = {}
     by_key: dict[str, list[_WrittenChunk]] = {}
@@ -273,18 +299,22 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
         kind = Name(_MODULE, "ChunkStorageMetadata")
         parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in members]
         properties = New(
-            Name(_MODULE, "TensorProperties"), (dtype, strided, False, contiguous, False)
+            Name(_MODULE, "TensorProperties"), (dtype, strided_layout, False, contiguous, False)
         )
-        about = {"properties": properties, "size": size(members[0].tensor.shape), "chunks": parts}
-        tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), about)
-    stored = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
+        tensor_metadata = {
+            "properties": properties,
+            "size": size(members[0].tensor.shape),
+            "chunks": parts,
+        }
+        tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), tensor_metadata)
+    storage_data = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
     for key in _states(shape):
         tensors[key] = New(Name(_MODULE, "BytesStorageMetadata"), {})
-        stored[index(key, None)] = info(_NOTHING_AT, 0, len(_NOTHING))
+        storage_data[index(key, None)] = info(_EMPTY_STATE_FILE, 0, len(_EMPTY_STATE))
     top = {
         "state_dict_metadata": tensors,
         "planner_data": None,
-        "storage_data": stored,
+        "storage_data": storage_data,
         "storage_meta": None,
     }
     return dumps(New(Name(_MODULE, "Metadata"), top))

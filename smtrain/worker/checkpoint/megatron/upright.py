@@ -15,7 +15,7 @@ from typing import Any
 from smtrain.core.model.blocks import Role, Spec
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.dtypes import Bits, DType
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
@@ -30,7 +30,7 @@ class UprightPart:
     spec: Spec
     of: str
     """The stored parameter."""
-    turned: bool = False
+    is_transposed: bool = False
     """The stored one has the inputs first."""
     expert: int | None = None
     """Its number in the stored one, whose first dimension counts the experts; None if it does not.
@@ -48,15 +48,15 @@ class UprightPart:
         """The part within `bounds` of this parameter, from the source of the stored one."""
         (a, b), *inputs = bounds
         outputs = (a * self.step + self.start, max(a, b - 1) * self.step + self.start + (b > a))
-        stored = [*inputs, outputs] if self.turned else [outputs, *inputs]
+        stored_bounds = [*inputs, outputs] if self.is_transposed else [outputs, *inputs]
         if self.expert is None:
-            bits = source.bits(self.of, stored, tally)
+            bits = source.bits(self.of, stored_bounds, tally)
         else:
-            bits = source.bits(self.of, [(self.expert, self.expert + 1), *stored])[0]
-        upright: Bits = bits.T if self.turned else bits
+            bits = source.bits(self.of, [(self.expert, self.expert + 1), *stored_bounds])[0]
+        upright: Bits = bits.T if self.is_transposed else bits
         return upright[:: self.step]
 
-    def within(self, bounds: Bounds) -> tuple[Bounds, tuple[Any, ...]] | None:
+    def bounds_in_window(self, bounds: Bounds) -> tuple[Bounds, tuple[Any, ...]] | None:
         """Within a window of the stored parameter: (bounds of this one, their places in the
         window).
 
@@ -68,13 +68,18 @@ class UprightPart:
             if not low <= self.expert < high:
                 return None
             at = (self.expert - low,)
-        (low, high), inputs = (bounds[-1], bounds[:-1]) if self.turned else (bounds[0], bounds[1:])
+        (low, high), inputs = (
+            (bounds[-1], bounds[:-1]) if self.is_transposed else (bounds[0], bounds[1:])
+        )
         a, b = (max(0, -(-(edge - self.start) // self.step)) for edge in (low, high))
         if a >= b:
             return None
         outputs = slice(a * self.step + self.start - low, None, self.step)
-        whole = (slice(None),) * len(inputs)
-        return [(a, b), *inputs], (*at, *((*whole, outputs) if self.turned else (outputs, *whole)))
+        all_inputs = (slice(None),) * len(inputs)
+        return [(a, b), *inputs], (
+            *at,
+            *((*all_inputs, outputs) if self.is_transposed else (outputs, *all_inputs)),
+        )
 
 
 def upright_parts(shape: ModelShape) -> dict[str, UprightPart]:
@@ -85,9 +90,11 @@ def upright_parts(shape: ModelShape) -> dict[str, UprightPart]:
 
 
 def _parts(shape: ModelShape, spec: Spec) -> Iterator[UprightPart]:
-    if not spec.stacked:
-        size = spec.shape[::-1] if spec.turned else spec.shape
-        yield UprightPart(replace(spec, shape=size, turned=False), spec.name, spec.turned)
+    if not spec.is_stacked:
+        size = spec.shape[::-1] if spec.is_transposed else spec.shape
+        yield UprightPart(
+            replace(spec, shape=size, is_transposed=False), spec.name, spec.is_transposed
+        )
         return
     experts, *inputs, outputs = spec.shape
     path, _, leaf = spec.name.rpartition(".")
@@ -98,11 +105,13 @@ def _parts(shape: ModelShape, spec: Spec) -> Iterator[UprightPart]:
     role = Role.EXPERT_COLUMN if not down else Role.EXPERT_ROW if inputs else Role.EXPERTS_SUM
     for j in range(experts):
         for start, name in enumerate(PARTS[2:] if down else PARTS[:2]):
-            own = Spec(f"{path}.{j}.{name}.{kind}", role, (outputs // step, *inputs), expert=j)
-            yield UprightPart(own, spec.name, bool(inputs), j, start, step)
+            part_spec = Spec(
+                f"{path}.{j}.{name}.{kind}", role, (outputs // step, *inputs), expert=j
+            )
+            yield UprightPart(part_spec, spec.name, bool(inputs), j, start, step)
 
 
-class Upright(Wrapped):
+class UnfusedSource(WrappedSource):
     """Another source's weights as `upright_parts` names them."""
 
     def __init__(self, source: WeightSource) -> None:
@@ -128,7 +137,7 @@ class Upright(Wrapped):
 
     def seams(self, name: str) -> list[int]:
         part = self._parts[name]
-        return self._source.seams(part.of) if part.is_whole and not part.turned else []
+        return self._source.seams(part.of) if part.is_whole and not part.is_transposed else []
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         part = self._parts[name]

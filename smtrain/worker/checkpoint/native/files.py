@@ -65,7 +65,7 @@ def read_by(
     its fp32 master weights.
     """
     if not cut_for(manifest, mesh, cuts, ep):
-        return set(manifest.files) - unread(manifest)
+        return set(manifest.files) - files_unused_by_resume(manifest)
     tp, _, dp = mesh
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
@@ -74,7 +74,7 @@ def read_by(
     return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
 
 
-def unread(manifest: Manifest) -> set[str]:
+def files_unused_by_resume(manifest: Manifest) -> set[str]:
     """The files that no resuming run loads."""
     if manifest.precision == "fp32":
         return set()
@@ -90,8 +90,10 @@ def read_whole(
     if not cut_for(manifest, mesh, cuts, ep):
         return set()
     tp, _, dp = mesh
-    own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
-    return {own} & read_by(manifest, mesh, rank, cuts, ep)
+    optimizer_path = (
+        f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
+    )
+    return {optimizer_path} & read_by(manifest, mesh, rank, cuts, ep)
 
 
 def write_safetensors(
@@ -99,8 +101,8 @@ def write_safetensors(
 ) -> dict[str, Any]:
     """`write_stream` of tensors on the CPU, which must not change meanwhile."""
     bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
-    described = {name: Tensor(dtype, values.shape) for name, (dtype, values) in bits.items()}
-    return write_stream(path, described, lambda name: [bits[name][1]], read_back, in_memory=True)
+    tensor_specs = {name: Tensor(dtype, values.shape) for name, (dtype, values) in bits.items()}
+    return write_stream(path, tensor_specs, lambda name: [bits[name][1]], read_back, in_memory=True)
 
 
 def write_stream(
@@ -124,7 +126,7 @@ def write_stream(
     )  # always this name: a killed save of gigabytes is overwritten by the next
     try:
         with StreamedFile(part, read_back) as file:
-            file.write(container.fixed[0][1])
+            file.write(container.fixed_blocks[0][1])
             for name in sorted(container.offsets, key=container.offsets.__getitem__):
                 for piece in pieces(name):
                     data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
@@ -132,10 +134,10 @@ def write_stream(
                         file.write(data[start : start + BLOCK])
                     if not in_memory:
                         file.wait()
-            about = file.finish()
+            entry = file.finish()
         os.replace(part, path)
     except (OSError, LostBytesError):
         part.unlink(missing_ok=True)  # a partial file would keep a full disk full
         raise
     sync_folder(path.parent)
-    return about
+    return entry

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from smtrain.core.protocol.checkpoints import Sizes, sizes_in
 from smtrain.core.protocol.lineage import Lineage, lines_in
 
-Arrived = Callable[[Path], bool]
+ArrivalCheck = Callable[[Path], bool]
 """Tells whether a checkpoint, whole on the disks, is whole at the place that keeps it."""
 
 
@@ -46,9 +46,9 @@ class RankGroup:
 def surplus(
     line: Lineage,
     keep: int,
-    whole: Callable[[Path], bool],
-    arrived: Arrived | None,
-    spared: Collection[str] = (),
+    is_whole: Callable[[Path], bool],
+    has_arrived: ArrivalCheck | None,
+    protected_names: Collection[str] = (),
 ) -> list[Path]:
     """Checkpoints to delete so that the newest `keep` that are whole and have arrived stay, and all
     newer ones.
@@ -59,57 +59,61 @@ def surplus(
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
-    settled = 0
+    safe_count = 0
     for step, path in reversed(line.checkpoints()):
-        if not whole(path) or not (arrived is None or arrived(path)):
+        if not is_whole(path) or not (has_arrived is None or has_arrived(path)):
             continue
-        settled += 1
+        safe_count += 1
         # Counted from the newest: only now `keep` good ones are safe, so everything older may go.
-        if settled == keep:
-            left = lines_in(line.root).left(line.parts)
-            return [line.root / name for other, name in left if other < step and name not in spared]
+        if safe_count == keep:
+            written_steps = lines_in(line.root).all_steps(line.parts)
+            return [
+                line.root / name
+                for other_step, name in written_steps
+                if other_step < step and name not in protected_names
+            ]
     return []
 
 
 def prune(
     line: Lineage,
     keep: int,
-    arrived: Arrived | None,
+    has_arrived: ArrivalCheck | None,
     disk: Disk,
     ranks: RankGroup,
-    distrusted: Collection[str] = (),
-    spared: Collection[str] = (),
+    distrusted_names: Collection[str] = (),
+    protected_names: Collection[str] = (),
 ) -> None:
     """See `Engine.prune`.
 
     Rank 0 decides by what all disks hold together, since each may hold only its host's files.
     """
-    mine = (
+    local_sizes = (
         {line.name(path): sizes_in(path) for _, path in line.checkpoints()}
         if ranks.local_rank == 0
         else {}
     )
     # A checkpoint can be whole over all disks and incomplete on each one.
-    together: dict[str, dict[str, int]] = {}
-    for checkpoints in ranks.gather(mine):
+    sizes_by_name: dict[str, dict[str, int]] = {}
+    for checkpoints in ranks.gather(local_sizes):
         for name, files in checkpoints.items():
-            together.setdefault(name, {}).update(files)
+            sizes_by_name.setdefault(name, {}).update(files)
 
-    def whole(path: Path) -> bool:
+    def is_whole(path: Path) -> bool:
         return (
-            line.name(path) not in distrusted
-            and disk.fault(path, together.get(line.name(path), {})) is None
+            line.name(path) not in distrusted_names
+            and disk.fault(path, sizes_by_name.get(line.name(path), {})) is None
         )
 
-    gone = (
-        [line.name(path) for path in surplus(line, keep, whole, arrived, spared)]
+    removed_names = (
+        [line.name(path) for path in surplus(line, keep, is_whole, has_arrived, protected_names)]
         if ranks.rank == 0
         else []
     )
-    for name in gone:
+    for name in removed_names:
         disk.remove(line.root / name)
     # Rank 0 announces the deletions only now, so that no host drops a file that a manifest still
     # lists.
-    gone = ranks.gather(gone)[0]  # collective: every rank must call it
-    for name in gone if ranks.local_rank == 0 else []:
+    removed_names = ranks.gather(removed_names)[0]  # collective: every rank must call it
+    for name in removed_names if ranks.local_rank == 0 else []:
         disk.remove(line.root / name)

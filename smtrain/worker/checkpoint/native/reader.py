@@ -25,7 +25,7 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault_at
 from smtrain.worker.checkpoint.native.files import EXPERTS, model_file, optimizer_file
-from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.verifying import check_hash, verify
@@ -67,7 +67,7 @@ class _Files:
             )
         return self._open[path][name]
 
-    def held(self, path: str) -> set[str]:
+    def tensor_names(self, path: str) -> set[str]:
         """Names of the tensors of an opened file."""
         return set(self._open[path])
 
@@ -106,15 +106,15 @@ def _of_experts(
     spec = layout.spec(name)
     if layout.ep == 1 or not spec.of_experts:
         return _assemble(layout, name, window, partial(local, None))
-    if not spec.stacked:
+    if not spec.is_stacked:
         return _assemble(layout, name, window, partial(local, layout.expert_ranks(name)[0]))
     window = window or _window(spec.shape, None, 0, None)
     parts = []
     for ep in range(layout.ep):
-        own = layout.experts(ep)
-        low, high = max(window[0][0], own.start), min(window[0][1], own.stop)
+        local_experts = layout.experts(ep)
+        low, high = max(window[0][0], local_experts.start), min(window[0][1], local_experts.stop)
         if low < high:
-            part = (low - own.start, high - own.start), *window[1:]
+            part = (low - local_experts.start, high - local_experts.start), *window[1:]
             parts.append(_assemble(layout, name, part, partial(local, ep)))
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
@@ -132,13 +132,13 @@ def _assemble(
         return local(0, window)
     first, last = window[dim]
     out: Bits | None = None
-    seen = set()
+    read_ranges = set()
     for tp in range(layout.tp):
         shard, at = layout.shard(name, tp), 0
         ranges = (
-            () if shard.ranges in seen else shard.ranges
+            () if shard.ranges in read_ranges else shard.ranges
         )  # a copy of key/value heads that were read already
-        seen.add(shard.ranges)
+        read_ranges.add(shard.ranges)
         for a, b in ranges:
             low, high = max(a, first), min(b, last)
             if low < high:
@@ -163,17 +163,17 @@ def local_part(
 ) -> Bits:
     """Assemble the part of a parameter on a rank from windows of the whole, which `read` gives."""
     shard, spec = layout.shard(name, tp_rank), layout.spec(name)
-    whole = _window(spec.shape, None, 0, None)
-    if spec.stacked:
-        own = layout.experts(ep_rank)
-        whole = (own.start, own.stop), *whole[1:]
+    window = _window(spec.shape, None, 0, None)
+    if spec.is_stacked:
+        local_experts = layout.experts(ep_rank)
+        window = (local_experts.start, local_experts.stop), *window[1:]
     if shard.dim is None:
-        return read(whole)
+        return read(window)
     out: Bits = np.zeros(layout.local_shape(name, tp_rank), dtype.bits)
     along, at = np.moveaxis(out, shard.dim, 0), 0
     for start, stop in shard.ranges:
         if start < stop:
-            part = read((*whole[: shard.dim], (start, stop), *whole[shard.dim + 1 :]))
+            part = read((*window[: shard.dim], (start, stop), *window[shard.dim + 1 :]))
             along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
         at += stop - start
     return out
@@ -189,7 +189,7 @@ class NativeSource(WeightSource):
         self._files = _Files(checkpoint)
         self.manifest = self._files.manifest
         self._checked: set[str] = set()
-        self._read: Read | None = None
+        self._read: ReadCallback | None = None
         self._lock = threading.Lock()
 
     @property
@@ -197,7 +197,7 @@ class NativeSource(WeightSource):
         return self._files.manifest.config
 
     @property
-    def extended(self) -> bool:
+    def has_extended_rope(self) -> bool:
         return "rope" in (self.manifest.state.get("model") or {})
 
     def names(self) -> list[str]:
@@ -228,7 +228,7 @@ class NativeSource(WeightSource):
                 )
             check_hash(folder, path, self.manifest.files[path])
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         self._read = read
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
@@ -282,15 +282,15 @@ class StateReader:
         An fp32 run has its master weights in the model files. Raises `CheckpointError` if the file
         is damaged.
         """
-        own = optimizer_file(dp_rank, tp_rank, pp_rank)
-        name = f"{self.manifest.root}{own}"
+        optimizer_path = optimizer_file(dp_rank, tp_rank, pp_rank)
+        name = f"{self.manifest.root}{optimizer_path}"
         kinds = [kind for kind in KINDS if kind != "master" or self.manifest.precision != "fp32"]
         sizes: dict[str, int] = dict.fromkeys(kinds, self.manifest.shard[pp_rank])
         if self.manifest.ep > 1:
             sizes |= {f"{EXPERTS}{kind}": self._experts_shard(pp_rank) for kind in kinds}
-        slabs = {kind: self._files.slab(own, kind) for kind in sizes}
+        slabs = {kind: self._files.slab(optimizer_path, kind) for kind in sizes}
         wrong = any((s.dtype, s.shape) != (FP32, (sizes[kind],)) for kind, s in slabs.items())
-        if self._files.held(name) != set(sizes) or wrong:
+        if self._files.tensor_names(name) != set(sizes) or wrong:
             raise CheckpointError(
                 f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take"
                 " another checkpoint",
@@ -315,9 +315,9 @@ class StateReader:
                     total = crc32(view, total)
                 return view
 
-            left = min(slab.offset for slab in slabs.values())
-            while left:
-                left -= len(block(left))
+            header_bytes = min(slab.offset for slab in slabs.values())
+            while header_bytes:
+                header_bytes -= len(block(header_bytes))
             for kind in sorted(sizes, key=lambda kind: slabs[kind].offset):
                 at = 0
                 while at < sizes[kind]:
@@ -359,8 +359,8 @@ class StateReader:
 
     def _experts_shard(self, pp: int) -> int:
         """The length of a rank's part of its experts' flat buffer."""
-        alike = self.manifest.topology["dp"] // self.manifest.ep
-        return max(1, -(-self._files.layout.flat_table(pp, 0).size // alike))
+        expert_dp = self.manifest.topology["dp"] // self.manifest.ep
+        return max(1, -(-self._files.layout.flat_table(pp, 0).size // expert_dp))
 
     def _flat(self, kind: Kind, at: tuple[int | None, int, int], start: int, stop: int) -> Bits:
         """Read numbers `start:stop` of a flat buffer of rank (ep, tp, pp), across the parts of the
@@ -368,11 +368,11 @@ class StateReader:
         """
         ep, tp, pp = at
         n = self.manifest.shard[pp] if ep is None else self._experts_shard(pp)
-        stored, first, every = (
+        stored_kind, first, rank_stride = (
             (kind, 0, 1) if ep is None else (f"{EXPERTS}{kind}", ep, self.manifest.ep)
         )
         parts = [
-            self._files.slab(optimizer_file(first + i * every, tp, pp), stored).bits(
+            self._files.slab(optimizer_file(first + i * rank_stride, tp, pp), stored_kind).bits(
                 [(max(start - i * n, 0), min(stop - i * n, n))]
             )
             for i in range(start // n, (stop - 1) // n + 1)

@@ -105,8 +105,8 @@ class StreamedFile:
         for lane in self._lanes:
             lane.put(block)
         while block:
-            written = self._file.write(block)
-            block, self.size = block[written:], self.size + written
+            byte_count = self._file.write(block)
+            block, self.size = block[byte_count:], self.size + byte_count
         if self.size - self._flushed >= SEGMENT:
             self._flushed = self.size
             self._disk.put(self.size)

@@ -13,14 +13,20 @@ from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint import manifest as manifests
-from smtrain.worker.checkpoint.conversion_plan import others
+from smtrain.worker.checkpoint.conversion_plan import other_files_error
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
 from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
+from smtrain.worker.checkpoint.staging import (
+    Staging,
+    is_unfinished,
+    not_written,
+    present,
+    staging_folder,
+)
 from smtrain.worker.checkpoint.storage import is_uri, refuse_changed
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor, blocks_of
@@ -35,7 +41,7 @@ def write_native(
     to: Native,
     state: StateReader | None = None,
     overwrite: bool = True,
-    carried: Carried = NOTHING,
+    companion_files: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write `target/step_00000000` in the cut of (tp, pp), a few rows in memory at a time.
 
@@ -50,9 +56,9 @@ def write_native(
         )
     dtypes = {source.dtype(name) for name in source.names()}
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
-        known = ", all ".join(_PRECISIONS.values())
+        precisions = ", all ".join(_PRECISIONS.values())
         raise CheckpointError(
-            f"a native checkpoint is all {known}; the source is not: convert with --dtype."
+            f"a native checkpoint is all {precisions}; the source is not: convert with --dtype."
         )
     writer = _NativeWriter(
         source,
@@ -61,7 +67,7 @@ def write_native(
         _PRECISIONS[dtypes.pop()],
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
-    companions = {file: crc32(data) for file, data in carried.files.items()}
+    companions = {file: crc32(data) for file, data in companion_files.files.items()}
     read = source.location.stamp()
     work = json.dumps(
         [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions],
@@ -73,12 +79,14 @@ def write_native(
             and not is_unfinished(checkpoint, manifests.NAME)
             and (old := sorted(present(checkpoint)))
         ):
-            raise others(checkpoint, old)
-        with staged(checkpoint, hashlib.sha256(work.encode()).hexdigest(), manifests.NAME) as stage:
+            raise other_files_error(checkpoint, old)
+        with staging_folder(
+            checkpoint, hashlib.sha256(work.encode()).hexdigest(), manifests.NAME
+        ) as stage:
             if not stage.complete:
                 writer.write(stage)
                 refuse_changed(source.location, read)
-                for file, data in carried.files.items():
+                for file, data in companion_files.files.items():
                     path = stage.folder / file
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(data)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from smtrain.core.model.shape import ModelShape
-from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, Fused
+from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, FusedTensor
 from smtrain.worker.checkpoint.targets import Release
 
 PREFIX = "model.language_model."
@@ -64,12 +64,12 @@ def canonical(key: str) -> str:
     return key
 
 
-def written(key: str) -> str:
+def file_key(key: str) -> str:
     """The name of a tensor in a rank's file; + and ++ at its end mean its two parts."""
     parts, key = key.count("+"), key.rstrip("+")
     key = key.replace("decoder.", "encoder.", 1)
-    for ours, theirs in _LEAVES.items():
-        key = key.replace(f".{theirs}.", f".{ours}.")
+    for megatron_leaf, nemo_leaf in _LEAVES.items():
+        key = key.replace(f".{nemo_leaf}.", f".{megatron_leaf}.")
     if parts and ".query_key_value." in key:
         key = key.replace("query_key_value", "query" if parts == 1 else "key_value")
     elif parts == 2:
@@ -85,10 +85,10 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
     if match is None:
         return None
     leaf, _, kind = match[2].rpartition(".")
-    stem, each = f"decoder.layers.{match[1]}.", shape.intermediate // tp
+    stem, rows_per_rank = f"decoder.layers.{match[1]}.", shape.intermediate // tp
     if leaf == "mlp.dense_h_to_4h_2":
         return f"{stem}mlp.linear_fc1.{kind}", halves(shape, 2, tp, t)
-    if leaf == "mlp.linear_fc1" and not shape.plain and rows == each:
+    if leaf == "mlp.linear_fc1" and not shape.plain and rows == rows_per_rank:
         return key, halves(shape, 1, tp, t)
     if leaf in _HALVES:
         return f"{stem}self_attention.linear_qkv.{kind}", queries(
@@ -97,27 +97,30 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
     return None
 
 
-def halves(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
+def halves(shape: ModelShape, number: int, tp: int, t: int) -> Ranges:
     """Rows of [gate; up] in a rank's gate (1) or up (2)."""
-    each, first = shape.intermediate // tp, (which - 1) * shape.intermediate
-    return [(first + t * each, first + (t + 1) * each)]
+    rows_per_rank, first = shape.intermediate // tp, (number - 1) * shape.intermediate
+    return [(first + t * rows_per_rank, first + (t + 1) * rows_per_rank)]
 
 
-def queries(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
+def queries(shape: ModelShape, number: int, tp: int, t: int) -> Ranges:
     """Rows of the attention input in a rank's queries (1), or keys and values (2)."""
-    d, group, each = shape.head_dim, shape.heads // shape.kv_heads, shape.kv_heads // tp
-    start, size = (0, group * d) if which == 1 else (group * d, 2 * d)
+    d, group, kv_per_rank = shape.head_dim, shape.heads // shape.kv_heads, shape.kv_heads // tp
+    start, size = (0, group * d) if number == 1 else (group * d, 2 * d)
     unit = (group + 2) * d
-    return [(g * unit + start, g * unit + start + size) for g in range(t * each, (t + 1) * each)]
+    return [
+        (g * unit + start, g * unit + start + size)
+        for g in range(t * kv_per_rank, (t + 1) * kv_per_rank)
+    ]
 
 
-def forms(shape: ModelShape, release: Release, fused: Fused) -> tuple[str, ...]:
+def forms(shape: ModelShape, release: Release, fused_tensor: FusedTensor) -> tuple[str, ...]:
     """The tensors that a release stores for one of the model; those that are parts end in + and
     ++.
     """
-    if release == "2.15" and fused.key not in (EMBEDDING, HEAD):
-        gated = ".mlp.linear_fc1." in fused.key and len(fused.parts) == 2
-        grouped = ".linear_qkv." in fused.key and shape.heads != shape.kv_heads
-        if gated or grouped:
-            return f"{fused.key}+", f"{fused.key}++"
-    return (fused.key,)
+    if release == "2.15" and fused_tensor.key not in (EMBEDDING, HEAD):
+        is_gated = ".mlp.linear_fc1." in fused_tensor.key and len(fused_tensor.parts) == 2
+        is_grouped = ".linear_qkv." in fused_tensor.key and shape.heads != shape.kv_heads
+        if is_gated or is_grouped:
+            return f"{fused_tensor.key}+", f"{fused_tensor.key}++"
+    return (fused_tensor.key,)

@@ -24,10 +24,10 @@ from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manife
 from smtrain.worker.checkpoint.dtypes import FP32, Bits
 from smtrain.worker.checkpoint.megatron.block_source import TensorBlock
 from smtrain.worker.checkpoint.megatron.legacy import RankSource
-from smtrain.worker.checkpoint.megatron.names import HEAD, ignored
+from smtrain.worker.checkpoint.megatron.names import HEAD, is_ignored
 from smtrain.worker.checkpoint.nemo_megatron.names import canonical, part, rank_files
-from smtrain.worker.checkpoint.nxd.reader import referred
-from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.nxd.reader import resolve_reference
+from smtrain.worker.checkpoint.sources import WeightSource, WrappedSource
 from smtrain.worker.checkpoint.storage import Bounds, Place
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally, contiguous
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
@@ -43,12 +43,12 @@ class NNMSource(RankSource):
         manifest = read_manifest(location)
         shape = ModelShape.from_config(config)
         refuse_elsewhere(shape, "NemoMegatron")
-        kept: dict[tuple[str, int], Master] | None = {} if masters else None
+        master_slabs: dict[tuple[str, int], Master] | None = {} if masters else None
 
         files = rank_files(location.files())
 
         def chunks(rank: tuple[int, int]) -> list[dict[str, Slab]]:
-            return _chunks(location, files[rank], manifest, kept)
+            return _chunks(location, files[rank], manifest, master_slabs)
 
         def place(
             key: str, slab: Slab, tp: int, t: int
@@ -56,8 +56,8 @@ class NNMSource(RankSource):
             return part(shape, key, slab.shape[0] if slab.shape else 0, tp, t)
 
         def replace(block: TensorBlock) -> Iterator[TensorBlock]:
-            assert kept is not None
-            return kept[block.slab.file, block.slab.offset].of(block)
+            assert master_slabs is not None
+            return master_slabs[block.slab.file, block.slab.offset].of(block)
 
         super().__init__(
             location, location, config, files, chunks, place, replace if masters else None
@@ -65,7 +65,10 @@ class NNMSource(RankSource):
 
 
 def _chunks(
-    location: Place, file: str, manifest: dict[str, Any], kept: dict[tuple[str, int], Master] | None
+    location: Place,
+    file: str,
+    manifest: dict[str, Any],
+    master_slabs: dict[tuple[str, int], Master] | None,
 ) -> list[dict[str, Slab]]:
     """Read one rank's file: a dict for each virtual stage, under Megatron-core's names.
 
@@ -79,12 +82,12 @@ def _chunks(
         )
     virtual = isinstance(state.get("model0"), dict)
     models = [state.get(f"model{v}") for v in range(len(state))] if virtual else [state]
-    if kept is not None and virtual:
+    if master_slabs is not None and virtual:
         raise CheckpointError(
             f"{location}/{file} has virtual stages, and the order of their master weights is not"
             " known; take the weights themselves, without --masters (masters=True)."
         )
-    better = masters_of(location, file, state) if kept is not None else {}
+    better = masters_of(location, file, state) if master_slabs is not None else {}
     crcs = {
         crc
         for name in manifest.get("files", {})
@@ -96,14 +99,16 @@ def _chunks(
         tensors: dict[str, Slab] = {}
         buffers = buffers_of(model) if isinstance(model, dict) else ()
         for key, value in model.items() if isinstance(model, dict) else ():
-            if not isinstance(key, str) or ignored(key) or key in buffers:
+            if not isinstance(key, str) or is_ignored(key) or key in buffers:
                 continue
-            if kept is not None and key in better:
-                slab = better[key].whole
-                kept[slab.file, slab.offset] = better[key]
+            if master_slabs is not None and key in better:
+                slab = better[key].placeholder
+                master_slabs[slab.file, slab.offset] = better[key]
             else:
                 slab = (
-                    referred(location, file, key, value) if isinstance(value, Reference) else value
+                    resolve_reference(location, file, key, value)
+                    if isinstance(value, Reference)
+                    else value
                 )
             if not isinstance(slab, Slab):
                 raise CheckpointError(
@@ -135,19 +140,22 @@ BUFFERS = "untrained_buffer_names"
 class Master:
     """A master weight of one rank, in parts along its rows."""
 
-    whole: Slab
+    placeholder: Slab
     """Shape and type; a placeholder whose file and offset only identify it."""
     parts: tuple[Slab, ...]
 
     def of(self, block: TensorBlock) -> Iterator[TensorBlock]:
         """The blocks of the parts that replace a block of the whole."""
-        each, first, (a, b) = self.parts[0].shape[0], block.at[0], block.spans[0]
+        rows_per_part, first, (a, b) = self.parts[0].shape[0], block.at[0], block.spans[0]
         for number, slab in enumerate(self.parts):
-            low, high = max(first, number * each), min(first + b - a, (number + 1) * each)
+            low, high = (
+                max(first, number * rows_per_part),
+                min(first + b - a, (number + 1) * rows_per_part),
+            )
             if low < high:
                 spans = ((a + low - first, a + high - first), *block.spans[1:])
                 yield replace(
-                    block, spans=spans, slab=slab, at=(low - number * each, *block.at[1:])
+                    block, spans=spans, slab=slab, at=(low - number * rows_per_part, *block.at[1:])
                 )
 
 
@@ -163,15 +171,15 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
     )
     paths = {int(match[1]): path for path in location.files() if (match := pattern.fullmatch(path))}
     if not paths or sorted(paths) != list(range(len(paths))):
-        missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
+        first_missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
         raise CheckpointError(
-            f"{location} has no {name} in optim/dp_rank_{missing:03d} next to {file}, which would"
+            f"{location} has no {name} in optim/dp_rank_{first_missing:03d} next to {file}, which would"
             " hold the master weights; take the weights themselves, without --masters"
             " (masters=True)."
         )
     states = [_first(location, paths[rank]) for rank in sorted(paths)]
     buffers = buffers_of(state) | {*states[0].get("untrained_buffers", ())}
-    names = [key for key in state if key not in buffers and not ignored(key)]
+    names = [key for key in state if key not in buffers and not is_ignored(key)]
     out: dict[str, Master] = {}
     for number, key in enumerate(names):
         parts = tuple(
@@ -179,11 +187,11 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
             for rank, optimizer in enumerate(states)
         )
         shape = _shape(states[0].get("shape_info", {}).get(number)) or _shape(state[key])
-        rows, rest = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
+        rows, inner_shape = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
         if (
             not shape
             or {p.shape for p in parts} != {parts[0].shape}
-            or rest != shape[1:]
+            or inner_shape != shape[1:]
             or not shape[0] <= rows
         ):
             raise CheckpointError(
@@ -219,7 +227,7 @@ def _first(location: Place, file: str) -> dict[str, Any]:
 
 def _part(location: Place, file: str, key: str, optimizer: dict[str, Any], number: int) -> Slab:
     value = optimizer["sharded_master_weights"].get(number)
-    slab = referred(location, file, key, value) if isinstance(value, Reference) else value
+    slab = resolve_reference(location, file, key, value) if isinstance(value, Reference) else value
     if not isinstance(slab, Slab) or not slab.shape:
         raise CheckpointError(
             f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file"
@@ -233,8 +241,8 @@ def buffers_of(state: Mapping[str, Any]) -> set[str]:
     """Names in a state_dict that are no weights: the buffers that it lists, and that list
     itself.
     """
-    listed = state.get(BUFFERS)
-    names = listed if isinstance(listed, (list, tuple, set)) else ()
+    buffer_names = state.get(BUFFERS)
+    names = buffer_names if isinstance(buffer_names, (list, tuple, set)) else ()
     return {BUFFERS, *(name for name in names if isinstance(name, str))}
 
 
@@ -244,7 +252,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(numbers) if right else ()
 
 
-class Reordered(Wrapped):
+class ReorderedSource(WrappedSource):
     """A GPT-NeoX whose rows of q, k and v are in a wrong order, read in the right one.
 
     neuronx-nemo-megatron's convert_HF_to_nemo_neox.py takes the rows for (3, heads, d) and turns

@@ -9,16 +9,16 @@ from smtrain.core.model.layout import Shard
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
 from smtrain.worker.checkpoint.megatron.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.megatron.legacy_writer import stage_layers, stage_names
 from smtrain.worker.checkpoint.megatron.names import HEAD, LAYER
 from smtrain.worker.checkpoint.nemo_megatron.names import (
+    file_key,
     forms,
     halves,
     queries,
     rank_folder,
-    written,
 )
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron, NemoMegatron, Release
@@ -41,9 +41,9 @@ class _NNMCut(FusedCut):
         self._shape = shape
 
     def shard(self, name: str, tp_rank: int) -> Shard:
-        if which := name.count("+"):
+        if part_number := name.count("+"):
             of = queries if ".linear_qkv." in name else halves
-            ranges = of(self._shape, which, self.tp, tp_rank)
+            ranges = of(self._shape, part_number, self.tp, tp_rank)
             return Shard(0, tuple(ranges), sum(b - a for a, b in ranges))
         return super().shard(name, tp_rank)
 
@@ -53,7 +53,7 @@ def write_nnm(
     target: Path | str,
     to: NemoMegatron,
     overwrite: bool = True,
-    carried: Carried = NOTHING,
+    companions: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write each rank's `.ckpt`, config.json and a manifest; a few blocks are in memory at a time.
 
@@ -62,8 +62,8 @@ def write_nnm(
     """
     shape = ModelShape.from_config(source.config)
     layers = stage_layers(shape, Megatron(tp=to.tp, pp=to.pp))
-    fused = FusedSource(source)
-    layout = _NNMCut(fused, to.tp, to.vocab_divisor, shape)
+    fused_source = FusedSource(source)
+    layout = _NNMCut(fused_source, to.tp, to.vocab_divisor, shape)
     name = "model_optim_rng.ckpt"
     if to.release == "2.21" and not shape.plain:
         name = "llmv2_converted_checkpoint--step=0.ckpt"
@@ -72,32 +72,34 @@ def write_nnm(
     for p in range(to.pp):
         table: dict[str, str] = {}
         for key, local in stage_names(shape, layers, p)[0]:
-            for form in forms(shape, to.release, fused.fused(key)):
+            for form in forms(shape, to.release, fused_source.fused_tensor(key)):
                 match = LAYER.match(local)
-                table[form] = written((local if match else key) + form.removeprefix(key))
+                table[form] = file_key((local if match else key) + form.removeprefix(key))
             if key == HEAD and shape.tied:
                 table[key] = "model.word_embeddings.weight"
         ranks = []
         for t in range(to.tp):
-            tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for key in table}
+            tensors = {
+                key: Tensor(fused_source.dtype(key), layout.local_shape(key, t)) for key in table
+            }
             file = rank_folder(to.tp, to.pp, t, p) + name
-            made, by_key = (_xser if to.form == "xser" else _plain)(
+            rank_containers, by_key = (_xser if to.form == "xser" else _plain)(
                 file, tensors, table, to.release
             )
-            containers += made
+            containers += rank_containers
             ranks.append(by_key)
         groups.append([(Write(key, (key,), tuple(rank[key] for rank in ranks)),) for key in table])
-    about = {
+    metadata = {
         "kind": "nemo-megatron",
         "release": to.release,
         "form": "xser" if to.form == "xser" else "ckpt",
         "topology": {"tp": to.tp, "pp": to.pp},
     }
-    extras = carried.with_config(source.config)
+    extras = companions.with_config(source.config)
     execute(
-        fused,
+        fused_source,
         target,
-        ConversionPlan(layout, groups, containers, extras, about, REPLACES),
+        ConversionPlan(layout, groups, containers, extras, metadata, REPLACES),
         overwrite,
     )
 

@@ -14,7 +14,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.targets import Qkv
 
-_HELD = (  # between a block and its linear's name, in the names of engine nxd's parameters
+_ADAPTER_INFIX = (  # between a block and its linear's name, in the names of engine nxd's parameters
     ".adapters."
 )
 _FILE = re.compile(
@@ -23,7 +23,7 @@ _FILE = re.compile(
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of a rank's file: the local parts of `parts`, one after another along dimension
     0.
     """
@@ -32,7 +32,7 @@ class Stored:
     parts: tuple[str, ...]
 
 
-def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
+def stored_tensors(layout: Layout, pp_rank: int, qkv: Qkv) -> list[StoredTensor]:
     """The tensors in the file of a rank on stage `pp_rank`, in order.
 
     Gate and up projections are always one tensor. A tied head is stored next to its embedding, as
@@ -45,23 +45,27 @@ def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
             continue  # the last stage of a tied model holds it as the head
         out += _stored_as(name, qkv)
     if shape.tied and pp_rank == layout.pp - 1:
-        out.append(Stored(f"{FAMILIES[shape.family].head}.weight", (shape.embed_name,)))
+        out.append(StoredTensor(f"{FAMILIES[shape.family].head}.weight", (shape.embed_name,)))
     return out
 
 
-def _stored_as(name: str, qkv: Qkv) -> list[Stored]:
+def _stored_as(name: str, qkv: Qkv) -> list[StoredTensor]:
     stem, kind = name.rsplit(".", 1)
     block, _, leaf = stem.rpartition(".")
     if leaf in ("gate_proj", "up_proj"):
-        both = (f"{block}.gate_proj.{kind}", f"{block}.up_proj.{kind}")
-        return [Stored(f"{block}.gate_up_proj.{kind}", both)] if leaf == "gate_proj" else []
+        gate_up_parts = (f"{block}.gate_proj.{kind}", f"{block}.up_proj.{kind}")
+        return (
+            [StoredTensor(f"{block}.gate_up_proj.{kind}", gate_up_parts)]
+            if leaf == "gate_proj"
+            else []
+        )
     if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "grouped":
-        return [Stored(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
+        return [StoredTensor(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
     if leaf in ("q_proj", "k_proj", "v_proj") and qkv in ("fused", "fused_mha"):
         parts = tuple(f"{block}.{part}_proj.{kind}" for part in "qkv")
-        fused = kind if qkv == "fused_mha" else f"{kind}_qkv"
-        return [Stored(f"{block}.qkv_proj.{fused}", parts)] if leaf == "q_proj" else []
-    return [Stored(name, (name,))]
+        qkv_suffix = kind if qkv == "fused_mha" else f"{kind}_qkv"
+        return [StoredTensor(f"{block}.qkv_proj.{qkv_suffix}", parts)] if leaf == "q_proj" else []
+    return [StoredTensor(name, (name,))]
 
 
 def shard_file(tp_rank: int, pp_rank: int) -> str:
@@ -81,4 +85,6 @@ def factor_of(parameter: str) -> str | None:
     """LoRA's name `<module>.lora_A.weight` of a factor of engine nxd; None for a parameter of the
     base.
     """
-    return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None
+    return (
+        f"{parameter.replace(_ADAPTER_INFIX, '.')}.weight" if _ADAPTER_INFIX in parameter else None
+    )

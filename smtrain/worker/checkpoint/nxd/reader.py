@@ -25,9 +25,9 @@ from smtrain.core.protocol.checkpoints import RECORDS
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
-from smtrain.worker.checkpoint.nxd.names import Stored, shard_files, stored
-from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.huggingface.folder import COMPUTED_BUFFERS, read_config
+from smtrain.worker.checkpoint.nxd.names import StoredTensor, shard_files, stored_tensors
+from smtrain.worker.checkpoint.sources import ReadCallback, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.stored_names import NESTS, not_tensors, without_wrappers
 from smtrain.worker.checkpoint.targets import Qkv
@@ -88,7 +88,7 @@ class NxDSource(WeightSource):
         self._where = {
             part: (stages[tensor.name], tensor)
             for tensor in reversed(
-                stored(self._layout, 0, self.form)
+                stored_tensors(self._layout, 0, self.form)
             )  # of a tied pair, the embedding counts
             for part in tensor.parts
             if tensor.name in stages
@@ -98,16 +98,16 @@ class NxDSource(WeightSource):
         )
         self._check_shapes(stages)
         self._checked: set[tuple[int, str]] = set()
-        self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
+        self._found: dict[tuple[str, StoredTensor], list[tuple[int, int, int, int]]] = {}
         self._lock = threading.Lock()
-        self._read: Read | None = None
+        self._read: ReadCallback | None = None
 
     @property
     def config(self) -> dict[str, Any]:
         return self._config
 
     @property
-    def extended(self) -> bool:
+    def has_extended_rope(self) -> bool:
         return self._extended
 
     def names(self) -> list[str]:
@@ -140,7 +140,7 @@ class NxDSource(WeightSource):
         for t in range(self.tp):
             self._shards[t, pp][tensor.name].check(tensor.name, tally)
 
-    def watch(self, read: Read) -> None:
+    def watch(self, read: ReadCallback) -> None:
         self._read = read
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
@@ -149,7 +149,7 @@ class NxDSource(WeightSource):
         pp, tensor = self._where[name]
         bits = self._assemble(name, pp, tensor, bounds, tally)
         if self._tied is not None and name == self._shape.embed_name:
-            head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
+            head = StoredTensor(f"{FAMILIES[self._shape.family].head}.weight", (name,))
             if not np.array_equal(bits, self._assemble(name, self._tied, head, bounds)):
                 raise CheckpointError(
                     f"{self._place}: {head.name} differs from {name}, to which config.json"
@@ -159,7 +159,7 @@ class NxDSource(WeightSource):
         return bits
 
     def _assemble(
-        self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None
+        self, name: str, pp: int, tensor: StoredTensor, bounds: Bounds, tally: Tally | None = None
     ) -> Bits:
         """Assemble a window of a parameter from the tp ranks' parts; a view if one rank has all of
         it.
@@ -180,7 +180,7 @@ class NxDSource(WeightSource):
             ]
             local[dim] = (at + low - a, at + high - a)
             if self._read is not None:
-                self._read(f"{slab.file} {tensor.name}", partial(slab.seen, tensor.name))
+                self._read(f"{slab.file} {tensor.name}", partial(slab.check_or_hash, tensor.name))
             piece = slab.bits(local, tally)
             if (low, high) not in pieces:
                 pieces[low, high] = piece
@@ -199,7 +199,7 @@ class NxDSource(WeightSource):
             out[span if dim == 0 else (slice(None), span)] = piece
         return out
 
-    def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
+    def _parts(self, name: str, tensor: StoredTensor) -> list[tuple[int, int, int, int]]:
         """A parameter's parts along the cut dimension: (tp rank, start, stop, offset in the rank's
         tensor).
         """
@@ -214,20 +214,20 @@ class NxDSource(WeightSource):
             self._found[name, tensor] = out
         return self._found[name, tensor]
 
-    def _first_row(self, name: str, tensor: Stored, tp_rank: int) -> int:
+    def _first_row(self, name: str, tensor: StoredTensor, tp_rank: int) -> int:
         """The first row of a rank's part of `name` in the tensor that holds it."""
-        before = tensor.parts[: tensor.parts.index(name)]
-        return sum(self._layout.local_shape(part, tp_rank)[0] for part in before)
+        previous_parts = tensor.parts[: tensor.parts.index(name)]
+        return sum(self._layout.local_shape(part, tp_rank)[0] for part in previous_parts)
 
     def _form(self, stages: dict[str, int]) -> tuple[Qkv, int]:
         """The form of the attention inputs, and the number of copies of each key/value head."""
         shape, first = self._shape, f"{FAMILIES[self._shape.family].prefix}.layers.0.self_attn"
         rows = shape.kv_heads * shape.head_dim
-        grouped, fused = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
-        if grouped in stages:
-            return "grouped", max(1, self._rows(stages, grouped) * self.tp // rows)
-        if fused in stages:
-            keys = self._rows(stages, fused) * self.tp - shape.heads * shape.head_dim
+        grouped_key, fused_key = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
+        if grouped_key in stages:
+            return "grouped", max(1, self._rows(stages, grouped_key) * self.tp // rows)
+        if fused_key in stages:
+            keys = self._rows(stages, fused_key) * self.tp - shape.heads * shape.head_dim
             return "fused", max(1, keys // (2 * rows))
         return ("fused_mha" if f"{first}.qkv_proj.weight" in stages else "separate"), 1
 
@@ -243,9 +243,9 @@ class NxDSource(WeightSource):
                     " model's.",
                     code="checkpoint.other_model",
                 )
-        table = stored(self._layout, 0, self.form)
+        table = stored_tensors(self._layout, 0, self.form)
         for name in stages.keys() - {tensor.name for tensor in table}:
-            if not COMPUTED.search(str(name)):
+            if not COMPUTED_BUFFERS.search(str(name)):
                 raise CheckpointError(
                     f"{self._place} holds {name}, which is no parameter of"
                     f" {with_article(self._shape.family)} model in NxD's layout; check that"
@@ -256,13 +256,13 @@ class NxDSource(WeightSource):
             pp = stages.get(tensor.name)
             for t in range(self.tp):
                 shapes = [self._layout.local_shape(part, t) for part in tensor.parts]
-                wanted = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+                expected_shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
                 slab = None if pp is None else self._shards[t, pp].get(tensor.name)
-                if slab is None or slab.shape != wanted:
+                if slab is None or slab.shape != expected_shape:
                     raise CheckpointError(
                         f"{self._place}: {tensor.name} on tp rank {t} is"
                         f" {'missing' if slab is None else list(slab.shape)} instead of"
-                        f" {list(wanted)}; is config.json of this model?",
+                        f" {list(expected_shape)}; is config.json of this model?",
                         code="checkpoint.other_model",
                     )
                 assert pp is not None
@@ -284,7 +284,9 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
             for name, value in shard.items()
         }
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
-        shard = {name: referred(location, file, name, value) for name, value in shard.items()}
+        shard = {
+            name: resolve_reference(location, file, name, value) for name, value in shard.items()
+        }
     if not isinstance(shard, dict) or not all(
         isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()
     ):
@@ -300,7 +302,7 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
     return shard
 
 
-def referred(location: Place, file: str, name: str, value: Any) -> Any:
+def resolve_reference(location: Place, file: str, name: str, value: Any) -> Any:
     """Resolve a reference of an xser shard to its tensor."""
     if not isinstance(value, Reference):
         return value

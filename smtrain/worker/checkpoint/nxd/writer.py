@@ -11,8 +11,8 @@ from smtrain.core.model.layout import Layout
 from smtrain.core.model.shape import ModelShape
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
-from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
-from smtrain.worker.checkpoint.nxd.names import Stored, shard_file, stored
+from smtrain.worker.checkpoint.huggingface.companions import NO_COMPANIONS, CompanionFiles
+from smtrain.worker.checkpoint.nxd.names import StoredTensor, shard_file, stored_tensors
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Nxd, Qkv
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
@@ -24,7 +24,7 @@ def write_nxd(
     target: Path | str,
     to: Nxd,
     overwrite: bool = True,
-    carried: Carried = NOTHING,
+    companions: CompanionFiles = NO_COMPANIONS,
 ) -> None:
     """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory
     at a time.
@@ -33,13 +33,13 @@ def write_nxd(
     """
     shape = ModelShape.from_config(source.config)
     layout = Layout(shape, to.tp, to.pp, to.kv_order, to.cuts, to.kv_multiplier)
-    how: Qkv = to.qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
-    if how in ("separate", "fused_mha") and layout.kv_multiplier > 1:
+    qkv_form: Qkv = to.qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
+    if qkv_form in ("separate", "fused_mha") and layout.kv_multiplier > 1:
         raise CheckpointError(
             f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp"
-            f" {to.tp}, cannot be kept in NxD's {how} form; take the grouped form."
+            f" {to.tp}, cannot be kept in NxD's {qkv_form} form; take the grouped form."
         )
-    if how == "fused_mha" and shape.heads != shape.kv_heads:
+    if qkv_form == "fused_mha" and shape.heads != shape.kv_heads:
         raise CheckpointError(
             "NxD's fused_mha form has as many key/value heads as queries; take the fused form."
         )
@@ -47,36 +47,36 @@ def write_nxd(
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p in range(to.pp):
-        table = stored(layout, p, how)
+        table = stored_tensors(layout, p, qkv_form)
         ranks = []
         for t in range(to.tp):
-            made, by_name = build(
+            rank_containers, by_name = build(
                 shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table}
             )
-            containers += made
+            containers += rank_containers
             ranks.append(by_name)
         groups.append(
             [(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table]
         )
-    about = {
+    metadata = {
         "kind": "nxd",
         "topology": {"tp": to.tp, "pp": to.pp},
         "form": to.form,
-        "qkv": how,
+        "qkv": qkv_form,
         "kv_order": to.kv_order,
         "kv_multiplier": layout.kv_multiplier,
     }
-    extras = carried.with_config(source.config)
+    extras = companions.with_config(source.config)
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
     execute(
         source,
         target,
-        ConversionPlan(layout, groups, containers, extras, about, replaces),
+        ConversionPlan(layout, groups, containers, extras, metadata, replaces),
         overwrite,
     )
 
 
-def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:
+def _tensor(source: WeightSource, layout: Layout, tensor: StoredTensor, tp_rank: int) -> Tensor:
     shapes = [layout.local_shape(part, tp_rank) for part in tensor.parts]
     dtypes = {source.dtype(part) for part in tensor.parts}
     if len(dtypes) > 1:

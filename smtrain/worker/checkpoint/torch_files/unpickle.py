@@ -44,7 +44,7 @@ _SYSTEM_MODULES = {
     "multiprocessing",
 }
 """Modules of Python whose functions an attack uses and a file of weights does not."""
-Stored = Callable[[str, DType, int], Slab]
+StorageReader = Callable[[str, DType, int], Slab]
 """(key, type, number of elements) of a storage -> all of it as a flat slab.
 
 Raises ValueError if it does not fit.
@@ -77,14 +77,14 @@ class OfObjectsError(ValueError):
     """The pickle is whole and holds objects of Python besides tensors."""
 
     def __init__(self, name: str) -> None:
-        called = f"it would call {name[:200]}, which is no part of a checkpoint of tensors"
+        reason = f"it would call {name[:200]}, which is no part of a checkpoint of tensors"
         if name.split(".")[0] in _SYSTEM_MODULES:
             super().__init__(
-                f"is not safe: {called}; do not load it, and take the model's safetensors"
+                f"is not safe: {reason}; do not load it, and take the model's safetensors"
             )
         else:
             super().__init__(
-                f"holds more than tensors: {called}; load it in the program that wrote it, if you"
+                f"holds more than tensors: {reason}; load it in the program that wrote it, if you"
                 " trust it, and save only its tensors: torch.save(model.state_dict(), FILE)"
             )
 
@@ -95,19 +95,21 @@ class _UnknownName(str):
     """
 
 
-def unpickle(data: bytes, stored: Stored, lenient: bool = False) -> Any:
+def unpickle(data: bytes, read_storage: StorageReader, lenient: bool = False) -> Any:
     """Read a pickle as dicts, lists and tuples, with a `Slab` for each tensor and a `Reference` for
     each of xser's.
 
     Unknown names are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says
     what is wrong, or whatever a damaged pickle leads to.
     """
-    return unpickle_at(data, 0, stored, lenient)[0]
+    return unpickle_at(data, 0, read_storage, lenient)[0]
 
 
-def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> tuple[Any, int]:
+def unpickle_at(
+    data: bytes, at: int, read_storage: StorageReader, lenient: bool = False
+) -> tuple[Any, int]:
     """Read the pickle that begins at a byte; returns its content and its end."""
-    machine = _Machine(data, at, stored, lenient)
+    machine = _Machine(data, at, read_storage, lenient)
     # A pickle can build in few bytes what takes forever to build, so its operations are counted.
     for _ in range(_STEPS):
         opcode = machine.take(1)
@@ -125,8 +127,8 @@ def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> 
 class _Machine:
     """The state of an unpickling: bytes, stack, marks and memo."""
 
-    def __init__(self, data: bytes, at: int, stored: Stored, lenient: bool) -> None:
-        self.data, self.at, self.stored, self.lenient = data, at, stored, lenient
+    def __init__(self, data: bytes, at: int, read_storage: StorageReader, lenient: bool) -> None:
+        self.data, self.at, self.stored, self.lenient = data, at, read_storage, lenient
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -159,7 +161,7 @@ def _constant(value: Any) -> Handler:
     return lambda machine: machine.stack.append(value)
 
 
-def _packed(form: str) -> Handler:
+def _unpack_handler(form: str) -> Handler:
     size = struct.calcsize(form)
     return lambda machine: machine.stack.append(struct.unpack(form, machine.take(size))[0])
 
@@ -222,19 +224,19 @@ def _append_items(machine: _Machine, items: list[Any]) -> None:
 
 
 def _global(machine: _Machine) -> None:
-    machine.stack.append(_known(f"{machine.line()}.{machine.line()}", machine.lenient))
+    machine.stack.append(_resolve_name(f"{machine.line()}.{machine.line()}", machine.lenient))
 
 
 def _stack_global(machine: _Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    machine.stack.append(_known(f"{_a(str, module)}.{_a(str, name)}", machine.lenient))
+    machine.stack.append(_resolve_name(f"{_a(str, module)}.{_a(str, name)}", machine.lenient))
 
 
 def _reduce(machine: _Machine) -> None:
     """Call a function: one of ours, or none at all."""
     arguments, function = machine.stack.pop(), machine.stack.pop()
-    unknown = isinstance(function, _UnknownName)
-    machine.stack.append(Opaque(function, arguments) if unknown else _call(function, arguments))
+    is_unknown = isinstance(function, _UnknownName)
+    machine.stack.append(Opaque(function, arguments) if is_unknown else _call(function, arguments))
 
 
 def _new_object(machine: _Machine) -> None:
@@ -272,7 +274,7 @@ def _persistent_id(machine: _Machine) -> None:
     """Refer to a storage, the only thing that torch keeps outside of its pickles."""
     kind, storage, key, _, numel = machine.stack.pop()[:5]
     if kind != "storage" or not isinstance(storage, DType):
-        raise ValueError(f"it refers to {_shown(kind)}")
+        raise ValueError(f"it refers to {_format_value(kind)}")
     machine.stack.append(machine.stored(_a(str, key), storage, _natural(numel)))
 
 
@@ -294,10 +296,10 @@ _OPCODES: dict[bytes, Handler] = {
     b"\x88": _constant(True),
     b"\x89": _constant(False),
     b")": _constant(()),
-    b"J": _packed("<i"),  # BININT
-    b"K": _packed("<B"),  # BININT1
-    b"M": _packed("<H"),  # BININT2
-    b"G": _packed(">d"),  # BINFLOAT
+    b"J": _unpack_handler("<i"),  # BININT
+    b"K": _unpack_handler("<B"),  # BININT1
+    b"M": _unpack_handler("<H"),  # BININT2
+    b"G": _unpack_handler(">d"),  # BINFLOAT
     b"\x8a": _long,  # LONG1
     b"X": _text(4, "utf-8", "surrogatepass"),  # BINUNICODE
     b"\x8c": _text(1, "utf-8", "surrogatepass"),  # SHORT_BINUNICODE
@@ -343,7 +345,7 @@ def _a(kind: type, value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value for an error; of a container only its type, since the repr of nested ones may never
     end.
     """
@@ -352,11 +354,11 @@ def _shown(value: Any) -> str:
 
 def _natural(n: Any) -> int:
     if type(n) is not int or not 0 <= n < 1 << 63:
-        raise ValueError(f"it has {_shown(n)} instead of a number of elements")
+        raise ValueError(f"it has {_format_value(n)} instead of a number of elements")
     return n
 
 
-def _known(name: str, lenient: bool) -> Any:
+def _resolve_name(name: str, lenient: bool) -> Any:
     if name in _NAMES:
         return _NAMES[name]
     if not lenient:
@@ -367,30 +369,30 @@ def _known(name: str, lenient: bool) -> Any:
 def _call(function: Any, arguments: Any) -> Any:
     # `_NAMES` leads to types too, and a pickle may try to call a number: only these functions are
     # ever called.
-    if function not in _CALLED:
+    if function not in _CALLABLES:
         raise ValueError("it calls what cannot be called")
     return function(*_a(tuple, arguments))
 
 
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Slab:
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_extra: Any) -> Slab:
     """torch._utils._rebuild_tensor_v2."""
-    whole: Slab = _a(Slab, storage)
+    flat: Slab = _a(Slab, storage)
     if not all(isinstance(sizes, tuple) and len(sizes) <= _DIMENSIONS for sizes in (size, stride)):
         raise ValueError("it holds a tensor without a shape")
     shape, strides = tuple(map(_natural, size)), tuple(map(_natural, stride))
-    available, numel, start = whole.shape[0], prod(shape), _natural(offset)
+    available, numel, start = flat.shape[0], prod(shape), _natural(offset)
     reach = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + 1
     if numel and start + reach > available:
         raise ValueError("it holds a tensor that reaches beyond its storage")
-    at = whole.offset + start * whole.dtype.itemsize
+    at = flat.offset + start * flat.dtype.itemsize
     return Slab(
-        whole.place,
-        whole.file,
+        flat.place,
+        flat.file,
         at,
-        whole.dtype,
+        flat.dtype,
         shape,
         strides,
-        whole.crc32 if numel == available else None,
+        flat.crc32 if numel == available else None,
     )
 
 
@@ -402,25 +404,25 @@ def _tensor_of_type(
     _grad: Any,
     _hooks: Any,
     dtype: Any,
-    *_rest: Any,
+    *_extra: Any,
 ) -> Slab:
     """torch._utils._rebuild_tensor_v3: a tensor of a type without a storage class, such as the
     8-bit floats.
     """
-    whole, kind = _a(Slab, storage), _a(DType, dtype)
-    typed = Slab(
-        whole.place,
-        whole.file,
-        whole.offset,
+    flat, kind = _a(Slab, storage), _a(DType, dtype)
+    typed_slab = Slab(
+        flat.place,
+        flat.file,
+        flat.offset,
         kind,
-        (whole.size // kind.itemsize,),
+        (flat.size // kind.itemsize,),
         (1,),
-        whole.crc32,
+        flat.crc32,
     )
-    return _tensor(typed, offset, size, stride)
+    return _tensor(typed_slab, offset, size, stride)
 
 
-def _first(data: Any, *_rest: Any) -> Any:
+def _first(data: Any, *_extra: Any) -> Any:
     """torch._utils._rebuild_parameter, and torch.Size."""
     return data
 
@@ -430,7 +432,7 @@ def _with_attributes(rebuild: Any, _kind: Any, arguments: Any, _attributes: Any)
     return _call(rebuild, arguments)
 
 
-def _ordered(pairs: Any = ()) -> dict[Any, Any]:
+def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
     items = list(pairs)
     if not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
         raise ValueError("it has a dict of other items than pairs")
@@ -446,7 +448,7 @@ def _keys(keys: list[Any]) -> list[Any]:
     return keys
 
 
-_CALLED = (_tensor, _tensor_of_type, _first, _with_attributes, _ordered)
+_CALLABLES = (_tensor, _tensor_of_type, _first, _with_attributes, _ordered_dict)
 _NAMES: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_type,
@@ -456,7 +458,7 @@ _NAMES: dict[str, Any] = {
     "torch.Tensor": None,
     "torch.Size": _first,
     "torch.device": _first,
-    "collections.OrderedDict": _ordered,
+    "collections.OrderedDict": _ordered_dict,
     "torch.storage.UntypedStorage": UINT8,
     REFERENCE: Reference,
     "nemo.collections.nlp.parts.serialization.TensorReference": Reference,

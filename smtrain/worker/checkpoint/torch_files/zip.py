@@ -25,7 +25,7 @@ from smtrain.worker.checkpoint.torch_files.unpickle import OfObjectsError, unpic
 from smtrain.worker.checksum import crc32
 
 _PICKLE_LIMIT = 256 << 20
-_REMEMBERED = 1 << 20  # pickles below this size are cached
+_CACHED_PICKLE_BYTES = 1 << 20  # pickles below this size are cached
 _NOWHERE = LocalPlace(Path("nowhere"))
 _VALUES = 1_000_000  # of one file: names, tensors and values of optimizers
 
@@ -58,17 +58,22 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
             raise ValueError(f"its data.pkl has {data.size} bytes")
         if bytes(_bytes(location, file, records.get("byteorder"))) not in (b"", b"little"):
             raise ValueError("it was saved on a big-endian machine")
-        pickled = bytes(_bytes(location, file, data))
-        if crc32(pickled) != data.crc32:
+        pickle_bytes = bytes(_bytes(location, file, data))
+        if crc32(pickle_bytes) != data.crc32:
             raise ValueError("its data.pkl is damaged")
         if lenient:  # `_plain` does not look into an `Opaque`, so its slabs are placed at once
-            content = unpickle(pickled, partial(_storage, location, file, records), lenient)
+            content = unpickle(pickle_bytes, partial(_storage, location, file, records), lenient)
             return _plain(content, _as_it_is, 0, [_VALUES])
-        content, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
-        placed = {
-            key: _storage(location, file, records, key, *about) for key, about in storages.items()
+        content, storages = (
+            _cached_parse(pickle_bytes)
+            if len(pickle_bytes) < _CACHED_PICKLE_BYTES
+            else _parse(pickle_bytes)
+        )
+        slabs_by_key = {
+            key: _storage(location, file, records, key, *storage_args)
+            for key, storage_args in storages.items()
         }
-        return _plain(content, partial(_placed, placed), 0, [_VALUES])
+        return _plain(content, partial(_locate_slab, slabs_by_key), 0, [_VALUES])
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle may raise anything
@@ -98,9 +103,11 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
             # torch.save stores records uncompressed, so that ranges can be read in place.
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename!r} is compressed")
-            stored = entry.orig_filename.encode()
+            stored_name = entry.orig_filename.encode()
             head = bytes(
-                location.read(file, entry.header_offset, entry.header_offset + 30 + len(stored))
+                location.read(
+                    file, entry.header_offset, entry.header_offset + 30 + len(stored_name)
+                )
             )
             # The local header repeats the directory's entry; its extra field may differ in length,
             # so only it tells the beginning of the data.
@@ -110,7 +117,7 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
             if signature != b"PK\3\4" or start + entry.file_size > end:
                 raise ValueError(f"{entry.filename!r} does not fit its place")
             # Two names for one record would let two readers see different files.
-            if names != len(stored) or head[30:] != stored:
+            if names != len(stored_name) or head[30:] != stored_name:
                 raise ValueError(f"{entry.filename!r} has another name in its own header")
             stem, name = (
                 entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
@@ -144,21 +151,21 @@ _Storages = dict[str, tuple[DType, int]]
 """Key -> type and number of elements of each storage."""
 
 
-def _parse(pickled: bytes) -> tuple[Any, _Storages]:
+def _parse(pickle_bytes: bytes) -> tuple[Any, _Storages]:
     """Read a pickle's object and storages; a slab's file is the key of its storage, which begins at
     0.
     """
     storages: _Storages = {}
 
-    def stored(key: str, dtype: DType, numel: int) -> Slab:
+    def read_storage(key: str, dtype: DType, numel: int) -> Slab:
         if storages.setdefault(key, (dtype, numel)) != (dtype, numel):
             raise ValueError(f"its data/{key} is of two types or sizes")
         return Slab(_NOWHERE, key, 0, dtype, (numel,), (1,), 0)
 
-    return unpickle(pickled, stored), storages
+    return unpickle(pickle_bytes, read_storage), storages
 
 
-_parsed = lru_cache(2)(_parse)
+_cached_parse = lru_cache(2)(_parse)
 """`_parse`, cached: most ranks of a mesh save the same names and shapes, so the same pickle."""
 
 
@@ -173,7 +180,7 @@ def _storage(
     return Slab(location, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
 
-def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
+def _locate_slab(storages: Mapping[str, Slab], slab: Slab) -> Slab:
     """Locate a slab of `_parse` in the file."""
     storage = storages[slab.file]
     crc = None if slab.crc32 is None else storage.crc32
@@ -192,20 +199,24 @@ def _as_it_is(slab: Slab) -> Slab:
     return slab
 
 
-def _plain(value: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
+def _plain(
+    value: Any, place: Callable[[Slab], Slab], depth: int, remaining_values: list[int]
+) -> Any:
     """Copy to plain dicts and lists.
 
     One value may be referred to often, so the work is counted in `left`.
     """
-    left[0] -= 1
-    if left[0] < 0:
+    remaining_values[0] -= 1
+    if remaining_values[0] < 0:
         raise ValueError(f"it holds more than {_VALUES:,} values")
     if isinstance(value, Slab):
         return place(value)
     if isinstance(value, dict) and depth < 20:
-        return {key: _plain(item, place, depth + 1, left) for key, item in value.items()}
+        return {
+            key: _plain(item, place, depth + 1, remaining_values) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)) and depth < 20:
-        return [_plain(item, place, depth + 1, left) for item in value]
+        return [_plain(item, place, depth + 1, remaining_values) for item in value]
     return value
 
 

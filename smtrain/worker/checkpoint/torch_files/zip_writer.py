@@ -29,13 +29,15 @@ _DATE = 0x0021_0000  # 1980-01-01
 _LIMIT = 0xFFFFFFFF
 
 
-def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> TensorFile:
+def container(
+    file: str, tensors: Mapping[str, Tensor], pickle_bytes: bytes | None = None
+) -> TensorFile:
     """Lay out a file as torch.save writes a dict of these tensors, or another `pickled` object of
     them.
     """
     stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
     records: list[_Local] = []
-    fixed: list[tuple[int, bytes]] = []
+    fixed_blocks: list[tuple[int, bytes]] = []
     at = 0
 
     def small(name: str, data: bytes) -> None:
@@ -43,10 +45,10 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
         local = _Local(f"{stem}/{name}", at, len(data), crc32(data))
         records.append(local)
         block = local.header() + data + descriptor(local.crc32, len(data))
-        fixed.append((at, block))
+        fixed_blocks.append((at, block))
         at += len(block)
 
-    small("data.pkl", pickle_dict(tensors) if pickled is None else pickled)
+    small("data.pkl", pickle_dict(tensors) if pickle_bytes is None else pickle_bytes)
     small(".format_version", b"1")
     small(".storage_alignment", str(ALIGNMENT).encode())
     small("byteorder", b"little")
@@ -55,15 +57,15 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
         local = _Local(f"{stem}/data/{key}", at, tensor.size)
         records.append(local)
         header = local.header()
-        fixed.append((at, header))
+        fixed_blocks.append((at, header))
         offsets[name] = at + len(header)
         at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
     return TensorFile(
         file,
         offsets,
         at,
-        fixed,
-        _described,
+        fixed_blocks,
+        _data_descriptor,
         partial(_tail, stem, at, tuple(records), tuple(tensors)),
     )
 
@@ -112,7 +114,7 @@ class _Local:
         return struct.pack("<IHHHHIIIIHHHHHII", *fields, 0, 0, 0, 0, at) + name + extra
 
 
-def _described(_name: str, crc32: int, size: int) -> bytes:
+def _data_descriptor(_name: str, crc32: int, size: int) -> bytes:
     return descriptor(crc32, size)
 
 
@@ -138,10 +140,10 @@ def _tail(
         last.append(local)
         out += local.header() + data + descriptor(local.crc32, local.size)
     start = at + len(out)
-    everything = (*records, *last)
-    for local in everything:
+    all_records = (*records, *last)
+    for local in all_records:
         out += local.entry(by_record.get(local.name, local.crc32))
-    size, n = at + len(out) - start, len(everything)
+    size, n = at + len(out) - start, len(all_records)
     if start + size >= _LIMIT or n >= 0xFFFF:
         end = start + size
         out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, n, n, size, start)
@@ -214,15 +216,17 @@ def one_file_each(file: str, tensors: Mapping[str, Tensor]) -> dict[str, TensorF
     }
 
 
-class Alone:
+class TensorStream:
     """A stream of torch.save with one tensor: the bytes before and after its numbers, and its
     length.
     """
 
     def __init__(self, stem: str, tensor: Tensor) -> None:
-        whole = container(f"{stem}.pt", {"": tensor}, dumps(Opcodes(pickle_tensor(0, tensor))))
-        self.head = b"".join(data for _, data in whole.fixed)
-        self._whole, self._size = whole, tensor.size
+        tensor_file = container(
+            f"{stem}.pt", {"": tensor}, dumps(Opcodes(pickle_tensor(0, tensor)))
+        )
+        self.head = b"".join(data for _, data in tensor_file.fixed_blocks)
+        self._whole, self._size = tensor_file, tensor.size
         self.size = len(self.head) + tensor.size + len(self.tail(0))
 
     def tail(self, crc32: int) -> bytes:
@@ -230,8 +234,8 @@ class Alone:
         return descriptor(crc32, self._size) + self._whole.tail({"": crc32})
 
 
-def alone(stem: str, pickled: bytes) -> bytes:
+def save_object(stem: str, pickle_bytes: bytes) -> bytes:
     """A file of torch.save with an object without tensors."""
-    whole = container(f"{stem}.pt", {}, pickled)
-    assert whole.tail is not None
-    return b"".join(data for _, data in whole.fixed) + whole.tail({})
+    tensor_file = container(f"{stem}.pt", {}, pickle_bytes)
+    assert tensor_file.tail is not None
+    return b"".join(data for _, data in tensor_file.fixed_blocks) + tensor_file.tail({})

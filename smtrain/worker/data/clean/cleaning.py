@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.worker.data.read.reading import buffers_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _FOUND = 0.9  # of the pairs with exactly the similarity in the options
 def require(key: str, *modules: str) -> None:
     """Raise DataError for the first missing module; `key` is the option that needs it."""
     if module := next((name for name in modules if not present(name)), None):
-        raise DataError(f"{key}: {missing(module)}.", code="package.missing")
+        raise DataError(f"{key}: {missing_module(module)}.", code="package.missing")
 
 
 @dataclass(frozen=True)

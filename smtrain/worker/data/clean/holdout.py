@@ -35,7 +35,7 @@ class HoldOut:
     @classmethod
     def of(cls, validation: Validation | None) -> HoldOut | None:
         """The holdout of a config's section; None for nothing."""
-        if validation is None or not validation.chosen:
+        if validation is None or not validation.selection:
             return None
         split = validation.split
         return cls(validation.fraction, parts(split) if split else None, validation.path)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.worker.data.load.order import Order, Packing
 from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import DatasetManifest
@@ -117,7 +117,7 @@ class TextRows:
 
     def batch(self, numbers: Sequence[int | None]) -> tuple[torch.Tensor, ...]:
         shape, size = (len(numbers), self._seq_len), self._dtype.itemsize
-        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED_LABEL, np.int64)
         segments = np.zeros(shape, np.int64)
         windows = self.windows(numbers)
         files = self._free.pop()
@@ -136,7 +136,7 @@ class TextRows:
                         documents[:-1],
                         documents[-1] + 1,
                     )
-                    labels[row, : length - 1][documents[:-1] != documents[1:]] = IGNORED
+                    labels[row, : length - 1][documents[:-1] != documents[1:]] = IGNORED_LABEL
         finally:
             self._free.append(files)
         batch = torch.from_numpy(ids), torch.from_numpy(labels)
@@ -185,7 +185,10 @@ class Samples:
         labels.
         """
         shape = (len(samples), seq_len)
-        ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
+        ids, labels = (
+            np.full(shape, self._padding, np.int64),
+            np.full(shape, IGNORED_LABEL, np.int64),
+        )
         segments = np.zeros(shape, np.int64)
         for row, within in enumerate(samples):
             at = 0
@@ -193,7 +196,7 @@ class Samples:
                 tokens, learned = self.sample(sample)
                 end = at + len(tokens) - 1
                 ids[row, at:end] = tokens[:-1]
-                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED)
+                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED_LABEL)
                 segments[row, at:end] = number
                 segments[row, end:] = number + 1
                 at = end

@@ -19,8 +19,8 @@ from smtrain.core.config.textfiles import ENDINGS, LeftOut
 from smtrain.core.errors import DataError, SmtrainError, first_line, read_remedy
 from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
-from smtrain.core.protocol.s3_probe import unanswered
-from smtrain.core.protocol.uris import respelled
+from smtrain.core.protocol.s3_probe import s3_outage
+from smtrain.core.protocol.uris import spelling_fault
 from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
 from smtrain.worker.object_store import (
     StorageError,
@@ -161,7 +161,7 @@ def _find(
         return [_local(inputs, inputs.name, _kind_of_one(inputs, format))]
     if not inputs.is_dir():
         if not glob.has_magic(text):
-            if correction := respelled(text, ("s3://", HUB), data=True):
+            if correction := spelling_fault(text, ("s3://", HUB), data=True):
                 raise DataError(f"{correction}.")
             raise DataError(
                 f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an"
@@ -276,7 +276,7 @@ def _s3_objects(uri: str) -> list[SourceFile]:
     """
     from pyarrow import fs
 
-    if why := unanswered(uri):
+    if why := s3_outage(uri):
         raise StorageError(f"{uri} cannot be listed: {why}.")
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
     client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from smtrain.core.model.chat_options import RESERVED
+from smtrain.core.model.chat_options import RESERVED_NAMES
 from smtrain.worker.data.tokenize.turns import RecordFault, read_json
 
 KWARGS = "chat_template_kwargs"
@@ -40,7 +40,7 @@ def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
         if isinstance(row.get(name), kind) and (kind is bool or not isinstance(row[name], bool))
     }
     values = read_json(row.get(KWARGS), repr(KWARGS)) or {}
-    if not isinstance(values, dict) or RESERVED & values.keys():
+    if not isinstance(values, dict) or RESERVED_NAMES & values.keys():
         raise RecordFault(f"{KWARGS!r} is no object of values for the chat template")
     # A row of a table has the names of all rows, with null.
     return options | {

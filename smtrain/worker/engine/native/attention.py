@@ -117,7 +117,9 @@ class AttentionContext:
     def _warn_without_flash(self, length: int, has_mask: bool) -> None:
         """Warn once on Neuron if attention does not run in its flash kernel."""
         if self._device.type == "neuron" and not self._has_warned:
-            lack = flash_lack(length, self._head_dim, masked=has_mask, compiled=self._is_compiled)
+            lack = flash_lack(
+                length, self._head_dim, has_mask=has_mask, is_compiled=self._is_compiled
+            )
             self._has_warned = lack is not None
             if lack is not None and local_rank() == 0:
                 score_note = ", and keeps every score" if self._mesh.cp == 1 else ""

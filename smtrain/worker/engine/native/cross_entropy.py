@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.worker.engine.native.comm import all_gather
 
 
@@ -47,7 +47,7 @@ def loss_gradient(
     """
     logits = scale_and_cap(product, divisor, cap)
     logs = torch.log_softmax(logits, -1, dtype=torch.float32)
-    has_label, index = labels != IGNORED, labels.clamp(min=0)[:, None]
+    has_label, index = labels != IGNORED_LABEL, labels.clamp(min=0)[:, None]
     losses = torch.where(has_label, -logs.gather(1, index).squeeze(1), 0.0)
     factors = torch.where(has_label, factors, 0.0)
     gradient = _less_target(logs.exp_().mul_(factors[:, None]), index, factors[:, None])
@@ -91,7 +91,7 @@ def combine_sums(
     tops, totals, targets = all_gather(sums, group, 0).view(-1, *sums.shape).unbind(1)
     top = tops.amax(0)
     total = (totals * (tops - top).exp()).sum(0)
-    losses = torch.where(labels != IGNORED, total.log() - (targets.sum(0) - top), 0.0)
+    losses = torch.where(labels != IGNORED_LABEL, total.log() - (targets.sum(0) - top), 0.0)
     return losses, (sums[0] - top).exp() / total
 
 
@@ -109,7 +109,7 @@ def cut_gradient(
     """The gradient of a product from the logits and exponentials of `local_sums`; overwrites the
     latter.
     """
-    has_label = labels != IGNORED
+    has_label = labels != IGNORED_LABEL
     index, is_own = _own_columns(labels, start, valid)
     gradient = exponentials.mul_(torch.where(has_label, shares, 0.0)[:, None])
     gradient = _less_target(gradient, index, torch.where(is_own, factors, 0.0)[:, None])

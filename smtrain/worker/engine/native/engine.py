@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from smtrain.core.config.training import DpoSection
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
-from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
+from smtrain.worker.checkpoint.native.pruning import ArrivalCheck, RankGroup, prune
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import (
     Evaluation,
@@ -344,7 +344,7 @@ class NativeEngine:
         self,
         lineage: Lineage,
         keep: int,
-        has_arrived: Arrived | None = None,
+        has_arrived: ArrivalCheck | None = None,
         distrusted_names: Collection[str] = (),
         retained_names: Collection[str] = (),
     ) -> None:
@@ -446,4 +446,4 @@ def _size(words: Sequence[float]) -> float:
 
 def _count_labels(labels: torch.Tensor) -> int:
     """The labels that count, of a batch on the host."""
-    return int((labels.numpy(force=True) != IGNORED).sum())
+    return int((labels.numpy(force=True) != IGNORED_LABEL).sum())

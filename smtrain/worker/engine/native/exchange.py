@@ -35,7 +35,7 @@ def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
     """Cut the whole buffer into spans, between parameters and at the end of each part and of the
     matrices.
     """
-    ends = {table.decayed, *(shard * (rank + 1) for rank in range(dp))}
+    ends = {table.decay_end, *(shard * (rank + 1) for rank in range(dp))}
     out, start = list[Span](), 0
     for stop in sorted(ends | {at + size for _, at, size in table.entries}):
         if stop > start and (stop in ends or stop - start >= _NUMBERS):
@@ -96,7 +96,7 @@ class GradientSums:
             )
             return (
                 waits,
-                span.start >= table.decayed,
+                span.start >= table.decay_end,
                 -span.start,
             )  # vectors are ready when the first layer is
 
@@ -184,7 +184,7 @@ class WeightShares:
             else []
         )
         self._spans = sorted(
-            spans, key=lambda span: (span.start < table.decayed, span.start)
+            spans, key=lambda span: (span.start < table.decay_end, span.start)
         )  # vectors first
         self._works_before = [0] * (layers + 1)
         for name, start, size in table.entries:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.core.model.family import Scale
-from smtrain.core.model.footprint import IGNORED, loss_rows
+from smtrain.core.model.footprint import IGNORED_LABEL, loss_rows
 from smtrain.worker.engine.native.comm import likeliest, to_device
 from smtrain.worker.engine.native.cross_entropy import (
     Columns,
@@ -50,7 +50,7 @@ class LabelledRows(NamedTuple):
     @classmethod
     def of(cls, labels: torch.Tensor, device: torch.device) -> LabelledRows | None:
         """Select the rows of labels [B, S] of the host; None if that would not save enough."""
-        has_label = labels.flatten() != IGNORED
+        has_label = labels.flatten() != IGNORED_LABEL
         count = int(has_label.sum())
         padded_count = (count // _ROW_MULTIPLE + 1) * _ROW_MULTIPLE
         if padded_count > _WORTH * len(has_label):
@@ -155,7 +155,7 @@ class LinearCrossEntropy:
             logits = self.logits(hidden_rows)
             total += self._losses(logits, targets).sum()
             correct += (likeliest(logits, *self._columns) == targets).sum().to(correct.dtype)
-        return torch.stack([total, correct, (labels != IGNORED).sum().to(total.dtype)])
+        return torch.stack([total, correct, (labels != IGNORED_LABEL).sum().to(total.dtype)])
 
     @torch.no_grad()
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
@@ -254,7 +254,9 @@ class LinearCrossEntropy:
     def _losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The token losses [R] of logits that are bounded already."""
         if self._columns.group is None:
-            return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
+            return F.cross_entropy(
+                logits.float(), labels, reduction="none", ignore_index=IGNORED_LABEL
+            )
         _, sums = local_sums(
             logits, labels, self._columns.start, self._columns.valid, self._padding, 1.0, None
         )

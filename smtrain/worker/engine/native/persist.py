@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smtrain.core.model.lora import described
+from smtrain.core.model.lora import lora_settings
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import (
@@ -74,7 +74,7 @@ class StageContents:
             state=state,
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
             root=root,
-            adapter=None if lora is None else described(lora),
+            adapter=None if lora is None else lora_settings(lora),
             cut=cut_of(layout.uneven),
             loss_scale=(
                 None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state()

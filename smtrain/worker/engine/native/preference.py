@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.core.config.training import DpoSection
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.worker.engine.base import PairMetrics
 from smtrain.worker.engine.native.comm import ProcessMesh, reduce_from, to_device
 
@@ -74,7 +74,7 @@ class PreferenceLoss:
         and the log-probabilities of both.
         """
         logps = pairs.sums(-losses)
-        lengths = pairs.sums((labels != IGNORED).to(logps.dtype))
+        lengths = pairs.sums((labels != IGNORED_LABEL).to(logps.dtype))
         real = lengths.amin(-1) > 0
         gains = logps - pairs.references
         chosen_logps, rejected_logps = logps.detach().unbind(-1)
@@ -138,5 +138,5 @@ def pair_counts(
     """The pairs of a batch on the host, and the labels of their chosen answers."""
     assert segments is not None
     assert references is not None
-    is_chosen_label = (labels != IGNORED) & (segments % 2 == 0)
+    is_chosen_label = (labels != IGNORED_LABEL) & (segments % 2 == 0)
     return int(references[..., 0].isfinite().sum()), int(is_chosen_label.sum())

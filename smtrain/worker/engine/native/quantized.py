@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.extras import missing
+from smtrain.core.extras import missing_module
 from smtrain.core.model.layout import Shard
-from smtrain.core.model.quantized import BLOCK, NESTED
+from smtrain.core.model.quantized import BLOCK, NESTED_BLOCK
 
 KIND = "nf4"
 
@@ -33,7 +33,7 @@ def functional() -> Any:
         from bitsandbytes import functional as made
     except ImportError as error:
         raise ConfigError(
-            [f"train.adapter.quantize: {missing('bitsandbytes')}"], code="package.missing"
+            [f"train.adapter.quantize: {missing_module('bitsandbytes')}"], code="package.missing"
         ) from error
     return made
 
@@ -87,7 +87,7 @@ class QuantizedWeight:
             )  # scales are at least 0
             all_scales = device_scales.cpu()
         offset = all_scales.mean()
-        scale_codes, state = bnb.quantize_blockwise(all_scales - offset, blocksize=NESTED)
+        scale_codes, state = bnb.quantize_blockwise(all_scales - offset, blocksize=NESTED_BLOCK)
         self.scales = (
             (scale_codes if len(scale_codes) == len(own_indices) else scale_codes[own_indices])
             .contiguous()
@@ -157,7 +157,7 @@ def _dequantize(
 ) -> torch.Tensor:
     # The weights [out, into] of a part; `width`, `rows` and `columns` as in `_places`.
     places = _places(out, into, width, rows, columns, packed_weights.device)
-    absmax = codes[scales.int()] * nested_scales[places // NESTED] + offset
+    absmax = codes[scales.int()] * nested_scales[places // NESTED_BLOCK] + offset
     # bitsandbytes 0.50 on a CPU reads the wrong scales if a row has no whole number of blocks, so
     # it gets one row then.
     shape = (out, into) if into % BLOCK == 0 else (1, out * into)

@@ -29,9 +29,9 @@ from smtrain.core.model.transformers_build import (
     base_of,
     build_rotary,
     check_model,
+    rotary_arguments,
     rotary_of,
     transformers_config,
-    turned_by,
 )
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -171,7 +171,7 @@ class Stage(nn.Module):
         shape, base = self.layout.shape, base_of(self.model, self.described)
         with self.mesh.device:
             build_rotary(base)
-        self._rotary_arguments = turned_by(base)
+        self._rotary_arguments = rotary_arguments(base)
         self.model.tie_weights()  # transformers 5.0 does not do it on `meta`
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
@@ -257,7 +257,7 @@ class Stage(nn.Module):
             self._make_quantized()
         self.dense = FlatParameters.of(
             layout,
-            layout.flat_table(mesh.pp_rank, without=self.quantized),
+            layout.flat_table(mesh.pp_rank, excluded_names=self.quantized),
             mesh.replicas,
             *buffer_args,
         )
@@ -528,7 +528,7 @@ class Stage(nn.Module):
         self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]
     ) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)
-        if layout.ep > 1 and layout.spec(name).stacked:
+        if layout.ep > 1 and layout.spec(name).is_stacked:
             own_experts = layout.experts(self.mesh.ep_rank)
             block = read(0, own_experts.start, own_experts.stop)
 

@@ -96,7 +96,7 @@ class OptimizerShard:
         return flat[self.start : self.start + self.shard]
 
     def _make_adamw(self) -> torch.optim.AdamW:
-        cut = min(max(self.table.decayed - self.start, 0), self.shard)
+        cut = min(max(self.table.decay_end - self.start, 0), self.shard)
         groups, states = [], []
         for span, decay in (
             (slice(0, cut), self.options.weight_decay),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 
-from smtrain.core.model.lora import AdapterShape, described
+from smtrain.core.model.lora import AdapterShape, lora_settings
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
 from smtrain.worker.checkpoint.native.reader import StateReader
@@ -82,7 +82,7 @@ class AdapterState:
             state=state,
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
             root=root,
-            adapter=described(self._lora),
+            adapter=lora_settings(self._lora),
             cut=cut or None,
         )
 

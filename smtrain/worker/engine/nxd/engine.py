@@ -15,7 +15,7 @@ from torch import nn
 from torch_neuronx.utils import get_platform_target
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.footprint import IGNORED
+from smtrain.core.model.footprint import IGNORED_LABEL
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
@@ -23,7 +23,7 @@ from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
-from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
+from smtrain.worker.checkpoint.native.pruning import ArrivalCheck, RankGroup, prune
 from smtrain.worker.checkpoint.nxd.names import factor_of
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
@@ -247,7 +247,7 @@ class NxdEngine:
         self,
         lineage: Lineage,
         keep: int,
-        has_arrived: Arrived | None = None,
+        has_arrived: ArrivalCheck | None = None,
         distrusted_names: Collection[str] = (),
         retained_names: Collection[str] = (),
     ) -> None:
@@ -343,7 +343,7 @@ class NxdEngine:
         """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean
         over all tokens.
         """
-        has_label = labels != IGNORED
+        has_label = labels != IGNORED_LABEL
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
         batch = {
             "input_ids": input_ids,
@@ -355,7 +355,7 @@ class NxdEngine:
     def _tokens(self, labels: torch.Tensor) -> int:
         """The number of labels of the global batch that count."""
         copies = self.options.tp * self.options.pp  # ranks with this same batch
-        return round(self.everyone.sum(int((labels != IGNORED).sum()) / copies)[0])
+        return round(self.everyone.sum(int((labels != IGNORED_LABEL).sum()) / copies)[0])
 
     def _micro_batches(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         device = get_device()

@@ -16,7 +16,7 @@ import torch
 
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
-from smtrain.worker.checkpoint.nxd.names import factor_of, stored
+from smtrain.worker.checkpoint.nxd.names import factor_of, stored_tensors
 
 # key of a parameter group: the share of its squared norm that this rank adds to the model's
 SHARE = "smtrain_share"
@@ -38,7 +38,7 @@ def groups(
     parts = {
         tensor.name: tensor.parts[0]
         for p in range(layout.pp)
-        for tensor in stored(layout, p, "grouped")
+        for tensor in stored_tensors(layout, p, "grouped")
     }
     head = f"{FAMILIES[layout.shape.family].head}.weight"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smtrain.core.model.layout import Layout
-from smtrain.worker.checkpoint.nxd.names import factor_of, stored
+from smtrain.worker.checkpoint.nxd.names import factor_of, stored_tensors
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 
@@ -33,7 +33,7 @@ def fill(
     parts = {
         tensor.name: tensor.parts
         for p in range(layout.pp)
-        for tensor in stored(layout, p, "grouped")
+        for tensor in stored_tensors(layout, p, "grouped")
     }
     source_names = set(source.names())
     exact: dict[str, torch.Tensor] = {}

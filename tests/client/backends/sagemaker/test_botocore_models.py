@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from smtrain.core.botocore_models import described
+from smtrain.core.botocore_models import service_model
 
 
 def test_a_profile_of_the_user_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting from the user's config file is not read."""
     monkeypatch.setenv("AWS_PROFILE", "work")
-    described.cache_clear()
-    assert described("sts").service_name == "sts"
+    service_model.cache_clear()
+    assert service_model("sts").service_name == "sts"

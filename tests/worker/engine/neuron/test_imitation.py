@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from smtrain.core.facts.trainium2 import untiled
+from smtrain.core.facts.trainium2 import first_group_off_torus
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.world import World
 
@@ -139,7 +139,7 @@ def test_the_planner_s_rule_is_the_device_s(cores: int, world: int) -> None:
     for tp, pp in itertools.product(range(1, world + 1), repeat=2):
         if world % (tp * pp) == 0:
             dp = world // (tp * pp)
-            rule = untiled(tp, pp, dp, min(world, 16 * cores), cores) is None
+            rule = first_group_off_torus(tp, pp, dp, min(world, 16 * cores), cores) is None
             assert rule == routable(tp, pp, dp, cores), (tp, pp, dp)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import SmtrainError, first_line
-from smtrain.core.extras import missing, present
+from smtrain.core.extras import missing_module, present
 from smtrain.worker.data.prepare.spread.ray_address import answers, connection_fault, init_fault
 from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcomes
 
@@ -44,7 +44,7 @@ class LostClusterError(SmtrainError):
 def require_ray() -> None:
     """Raise SmtrainError if the package is missing."""
     if not present("ray"):
-        raise SmtrainError(f"data.machines: {missing('ray')}.", code="package.missing")
+        raise SmtrainError(f"data.machines: {missing_module('ray')}.", code="package.missing")
 
 
 def ray_package() -> Any:
