@@ -224,7 +224,7 @@ def pytest_collection_finish() -> None:
     """Count what collection has made and imported, without garbage collection until now, as old:
     all of it stays.
 
-    It is not left frozen, because `collector_paused` asks whether something is, which visits all
+    It is not left frozen, because `pause_collector` asks whether something is, which visits all
     frozen objects.
     """
     gc.freeze()

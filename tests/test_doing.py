@@ -41,13 +41,13 @@ def on_a_terminal(code: str) -> str:
     return said.decode()
 
 
-START = "import time\nfrom smtrain.core.doing import doing\nfrom smtrain.core.text import say\n"
+START = "import time\nfrom smtrain.core.doing import spinner\nfrom smtrain.core.text import say\n"
 
 
 def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:
     output = on_a_terminal(
         START
-        + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n"
+        + "with spinner('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n"
     )
     assert output.startswith("loading a model")
     assert output.endswith("\r\x1b[Kloaded\r\ndone\r\n")
@@ -55,14 +55,14 @@ def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:
 
 def test_what_is_quick_is_not_said() -> None:
     assert (
-        on_a_terminal(START + "with doing('loading a model'):\n    pass\nsay('done')\n")
+        on_a_terminal(START + "with spinner('loading a model'):\n    pass\nsay('done')\n")
         == "done\r\n"
     )
 
 
 def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
     code = (
-        "n = [0]\nwith doing(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n       "
+        "n = [0]\nwith spinner(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n       "
         " time.sleep(1)\n"
     )
     output = on_a_terminal(START + code)
@@ -72,7 +72,7 @@ def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
 
 def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once() -> None:
     code = (
-        "with doing('one moment', once=True):\n    time.sleep(2)\n    with doing('loading'):\n     "
+        "with spinner('one moment', keep_line=True):\n    time.sleep(2)\n    with spinner('loading'):\n     "
         "   time.sleep(1)\n"
     )
     output = on_a_terminal(START + code)
@@ -80,13 +80,13 @@ def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once(
     assert output.count("one moment") == 1
     assert "loading" in output
     said = on_a_terminal(
-        START + "with doing('one moment', once=True):\n    say('first')\n    time.sleep(1)\n"
+        START + "with spinner('one moment', keep_line=True):\n    say('first')\n    time.sleep(1)\n"
     )
     assert said == "first\r\n"
 
 
 def test_a_pipe_gets_nothing_of_it(tmp_path: Path) -> None:
-    code = START + "with doing('loading'):\n    time.sleep(1)\n"
+    code = START + "with spinner('loading'):\n    time.sleep(1)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 

@@ -24,7 +24,7 @@ _SHOWN_S = 2.0
 
 @dataclass
 class _Task:
-    """A task, shown in an updated line; or `once`, in a line that stays."""
+    """A task, shown in an updated line; or with `keep_line`, in a line that stays."""
 
     message: str | Callable[[], str]
     keep_line: bool
@@ -48,11 +48,12 @@ _watching = False
 
 @contextmanager
 def spinner(message: str | Callable[[], str], *, keep_line: bool = False) -> Iterator[None]:
-    """Show `what` after half a second of silence in the block, until the next output or the end of
-    the block.
+    """Show `message` after half a second of silence in the block, until the next output or the end
+    of the block.
 
-    `what` may be a function, for a line that changes. `once`: one line that stays, only if nothing
-    was said before; it may enclose output that does not go through `say`, such as a live panel.
+    `message` may be a function, for a line that changes. `keep_line`: one line that stays, only if
+    nothing was said before; it may enclose output that does not go through `say`, such as a live
+    panel.
     """
     if not _is_terminal():
         yield

@@ -129,8 +129,8 @@ def only_writer(
 
 @contextlib.contextmanager
 def replacing_files(folder: Path, name: str, *other_patterns: str) -> Iterator[Path]:
-    """Yield a new folder, whose files replace what has this name, or matches the `others`, in
-    `folder` at the end.
+    """Yield a new folder, whose files replace what has this name, or matches the `other_patterns`,
+    in `folder` at the end.
 
     The old files go before the first new one, `name`, comes, so a kill leaves no mixture. Nothing
     is replaced if the block raises. The caller is the only writer.
@@ -182,7 +182,7 @@ def open_named(path: Path) -> BinaryIO:
 
 
 def read_whole(path: Path, max_bytes: int = MOST_JSON) -> str:
-    """The text of a file that `open_named` opens, of at most `most` bytes in UTF-8.
+    """The text of a file that `open_named` opens, of at most `max_bytes` bytes in UTF-8.
 
     Raises OSError if it cannot be opened, and ValueError for any other content.
     """

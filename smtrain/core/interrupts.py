@@ -118,7 +118,7 @@ def pause(seconds: float) -> None:
 
 
 def poll(check: Callable[[], _Answer], interval: float, limit: float = inf) -> _Answer:
-    """Call `until` every so many seconds until its answer is true, or until `limit` seconds have
+    """Call `check` every `interval` seconds until its answer is true, or until `limit` seconds have
     passed.
 
     Returns the last answer: a false one if the time was over. The last pause ends with the time.

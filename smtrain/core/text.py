@@ -175,7 +175,7 @@ def say(*values: object, end: str = "\n", error: bool = False, raw: bool = False
     """Print cleaned text, on standard error if `error`; characters that the encoding lacks become
     ASCII marks.
 
-    Lines are wrapped for a terminal, unless `whole`, for output that programs read, such as JSON.
+    Lines are wrapped for a terminal, unless `raw`, for output that programs read, such as JSON.
     """
     import sys
 

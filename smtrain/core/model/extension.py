@@ -154,7 +154,9 @@ def described_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_rope_of(config: Mapping[str, Any], other_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of the same model with the rotary embeddings and positions of `other`."""
+    """A config.json of the same model with the rotary embeddings and positions of
+    `other_config`.
+    """
     normal, other_normal = normalise(config), normalise(other_config)
     return with_ropes(
         config, replace(normal, rope=other_normal.rope, positions=other_normal.positions)

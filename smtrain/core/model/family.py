@@ -167,7 +167,7 @@ class Family:
     nxd_and_megatron: bool = False
     """neuronx-distributed and the converters of Megatron's forms know it."""
     megatron: bool = False
-    """Megatron-core's GPTModel computes it, unless something else is `elsewhere`."""
+    """Megatron-core's GPTModel computes it, unless something else makes it `nxd_and_megatron`."""
     scales: Mapping[Scale, tuple[str, float | None]] = field(default_factory=dict)
     """Key and default of each number that multiplies or divides something; other families have
     none.

@@ -159,7 +159,7 @@ def companions_in(
     """Decide for all files of a folder (relative name -> bytes) whether they are copied.
 
     The folder's weights, config.json and manifest.json are in no list, as each writer creates them.
-    `replaced` has further files that are written again, with the reason.
+    `replacement_reasons` has further files that are written again, with the reason.
     """
     weight_files = _own_weights(sizes)
     holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}

@@ -65,7 +65,7 @@ class SettledTokenizer(NamedTuple):
 
 
 def read_backend(content: bytes, tokenizer_config: Mapping[str, Any]) -> SettledTokenizer:
-    """The tokenizer of a tokenizer.json, settled; `said` is tokenizer_config.json, for the tokens
+    """The tokenizer of a tokenizer.json, settled; `tokenizer_config` is the file, for the tokens
     that it names.
 
     Only this function makes one, so that all commands and stages give a text the same ids. Raises
@@ -333,7 +333,7 @@ def surplus_remark(vocab: Mapping[str, int], vocabulary: int | None) -> str:
 def unknown_token(token: str, number: int, vocabulary: int, *, is_added: bool) -> str:
     """The reason why a text is refused whose `token` has an id that the model lacks.
 
-    `added` tells a token that was added to a tokenizer from the pieces of its vocabulary.
+    `is_added` tells a token that was added to a tokenizer from the pieces of its vocabulary.
     """
     owner_clause = "" if is_added else "; the tokenizer is that of another model"
     return (

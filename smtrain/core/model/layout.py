@@ -248,7 +248,7 @@ class Layout:
 
         With `ep` above 1 there are two: that of everything but experts, the same for all
         expert-parallel ranks, and with `ep_rank` that of this rank's experts. It leaves out the
-        parameters `without`.
+        parameters `excluded_names`.
         """
         specs = (self.spec(name) for name in self.names(pp_rank) if name not in excluded_names)
         if self.ep > 1:

@@ -152,8 +152,8 @@ def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
 def _match_target(
     name: str, plain: Sequence[str], experts: Sequence[str], has_stacked: bool
 ) -> tuple[str, ...]:
-    """The targets that a user's `name` means; of two kinds of experts the one in which other
-    targets are `stacked`.
+    """The targets that a user's `name` means. If experts have both forms, take the stacked one only
+    if `has_stacked`: other targets are stacked too.
     """
     if name == ALL_LINEAR:
         return tuple(plain)
@@ -286,7 +286,7 @@ def lora_settings(lora: Lora) -> dict[str, Any]:
 
 
 def from_described(settings: dict[str, Any]) -> Lora:
-    """Parse the result of `described`.
+    """Parse the result of `lora_settings`.
 
     Raises `TypeError`, `KeyError` or `ValueError` for anything else.
     """
@@ -315,7 +315,7 @@ def is_described(settings: Any) -> bool:
 
 
 def another_adapter(checkpoint_lora: Lora | None, config_lora: Lora | None) -> str | None:
-    """The reason why a checkpoint with adapter `there` cannot resume with `here`; None if it can.
+    """The reason why a checkpoint with one adapter cannot resume with another; None if it can.
     Dropout may change.
     """
     if checkpoint_lora is None or config_lora is None:

@@ -271,7 +271,7 @@ def folder_misfit(names: Iterable[str], label: object) -> str | None:
     """The fault of a folder without readable weights: its content, and the remedy; None
     if unknown.
 
-    `names` are relative to the folder, `shown` is the user's name for it.
+    `names` are relative to the folder, `label` is the user's name for it.
     """
     present_names = list(names)
     if not present_names and (archive := archive_fault(str(label))):  # named as a folder or prefix

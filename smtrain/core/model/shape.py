@@ -240,7 +240,9 @@ class ModelShape:
     def numbers(
         self, is_counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT
     ) -> int:
-        """Size of the parameters that are `counted`; one layer of each kind is multiplied."""
+        """Size of the parameters for which `is_counted` is true; one layer of each kind is
+        multiplied.
+        """
         ends = sum(s.size for part in self._ends for s in part if is_counted(s))
         return ends + sum(
             n * sum(s.size for s in kind.layer if is_counted(s)) for kind, n in self.kinds.items()

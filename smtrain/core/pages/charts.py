@@ -103,8 +103,8 @@ def curve(
 ) -> str:
     """(step, loss) pairs as an SVG of at most `points` points; empty if there are fewer than two.
 
-    `validated` are losses on held-out text, drawn as dots. `width` and `height` are pixels. Its
-    grey can be read on light and dark pages.
+    `validation_losses` are losses on held-out text, drawn as dots. `width` and `height` are pixels.
+    Its grey can be read on light and dark pages.
     """
     line, dots = _thin_points(_finite(losses), points), _finite(validation_losses)[-points:]
     if len(line) < 2:

@@ -102,7 +102,7 @@ def spelling_fault(
     text: str, accepted_schemes: tuple[str, ...], *, data: bool = False
 ) -> str | None:
     """Say how smtrain writes an address; None if it is written so, is not an address, or has a
-    scheme outside `taken` (paths are always taken).
+    scheme outside in `accepted_schemes` (paths are always taken).
     """
     smtrain_uri = meant(text, data=data)
     return (
@@ -169,8 +169,8 @@ A_URI = {"s3://": "an s3:// URI", "oss://": "an oss:// URI"}
 
 
 def readable_schemes(target: str, *, with_mounts: bool = False) -> tuple[str, ...]:
-    """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted`
-    AWS's file systems, and file://, which stands for a path that the jobs see (load.py).
+    """Schemes of what a target's jobs can read, other than hubs: its object store, AWS's file
+    systems if `with_mounts`, and file://, which stands for a path that the jobs see (load.py).
     """
     record = TARGETS[target]
     return (

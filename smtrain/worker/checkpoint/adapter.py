@@ -271,7 +271,7 @@ def _of_experts(
     """The factors of the parameters in files that a matrix of all experts consists of.
 
     `a` is [E, rank, in] and `b` [E, out, rank]; `module` its name in transformers, or the path of
-    experts in files with the name of a linear that each has. `turned` as `_are_turned`.
+    experts in files with the name of a linear that each has. `are_transposed` as `_are_transposed`.
     """
     names = shape.rules.experts
     assert names is not None

@@ -141,7 +141,7 @@ class MergedSource(WrappedSource):
 
 
 def _add(bits: Bits, dtype: DType, factor: Factor, bounds: Bounds, merged_bits: Bits) -> float:
-    """Write a window of a matrix plus its factors' product into `merged`; returns the largest
+    """Write a window of a matrix plus its factors' product into `merged_bits`; returns the largest
     change of a number.
     """
     rows, columns = bounds

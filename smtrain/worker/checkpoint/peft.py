@@ -39,9 +39,9 @@ def write_peft(
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
-    `base` is the model that it was trained on, as the user names it, `carried` its companion files,
-    `readme` the model card. Raises `CheckpointError` if the checkpoint holds no adapter or the
-    target cannot be written.
+    `base` is the model that it was trained on, as the user names it, `companions` its companion
+    files, `readme` the model card. Raises `CheckpointError` if the checkpoint holds no adapter or
+    the target cannot be written.
     """
     manifest = source.manifest
     lora = manifest.lora

@@ -323,7 +323,7 @@ def read_json(location: Place, file: str, remedy: str = "") -> dict[str, Any]:
 
     Raises CheckpointError, which describes the fault, unless the file is JSON.
 
-    `else_` ends that sentence with another remedy.
+    `remedy` ends that sentence with another remedy.
     """
     if fault := strange(location, file):
         raise fault

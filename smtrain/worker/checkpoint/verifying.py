@@ -57,7 +57,7 @@ def quickest(entry: Mapping[str, Any]) -> str | None:
 def differs(
     path: Path, entry: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False
 ) -> str | None:
-    """Describe how a file differs from its record `about`, None if it does not.
+    """Describe how a file differs from its record `entry`, None if it does not.
 
     Raises as `sums_of` does.
     """
@@ -74,7 +74,7 @@ def _difference(kind: str, actual: Any, recorded_sum: Any) -> str | None:
 
 
 def check_hash(checkpoint: Path, name: str, entry: Mapping[str, Any], record: str = NAME) -> None:
-    """Raises `CheckpointError` if file `name` differs from its entry `about` in the file
+    """Raises `CheckpointError` if file `name` differs from its `entry` in the file
     `record`.
     """
     try:
@@ -117,7 +117,8 @@ class Verification:
     ) -> None:
         """`files`: path in the checkpoint -> record, each with a checksum.
 
-        Those of `loaded` that have a crc32 are left to the loader, so that the disk is read once.
+        Those of `loaded_names` that have a crc32 are left to the loader, so that the disk is read
+        once.
         """
         self._checkpoint, self._files = checkpoint, files
         self._loaded = {
@@ -187,7 +188,7 @@ class Watch:
         """`share` (i, n): this is the i-th of n processes that read the same, each of which checks
         its part at once.
 
-        `known`: crc32 that an earlier reader found of tensors without a checksum.
+        `known_crcs`: crc32 that an earlier reader found of tensors without a checksum.
         """
         self._share, self._known, self._lock = share, dict(known_crcs or {}), threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
@@ -249,7 +250,7 @@ class Watch:
 def deal(files_by_process: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:
     """Share the files among a host's processes: each once, to one that needs it, evenly in bytes.
 
-    `needed`: the files that each process reads. The result is the same on all of them.
+    `files_by_process`: the files that each process reads. The result is the same on all of them.
     """
     load = [0] * len(files_by_process)
     out: list[list[str]] = [[] for _ in files_by_process]

@@ -48,8 +48,8 @@ NO_COMPANIONS = CompanionFiles()
 def companions_of(
     folder: Place, replacement_reasons: Mapping[str, str] | None = None
 ) -> CompanionFiles:
-    """Read the companion files of a model's folder, without those `replaced` (name -> reason) by
-    new ones.
+    """Read the companion files of a model's folder, without those `replacement_reasons` (name ->
+    reason) by new ones.
 
     Raises CheckpointError if one cannot be read.
     """

@@ -89,7 +89,7 @@ class Mxfp4(Slab):
             slab.check(name, tally)
 
     def check_or_hash(self, name: str) -> int | None:
-        """`Slab.seen` of both tensors together."""
+        """`Slab.check_or_hash` of both tensors together."""
         crc = 0
         for slab in filter(None, (self.blocks, self.scales)):
             slab_crc = slab.check_or_hash(name)

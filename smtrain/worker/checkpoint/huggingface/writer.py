@@ -112,10 +112,10 @@ def write_hf(
     """Write a standard Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
     Names and types are the source's. `companions` is the folder whose config.json describes the
-    weights; its companion files are written too, or `carried` instead. `readme` is the model card.
-    Files are cut at `max_shard_size` bytes. If the companions are of a multimodal model, its other
-    parts are copied; returns their names. Raises CheckpointError if the target is a file, or the
-    companions are of another model.
+    weights; its companion files are written too, or `companion_files` instead. `readme` is the
+    model card. Files are cut at `max_shard_size` bytes. If the companions are of a multimodal
+    model, its other parts are copied; returns their names. Raises CheckpointError if the target is
+    a file, or the companions are of another model.
     """
     normal = normalise(source.config)
     folder = None if companions is None else place(companions)

@@ -270,7 +270,7 @@ def chunks(
 ) -> Chunks:
     """Deal layers to pipeline stages as Megatron does.
 
-    `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's
+    `first` and `last` are --decoder-first/last-pipeline-num-layers, `stage_layers` MindSpeed's
     --num-layer-list. Raises ConfigError if they do not add up to the model's layers.
     """
     if stage_layers is None:

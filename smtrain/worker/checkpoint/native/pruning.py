@@ -54,7 +54,7 @@ def surplus(
     newer ones.
 
     Older ones are deleted whether whole or broken: those of the line, and those that its jobs wrote
-    beyond the steps that it resumed from. Other lines' and `spared` ones stay. While fewer than
+    beyond the steps that it resumed from. Other lines' and `protected_names` stay. While fewer than
     `keep` have arrived, none is deleted.
     """
     if keep < 1:

@@ -72,7 +72,8 @@ def _chunks(
 ) -> list[dict[str, Slab]]:
     """Read one rank's file: a dict for each virtual stage, under Megatron-core's names.
 
-    If `kept` is given, the master weights are added to it, and placeholders for them are returned.
+    If `master_slabs` is given, the master weights are added to it, and placeholders for them are
+    returned.
     """
     content = torchzip.load(location, file, lenient=True)
     state = content.get("state_dict") if isinstance(content, dict) else None

@@ -1,7 +1,7 @@
 """neuronx-distributed's names for files and the tensors in them.
 
-One table, `stored`: a name, and the Hugging Face parameters whose local parts it holds one after
-another. `Layout` determines the local part of a parameter.
+One table, `stored_tensors`: a name, and the Hugging Face parameters whose local parts it holds one
+after another. `Layout` determines the local part of a parameter.
 """
 
 from __future__ import annotations

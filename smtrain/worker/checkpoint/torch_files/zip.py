@@ -204,7 +204,7 @@ def _plain(
 ) -> Any:
     """Copy to plain dicts and lists.
 
-    One value may be referred to often, so the work is counted in `left`.
+    One value may be referred to often, so the work is counted in `remaining_values`.
     """
     remaining_values[0] -= 1
     if remaining_values[0] < 0:

@@ -32,8 +32,8 @@ _LIMIT = 0xFFFFFFFF
 def container(
     file: str, tensors: Mapping[str, Tensor], pickle_bytes: bytes | None = None
 ) -> TensorFile:
-    """Lay out a file as torch.save writes a dict of these tensors, or another `pickled` object of
-    them.
+    """Lay out a file as torch.save writes a dict of these tensors, or another object of
+    them (`pickle_bytes`).
     """
     stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
     records: list[_Local] = []
