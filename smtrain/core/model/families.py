@@ -6,7 +6,7 @@ from typing import Any
 
 from smtrain.core.model.family import NO_FULL_LAYER, ExpertNames, Family
 
-_QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
+_QWEN: Any = {"windows": "asked", "max_positions": 32768, "nxd_and_megatron": True}
 _FOUR_NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
