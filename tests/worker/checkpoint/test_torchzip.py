@@ -36,7 +36,7 @@ def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
     assert torch.equal(tensors["last"], numbers)
     ours = torchzip.load(place(tmp_path), "wide.pt")
     assert ours["wide"].size == wide.size
-    assert torch.equal(tensor(ours["last"].whole(), FP32), numbers)
+    assert torch.equal(tensor(ours["last"].read_all(), FP32), numbers)
     with zipfile.ZipFile(tmp_path / "wide.pt") as archive:
         assert max(info.file_size for info in archive.infolist()) == wide.size
 
@@ -56,8 +56,8 @@ def test_any_view_that_torch_saves_is_read(tmp_path: Path) -> None:
     tensors = torchzip.load(place(tmp_path), "views.pt")
     for name in ("transposed", "rows", "columns", "empty", "scalar", "parameter"):
         assert isinstance(tensors[name], Slab)
-        assert torch.equal(tensor(tensors[name].whole(), FP32), saved[name])
-    assert torch.equal(tensor(tensors["nested"]["list"][0].whole(), FP32), base[0])
+        assert torch.equal(tensor(tensors[name].read_all(), FP32), saved[name])
+    assert torch.equal(tensor(tensors["nested"]["list"][0].read_all(), FP32), base[0])
     assert torch.equal(
         tensor(tensors["transposed"].bits([(1, 5), (2, 4)]), FP32), base.t()[1:5, 2:4]
     )
