@@ -14,7 +14,7 @@ from smtrain.worker.entry import main
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation import report
-    from smtrain.worker.evaluation.evaluate import evaluate, save, shown
+    from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
     from smtrain.worker.evaluation.harness import EvaluationRequest
     from smtrain.worker.evaluation.long import LongRequest
 
@@ -50,7 +50,7 @@ def stage(config: JobConfig, container: Container) -> None:
         long,
     )
     save(made, container.model_dir)
-    print(shown(made), flush=True)
+    print(format_result(made), flush=True)
     for line in report.lines(made):
         print(line, flush=True)
 

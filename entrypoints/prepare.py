@@ -30,10 +30,10 @@ def parts(container: Container) -> PartUploads | None:
     """If the job's request has a checkpoint prefix, keep what is done there for the next
     machine.
     """
-    from smtrain.worker.data.part_uploads import EVERY, PartUploads
+    from smtrain.worker.data.part_uploads import PART_BYTES, PartUploads
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
-    every = round(float(megabytes) * 1e6) if megabytes else EVERY
+    every = round(float(megabytes) * 1e6) if megabytes else PART_BYTES
     if not container.checkpoint_dir.is_dir():
         return None
     made = PartUploads(container.checkpoint_dir, every)
@@ -90,7 +90,7 @@ def on_machines(
         fail(container, sentence)
 
     if data.ray_address:
-        with RayExecutor(data.ray_address, ships_code=True, lost=failed) as executor:
+        with RayExecutor(data.ray_address, ships_code=True, on_loss=failed) as executor:
             return spread(executor)
     assert work
     own = own_address(container.host)

@@ -132,11 +132,11 @@ def prepare(
     with ExitStack() as stack:
         spread = None
         if address := config.data.ray_address:
-            executor = stack.enter_context(RayExecutor(address, ships_code=True, lost=_end))
+            executor = stack.enter_context(RayExecutor(address, ships_code=True, on_loss=_end))
             spread = Spread(executor, max_crashed=config.data.max_crashed)
         prepare_options = PrepareOptions.of(config, append_eod=not no_eod, overwrite=overwrite)
         made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
-    from smtrain.worker.data.read.unread import unread_sentence
+    from smtrain.worker.data.read.unread import ignored_text_sentence
 
     say(
         f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples"
@@ -154,7 +154,7 @@ def prepare(
     for what, count in made.noted.items():
         say(f"found: {count:,} {what}")
     if made.unread:
-        say(unread_sentence(made.unread))
+        say(ignored_text_sentence(made.unread))
     for line in made.bad_lines:
         say(f"skipped: {line}")
 
@@ -353,7 +353,7 @@ def import_(
     named("--model", model)
     options.folder_of("OUT", output)
     from smtrain.worker.data.pack import exchange
-    from smtrain.worker.data.read.unread import unread_sentence
+    from smtrain.worker.data.read.unread import ignored_text_sentence
 
     made = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite
@@ -365,4 +365,4 @@ def import_(
     for sentence in made.left_out:
         say(sentence)
     if made.unread:
-        say(unread_sentence(made.unread))
+        say(ignored_text_sentence(made.unread))

@@ -56,7 +56,7 @@ def report(
     from smtrain.worker.data import report as reports
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.manifest import refuse_others
-    from smtrain.worker.data.read.unread import unread_sentence
+    from smtrain.worker.data.read.unread import ignored_text_sentence
     from smtrain.worker.data.report import page
 
     if Path(out).is_dir() or not Path(out).parent.is_dir():
@@ -85,8 +85,8 @@ def report(
         say(f"{count:,} {what}")
     for source in made.sources:
         if source.unread:
-            say(f"{source.name}: {unread_sentence(source.unread)}")
+            say(f"{source.name}: {ignored_text_sentence(source.unread)}")
     if made.untested:
-        say(f"--against: {unread_sentence(made.untested)}")
+        say(f"--against: {ignored_text_sentence(made.untested)}")
     if made.tested:
         say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")

@@ -189,14 +189,14 @@ def records(config: JobConfig) -> list[Question]:
         return []
     import numpy as np
 
-    from smtrain.worker.data.clean.holdout import HELD, HoldOut, conversation_hash
+    from smtrain.worker.data.clean.holdout import HOLDOUT, HoldOut, conversation_hash
     from smtrain.worker.data.tokenize.dialogue import conversation
 
     with (materialise(HELP) / "help.jsonl").open(encoding="utf-8") as lines:
         rows = [parse_json(line) for line in lines]
     hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
     sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
-    apart = np.zeros(len(rows), bool) if sides is None else sides == HELD
+    apart = np.zeros(len(rows), bool) if sides is None else sides == HOLDOUT
     return [
         Question(row["instruction"], row["output"], bool(side))
         for row, side in zip(rows, apart, strict=True)

@@ -122,7 +122,7 @@ def evaluate(
     from smtrain.worker.evaluation.harness import (
         EvaluationRequest,
         refuse_tasks,
-        refuse_unheard,
+        refuse_unknown_tasks,
         refuse_unreachable,
     )
 
@@ -166,7 +166,7 @@ def evaluate(
     )
     refuse_tasks(request)
     if names:
-        refuse_unheard(request)
+        refuse_unknown_tasks(request)
     models = [name for name in (model, base) if name is not None]
     here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}
     for name in models:
@@ -178,9 +178,9 @@ def evaluate(
     under = bases[0] if bases else None
     with nullcontext() if report is None else only_writer(report, DataError):
         made = evaluate.evaluate(folder, under, request, progress, under, long)
-        say(json_text(made, indent=1) if as_json else evaluate.shown(made), raw=as_json)
+        say(json_text(made, indent=1) if as_json else evaluate.format_result(made), raw=as_json)
         if report is not None:
-            say(evaluate.save(made, report.parent, drawn=True), error=as_json)
+            say(evaluate.save(made, report.parent, with_pictures=True), error=as_json)
 
 
 def _long_request(

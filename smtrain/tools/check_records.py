@@ -102,7 +102,7 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
     from smtrain.core.demo import materialise
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.clean.holdout import HoldOut
-    from smtrain.worker.data.prepare.first_records import check_whole, read_first
+    from smtrain.worker.data.prepare.first_records import check_complete_sources, read_first
     from smtrain.worker.data.prepare.prepare import text_preparation
     from smtrain.worker.data.prepare.sft import record_preparation
     from smtrain.worker.data.prepare_options import PrepareOptions
@@ -113,7 +113,7 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
     held_out = validation.path if validation else None
     if held_out and not _is_read(context, held_out):
         every, validation = False, None
-    cleaning, holdout = Cleaning.of(config.data).unrefined, HoldOut.of(validation)
+    cleaning, holdout = Cleaning.of(config.data).basic_cleaning, HoldOut.of(validation)
     options = replace(PrepareOptions.of(config), cleaning=cleaning, holdout=holdout)
     found = options.sources(
         [str(materialise(one)) if one.startswith("demo://") else one for one in named]
@@ -128,7 +128,7 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
             faults |= finding.level == "fault"
             yield finding
     if every and not faults:
-        check_whole(preparation, first)
+        check_complete_sources(preparation, first)
 
 
 def _of_source(
@@ -143,7 +143,7 @@ def _of_source(
     )
     kept = (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
     if first.bad.count and (first.bad.count > config.data.max_bad or not kept):
-        lines = first.bad.listed()
+        lines = first.bad.describe()
         lines = lines.replace(f"{first.name}, line ", "line ")
         yield Finding(
             kind,

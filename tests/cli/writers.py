@@ -213,7 +213,7 @@ def _evaluate(inputs: Path, letter: str, out: Path) -> None:
         evaluate, "pictures", lambda made: {f"needle-{made['letter']}": made["letter"]}
     )
     with only_writer(place / "evaluation.json", SmtrainError), drawn:  # as the command does
-        evaluate.save(Made(letter).to_dict(), place, drawn=True)
+        evaluate.save(Made(letter).to_dict(), place, with_pictures=True)
 
 
 def _doctor(inputs: Path, letter: str, out: Path) -> None:

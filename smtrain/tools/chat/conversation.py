@@ -114,14 +114,16 @@ class Chat:
         """(name of the model, piece of its answer), as it comes; a partial answer is kept if the
         caller stops early.
         """
-        from smtrain.worker.generation.conversation import spelled
+        from smtrain.worker.generation.conversation import encode_conversation
         from smtrain.worker.generation.generating import stream
 
         if not text.strip():
             raise CheckpointError("the question is empty; ask something")
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
         prompts = [
-            spelled(one.loaded, one.conversation.with_question(text), sampling.max_new_tokens)[0]
+            encode_conversation(
+                one.loaded, one.conversation.with_question(text), sampling.max_new_tokens
+            )[0]
             for one in self._speakers
         ]
         answers = [""] * len(prompts)

@@ -23,7 +23,7 @@ from smtrain.tools.chat.chat import Models, chosen, known_settings, loaded
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
-    from smtrain.worker.generation.load import Loaded
+    from smtrain.worker.generation.load import LoadedModel
 
 FIELDS = ("prompt", "messages", "instruction", "question", "text")
 """Fields that may hold a record's prompt, in the order of search."""
@@ -286,7 +286,7 @@ def _template_text(template: str | Path | None) -> str | None:
 
 
 def _answers(
-    ready: Loaded,
+    ready: LoadedModel,
     queue: Sequence[Prompt],
     done: int,
     batch: int,
@@ -312,7 +312,7 @@ def _answers(
 
 
 @contextmanager
-def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
+def _load(models: Models, processes: int | None, say: Say) -> Iterator[LoadedModel]:
     """The model, whose processes end with the block."""
     _, ready = loaded(models, processes, say)
     try:
@@ -322,39 +322,39 @@ def _load(models: Models, processes: int | None, say: Say) -> Iterator[Loaded]:
 
 
 def _spelled(
-    loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
+    loaded: LoadedModel, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
 ) -> list[Any]:
     """Ids of all prompts, so that an invalid one is reported before the first is answered; prints
     missing fields.
     """
-    from smtrain.worker.data.read.unread import UnreadText, unread_sentence
+    from smtrain.worker.data.read.unread import IgnoredText, ignored_text_sentence
     from smtrain.worker.generation.conversation import (
+        encode_conversation,
         ignored_in,
         record_options,
         set_template,
-        spelled,
-        unwritten,
+        unwritten_parts,
     )
-    from smtrain.worker.generation.generating import encoded, refuse_overlong
+    from smtrain.worker.generation.generating import encode_prompt, refuse_overlong
 
     if form.chat or any(prompt.messages for prompt in prompts):
         set_template(loaded, None if form.template is None else Path(form.template), form.options)
         if ignored := ignored_in(loaded):
             say(ignored)
-    every, unread, twice = [], UnreadText(), 0
+    every, unread, twice = [], IgnoredText(), 0
     for number, prompt in enumerate(prompts, start=1):
         if messages := _messages_of(prompt, form):
             options = record_options(prompt.record, number)
-            every.append(spelled(loaded, messages, sampling.max_new_tokens, options)[0])
-            unread.count(unwritten(loaded, messages, options))
+            every.append(encode_conversation(loaded, messages, sampling.max_new_tokens, options)[0])
+            unread.count(unwritten_parts(loaded, messages, options))
         else:
-            every.append(encoded(loaded, prompt.text, special=True))
+            every.append(encode_prompt(loaded, prompt.text, special=True))
             refuse_overlong(loaded, every[-1], sampling)
             unread.count(field for field, _ in record_options(prompt.record, number).values())
             twice += every[-1][0, :2].tolist() == [loaded.tokenizer.bos_token_id] * 2
     if unread:
         say(
-            f"{unread_sentence(unread)}; the chat template does not write it, or no chat template"
+            f"{ignored_text_sentence(unread)}; the chat template does not write it, or no chat template"
             " is used"
         )
     if twice:

@@ -76,23 +76,23 @@ def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
     bin_path, idx_path, sums_path = (
         prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX)
     )
-    about = {
+    facts = {
         bin_path.name: fingerprint(bin_path, tokens),
         idx_path.name: fingerprint(idx_path, index),
     }
     write_sums(sums_path, tokens, index)
-    return about | {sums_path.name: fingerprint(sums_path)}
+    return facts | {sums_path.name: fingerprint(sums_path)}
 
 
 def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
     """Size and SHA-256 of a file; its bytes are added to `sums` too."""
-    whole = hashlib.sha256()
+    file_hash = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            whole.update(block)
+            file_hash.update(block)
             if sums is not None:
                 sums.add(block)
-    return {"bytes": path.stat().st_size, "sha256": whole.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": file_hash.hexdigest()}
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,12 @@ def read_sums(path: Path) -> PairSums:
     try:
         magic, block, token_bytes, index_bytes = _HEADER.unpack(raw[: _HEADER.size])
         counts = [-(-size // block) for size in (token_bytes, index_bytes)]
-        whole = len(raw) == _HEADER.size + 4 * sum(counts) + 4
-        if magic != _MAGIC or not whole or struct.unpack("<I", raw[-4:])[0] != crc32(raw[:-4]):
+        is_complete = len(raw) == _HEADER.size + 4 * sum(counts) + 4
+        if (
+            magic != _MAGIC
+            or not is_complete
+            or struct.unpack("<I", raw[-4:])[0] != crc32(raw[:-4])
+        ):
             raise ValueError
     except (struct.error, ValueError, ZeroDivisionError):
         raise DataError(

@@ -72,9 +72,9 @@ def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:
     """
     kind = np.dtype(dtype).newbyteorder("<")
     documents = lengths.stat().st_size // 4
-    stored = sum(int(np.count_nonzero(part)) for part in _parts(lengths))
+    sequence_count = sum(int(np.count_nonzero(part)) for part in _parts(lengths))
     with idx_path.open("wb") as idx:
-        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], stored, documents + 1))
+        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], sequence_count, documents + 1))
         for part in _parts(lengths):
             idx.write(part[part > 0].data)
         end = 0
@@ -91,7 +91,7 @@ def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:
             sequences = int(starts[-1])
         idx.flush()
         os.fsync(idx.fileno())
-    return stored
+    return sequence_count
 
 
 def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
@@ -185,17 +185,17 @@ class IndexedDataset:
             prefix.with_name(prefix.name + ".idx"),
         )
         pair = (self.idx_path, self.bin_path)
-        lacking = [path.name for path in pair if not path.is_file()]
+        absent_files = [path.name for path in pair if not path.is_file()]
         folder = prefix.parent.absolute()
-        if len(lacking) == 2:
+        if len(absent_files) == 2:
             raise DataError(
                 f"{prefix} is not a folder of prepared data and not the name of an indexed dataset,"
-                f" as {folder} holds no {lacking[0]}; {near_path(prefix)}give what `smtrain data"
+                f" as {folder} holds no {absent_files[0]}; {near_path(prefix)}give what `smtrain data"
                 " prepare` wrote, or the path of a .bin and an .idx without their endings."
             )
-        if lacking:
+        if absent_files:
             raise DataError(
-                f"{lacking[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of"
+                f"{absent_files[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of"
                 " the same name, so copy it there."
             )
         raw = _map(self.idx_path, np.dtype("u1"))
@@ -221,14 +221,14 @@ class IndexedDataset:
         self.lengths, self.offsets, self.document_index = _columns(raw, count, documents)
         self.modes = raw[plain:].view("i1") if len(raw) > plain else None
         total = int(self.lengths.sum(dtype=np.int64))
-        held = self.bin_path.stat().st_size
-        if held != total * self.dtype.itemsize:
+        token_bytes = self.bin_path.stat().st_size
+        if token_bytes != total * self.dtype.itemsize:
             raise DataError(
-                f"{self.bin_path} has {held} bytes and its index says"
+                f"{self.bin_path} has {token_bytes} bytes and its index says"
                 f" {total * self.dtype.itemsize}; prepare the data again."
             )
         self.tokens = _map(self.bin_path, self.dtype)
-        self._blocks = Blocks(self.bin_path, held, sums.block, sums.tokens) if sums else None
+        self._blocks = Blocks(self.bin_path, token_bytes, sums.block, sums.tokens) if sums else None
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Tokens `start` to `stop`, their blocks compared with the pair's checksums, if it has any.
@@ -237,8 +237,10 @@ class IndexedDataset:
         """
         if self._blocks is not None and start < stop:
             size = self.dtype.itemsize
-            if whole := self._blocks.around(start * size, (stop - start) * size):
-                self._blocks.check(whole[0], self.tokens.view(np.uint8)[whole[0] : sum(whole)])
+            if block_span := self._blocks.around(start * size, (stop - start) * size):
+                self._blocks.check(
+                    block_span[0], self.tokens.view(np.uint8)[block_span[0] : sum(block_span)]
+                )
         return self.tokens[start:stop]
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:

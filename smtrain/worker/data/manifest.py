@@ -24,16 +24,16 @@ MASK = f"{PREFIX}_mask"
 VALIDATION = "validation"
 VALIDATION_MASK = f"{VALIDATION}_mask"
 _SHARD = re.compile(r"(tokens(_mask|_\d+)?|validation(_mask)?)-\d{5,}\.(bin|idx|sums)")
-_NUMBERED = re.compile(r"(.*?)(-\d{5,}|)", re.DOTALL)
+_NUMBERED_NAME = re.compile(r"(.*?)(-\d{5,}|)", re.DOTALL)
 
 
 def refuse_others(*places: Path) -> None:
     """Refuse to replace files that exist. Raises DataError."""
     present = [str(place) for place in places if place.exists()]
     if present:
-        more = f" and {len(present) - 1} more" if len(present) > 1 else ""
+        suffix = f" and {len(present) - 1} more" if len(present) > 1 else ""
         raise DataError(
-            f"{present[0]}{more} is there already; give another place, or replace it with"
+            f"{present[0]}{suffix} is there already; give another place, or replace it with"
             " --overwrite (overwrite=True)."
         )
 
@@ -70,7 +70,7 @@ class ShardRow:
 
 def mask_of(prefix: Path) -> Path:
     """The prefix of the mask of a pair: `x_mask` of `x`, `x_mask-00003` of the shard `x-00003`."""
-    name, number = _NUMBERED.fullmatch(prefix.name).groups()  # type: ignore[union-attr]
+    name, number = _NUMBERED_NAME.fullmatch(prefix.name).groups()  # type: ignore[union-attr]
     return prefix.with_name(f"{name}_mask{number}")
 
 
@@ -85,7 +85,7 @@ def shards_of(row: Mapping[str, Any]) -> list[ShardRow]:
     row itself.
     """
     rows: list[dict[str, Any]] = row.get("shards") or [dict(row)]
-    return [ShardRow(one["prefix"], one["documents"], one["tokens"]) for one in rows]
+    return [ShardRow(pair["prefix"], pair["documents"], pair["tokens"]) for pair in rows]
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class DatasetManifest:
     def content(self) -> dict[str, dict[str, Any]]:
         """The files that are trained on, without those for validation and without checksums."""
         return {
-            name: about
-            for name, about in self.files.items()
+            name: facts
+            for name, facts in self.files.items()
             if not name.endswith(SUFFIX)
             and re.split("[-.]", name)[0] not in (VALIDATION, VALIDATION_MASK)
         }
@@ -193,14 +193,14 @@ class DatasetManifest:
                 f"{path} has format_version {version} and this smtrain reads {PREPARED_FORMAT};"
                 " prepare the data again."
             )
-        known = dataclasses.fields(cls)
-        needed = {
+        manifest_fields = dataclasses.fields(cls)
+        required_names = {
             f.name
-            for f in known
+            for f in manifest_fields
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
-        if missing := sorted(needed - fields.keys()):
-            raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")
+        if absent_names := sorted(required_names - fields.keys()):
+            raise DataError(f"{path} lacks {', '.join(absent_names)}; prepare the data again.")
         if damage := manifest_damage(fields):
             raise DataError(f"{path} is damaged ({damage}); prepare the data again.")
-        return cls(**{f.name: fields[f.name] for f in known if f.name in fields})
+        return cls(**{f.name: fields[f.name] for f in manifest_fields if f.name in fields})

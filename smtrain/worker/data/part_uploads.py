@@ -22,9 +22,9 @@ from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.files import parse_json, write_atomically
 
 _RECORD = re.compile(r"record-(\d{6})\.json")
-_KEPT = 3  # records; S3 may have a newer one without its parts
+_RETAINED_RECORDS = 3  # records; S3 may have a newer one without its parts
 _COPY = 4 << 20
-EVERY = 1 << 30
+PART_BYTES = 1 << 30
 """Bytes of input per part: some ten seconds on a machine with many cores."""
 
 
@@ -37,8 +37,8 @@ class PartUploads:
     set.
     """
 
-    def __init__(self, folder: Path, every: int = EVERY) -> None:
-        self.folder, self.every = folder, every
+    def __init__(self, folder: Path, part_bytes: int = PART_BYTES) -> None:
+        self.folder, self.every = folder, part_bytes
         self.stop = threading.Event()
         self._files: list[
             list[Any]
@@ -79,19 +79,19 @@ class PartUploads:
         if gain < self.every and not (gain and self.stop.is_set()):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        before: dict[str, int] = {}
+        copied_bytes: dict[str, int] = {}
         for _, name, size in self._files:
-            before[name] = before.get(name, 0) + size
+            copied_bytes[name] = copied_bytes.get(name, 0) + size
         for name, size in sizes.items():
-            gained = size - before.get(name, 0)
-            if gained or name not in before:
+            new_bytes = size - copied_bytes.get(name, 0)
+            if new_bytes or name not in copied_bytes:
                 part = f"part-{self._number:06}-{name}"
-                _copy(journal / name, before.get(name, 0), gained, self.folder / part)
-                self._files.append([part, name, gained])
+                _copy(journal / name, copied_bytes.get(name, 0), new_bytes, self.folder / part)
+                self._files.append([part, name, new_bytes])
         record = json.dumps(with_digest({"mark": mark, "files": self._files}))
         write_atomically(self.folder / f"record-{self._number:06}.json", record, sync=False)
         for number, path in self._records():
-            if number <= self._number - _KEPT:
+            if number <= self._number - _RETAINED_RECORDS:
                 path.unlink()
         self._number, self._done = self._number + 1, mark["done_bytes"]
 

@@ -31,4 +31,4 @@ class Piece:
     mask: NDArray[np.uint8] | None = None
     sides: NDArray[np.int8] | None = None
     hashes: NDArray[np.uint64] | None = None
-    near: NDArray[np.uint64] | None = None
+    band_keys: NDArray[np.uint64] | None = None

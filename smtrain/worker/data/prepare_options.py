@@ -122,13 +122,13 @@ class Corpus:
         return self.options.holdout is not None and not self.options.holdout.from_sources
 
     @property
-    def held(self) -> frozenset[int]:
+    def heldout_files(self) -> frozenset[int]:
         """The numbers of the files of records that are held out whole."""
         last = self.files[-1] if self.sequences and self._own_text else []
         return frozenset(file.number for file in last)
 
     @property
-    def sided(self) -> bool:
+    def has_sides(self) -> bool:
         """Whether held-out text is written along with each part, and has no separate part."""
         return self.options.holdout is not None and (self.sequences > 0 or not self._own_text)
 
@@ -136,8 +136,10 @@ class Corpus:
     def prefixes(self) -> list[str]:
         """The prefix of each part's files."""
         count = 1 if self.sequences else len(self.files) - self._own_text
-        trained = [PREFIX] if count == 1 else [f"{PREFIX}_{number}" for number in range(count)]
-        return trained + [VALIDATION] * (not self.sequences and self._own_text)
+        training_prefixes = (
+            [PREFIX] if count == 1 else [f"{PREFIX}_{number}" for number in range(count)]
+        )
+        return training_prefixes + [VALIDATION] * (not self.sequences and self._own_text)
 
     @property
     def held_names(self) -> list[str]:
@@ -156,7 +158,7 @@ def resolve(
     output: Path | None,
     commits: Mapping[str, str],
     say: Callable[[str], None],
-    listed: Mapping[str, list[SourceFile]] | None = None,
+    file_lists: Mapping[str, list[SourceFile]] | None = None,
 ) -> Corpus:
     """Find the files of all sources, except those under `output`, and read the tokenizer.
 
@@ -179,7 +181,7 @@ def resolve(
                 left_out.append,
                 options.encoding,
                 commits,
-                (listed or {}).get(source),
+                (file_lists or {}).get(source),
             )
         ]
         for source in sources

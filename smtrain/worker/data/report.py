@@ -16,16 +16,16 @@ from smtrain.core.errors import DataError
 from smtrain.core.pages.page import render
 from smtrain.core.text import span
 from smtrain.worker.data.clean.cleaning import Cleaning, hashes
-from smtrain.worker.data.clean.dedup import NEAR, SeenDocuments, SeenSignatures
+from smtrain.worker.data.clean.dedup import NEAR_DUPLICATES, SeenDocuments, SeenSignatures
 from smtrain.worker.data.clean.overlap import finder_of, read_tests
 from smtrain.worker.data.clean.refiner import Refiner, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
-from smtrain.worker.data.read.unread import EXAMPLES, Findings, UnreadText
+from smtrain.worker.data.read.unread import EXAMPLES, Findings, IgnoredText
 
 _LINES_KEPT = 200_000
-_SHOWN = 300
+_EXCERPT_CHARACTERS = 300
 _SCRIPTS = {
     "Latin": r"[A-Za-z\u00c0-\u024f]",
     "Cyrillic": r"[\u0400-\u052f]",
@@ -64,7 +64,7 @@ class SourceReport:
     lengths: Counter[int] = field(default_factory=Counter)
     scripts: Counter[str] = field(default_factory=Counter)
     overlapping: int = 0
-    unread: UnreadText = field(default_factory=UnreadText)
+    unread: IgnoredText = field(default_factory=IgnoredText)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class TextReport:
     dropped: dict[str, int] = field(default_factory=dict)
     noted: dict[str, int] = field(default_factory=dict)
     judged: int = 0
-    untested: UnreadText = field(default_factory=UnreadText)
+    untested: IgnoredText = field(default_factory=IgnoredText)
 
 
 def report(
@@ -107,89 +107,101 @@ def report(
     all inputs, exact duplicates up to 3 million documents. `against` are texts that a model will be
     tested on. Raises DataError if something cannot be read.
     """
-    chosen = None
+    text_encoder = None
     if tokenizer is not None:
         from smtrain.worker.data.tokenize import encoder
 
-        chosen, _ = encoder.choose(tokenizer)
-    untested = UnreadText()
-    tested = finder_of(against, untested, text_column, format, encoding) if against else None
-    seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
+        text_encoder, _ = encoder.choose(tokenizer)
+    ignored_text = IgnoredText()
+    overlap_finder = (
+        finder_of(against, ignored_text, text_column, format, encoding) if against else None
+    )
+    seen_documents, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
     cleaning = cleaning or Cleaning()
     refine_versions(cleaning)  # raises if a package is missing
-    found = Findings(examples={"duplicates": [], "bad records": [], "overlaps with tests": []})
+    findings = Findings(examples={"duplicates": [], "bad records": [], "overlaps with tests": []})
     reports: list[SourceReport] = []
-    left, whole = most_bytes or 1 << 62, True
+    remaining_bytes, is_complete = most_bytes or 1 << 62, True
     preview = _CleaningPreview(cleaning)
     for source in inputs:
         files = find_files(source, format, encoding=encoding)
-        about = SourceReport(str(source), len(files))
-        reports.append(about)
+        source_report = SourceReport(str(source), len(files))
+        reports.append(source_report)
         for file in files:
             for block in cut_file(file, text_column, separator):
-                if left <= 0:
-                    whole = False
+                if remaining_bytes <= 0:
+                    is_complete = False
                     break
                 documents = read_block(block, text_column, separator)
-                left -= documents.texts.nbytes
-                found.keep("bad records", *map(str, documents.bad))
-                about.bad += len(documents.bad)
-                about.unread.count(documents.unread)
-                _count(about, documents, seen, lines, found)
+                remaining_bytes -= documents.texts.nbytes
+                findings.keep("bad records", *map(str, documents.bad))
+                source_report.bad += len(documents.bad)
+                source_report.unread.count(documents.ignored_text)
+                _count(source_report, documents, seen_documents, lines, findings)
                 preview.add(documents.texts.to_pylist() if cleaning.refines else [])
-                if chosen is not None:
-                    about.tokens += len(chosen.encode(documents.texts, block.first)[0])
-                if tested is not None:
+                if text_encoder is not None:
+                    source_report.tokens += len(
+                        text_encoder.encode(documents.texts, block.first)[0]
+                    )
+                if overlap_finder is not None:
                     for text in documents.texts.to_pylist():
-                        numbers, run = tested.in_text(text)
+                        numbers, run = overlap_finder.in_text(text)
                         hit |= numbers
-                        about.overlapping += bool(numbers)
-                        found.keep(
+                        source_report.overlapping += bool(numbers)
+                        findings.keep(
                             "overlaps with tests", *([f"{file.name}: {run}"] if numbers else [])
                         )
-    if not any(about.documents for about in reports):
-        why = next(iter(found.examples["bad records"]), "")
-        why = f": {why}" if why else "; give files with text"
+    if not any(source_report.documents for source_report in reports):
+        reason = next(iter(findings.examples["bad records"]), "")
+        reason = f": {reason}" if reason else "; give files with text"
         raise DataError(
-            f"{', '.join(map(str, inputs))} holds no document{why}.", code="data.not_found"
+            f"{', '.join(map(str, inputs))} holds no document{reason}.", code="data.not_found"
         )
-    repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
-    about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
+    repeated_lines = [(line, count) for line, count in lines.most_common(20) if count > 1]
+    about_tests = (
+        (overlap_finder.texts, len(hit), overlap_finder.short)
+        if overlap_finder is not None
+        else None
+    )
     return TextReport(
         reports,
-        repeated,
-        found.examples | preview.findings.examples,
+        repeated_lines,
+        findings.examples | preview.findings.examples,
         about_tests,
-        chosen.name if chosen else "",
-        whole,
+        text_encoder.name if text_encoder else "",
+        is_complete,
         preview.findings.dropped,
         preview.findings.noted,
         preview.documents,
-        untested,
+        ignored_text,
     )
 
 
 def _count(
-    about: SourceReport,
+    source_report: SourceReport,
     documents: Documents,
-    seen: SeenDocuments,
+    seen_documents: SeenDocuments,
     lines: Counter[str],
-    found: Findings,
+    findings: Findings,
 ) -> None:
-    new = seen.new(hashes(documents.texts))
+    new = seen_documents.new(hashes(documents.texts))
     texts: list[str] = documents.texts.to_pylist()
-    about.documents += len(texts)
-    about.duplicates += len(texts) - int(new.sum())
-    found.keep(
+    source_report.documents += len(texts)
+    source_report.duplicates += len(texts) - int(new.sum())
+    findings.keep(
         "duplicates",
-        *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text),
+        *(
+            text[:_EXCERPT_CHARACTERS]
+            for text, first in zip(texts, new, strict=True)
+            if not first and text
+        ),
     )
     for text in texts:
-        about.characters += len(text)
-        about.bytes += len(text.encode("utf-8", "surrogatepass"))
-        about.empty += not text.strip()
-        about.lengths[len(text).bit_length()] += 1
-        about.scripts[_script(text)] += 1
+        source_report.characters += len(text)
+        source_report.bytes += len(text.encode("utf-8", "surrogatepass"))
+        source_report.empty += not text.strip()
+        source_report.lengths[len(text).bit_length()] += 1
+        source_report.scripts[_script(text)] += 1
         lines.update(
             line.strip()[:LINE_MOST]
             for line in text.splitlines()
@@ -209,8 +221,8 @@ def _script(text: str) -> str:
     }
     if counts["Kana"]:
         return "Japanese"
-    most = max(counts, key=lambda name: counts[name])
-    return most if counts[most] else "none"
+    top_script = max(counts, key=lambda name: counts[name])
+    return top_script if counts[top_script] else "none"
 
 
 class _CleaningPreview:
@@ -226,35 +238,41 @@ class _CleaningPreview:
         if self._refiner is None:
             return
         self.documents += len(texts)
-        refined = self._refiner.refine(texts)
-        self.findings.add(refined.findings)
-        if self._seen is None or refined.keys is None:
+        result = self._refiner.refine(texts)
+        self.findings.add(result.findings)
+        if self._seen is None or result.keys is None:
             return
-        new = self._seen.new(refined.keys)
-        near = [text[:_SHOWN] for text, first in zip(refined.texts, new, strict=True) if not first]
-        self.findings.dropped += Counter({NEAR: len(near)})
-        self.findings.keep(NEAR, *near)
+        new = self._seen.new(result.keys)
+        near_texts = [
+            text[:_EXCERPT_CHARACTERS]
+            for text, first in zip(result.texts, new, strict=True)
+            if not first
+        ]
+        self.findings.dropped += Counter({NEAR_DUPLICATES: len(near_texts)})
+        self.findings.keep(NEAR_DUPLICATES, *near_texts)
 
 
-def page(about: TextReport) -> str:
+def page(text_report: TextReport) -> str:
     """The HTML page, with all text escaped."""
-    whole = _sum(about.sources)
-    sources = [*about.sources, *([whole] if len(about.sources) > 1 else [])]
+    total = _sum(text_report.sources)
+    sources = [*text_report.sources, *([total] if len(text_report.sources) > 1 else [])]
     by_count = [
-        sorted(counts.items(), key=lambda row: -row[1]) for counts in (about.dropped, about.noted)
+        sorted(counts.items(), key=lambda row: -row[1])
+        for counts in (text_report.dropped, text_report.noted)
     ]
     return render(
         "data_report.html",
         title="Text report",
         generator="smtrain data report",
-        about=about,
-        whole=whole,
-        columns=_columns(about),
-        sources=[_row(source, about) for source in sources],
-        lengths=[(_range(power), whole.lengths[power]) for power in _powers(whole.lengths)],
-        repeated=[(line, f"{count:,}") for line, count in about.repeated],
+        about=text_report,
+        whole=total,
+        columns=_columns(text_report),
+        sources=[_row(source, text_report) for source in sources],
+        lengths=[(_range(power), total.lengths[power]) for power in _powers(total.lengths)],
+        repeated=[(line, f"{count:,}") for line, count in text_report.repeated],
         dropped=[
-            (reason, f"{count:,}", f"{count / about.judged:.2%}") for reason, count in by_count[0]
+            (reason, f"{count:,}", f"{count / text_report.judged:.2%}")
+            for reason, count in by_count[0]
         ],
         noted=[(reason, f"{count:,}") for reason, count in by_count[1]],
         looked_at=LOOKED_AT,
@@ -264,7 +282,7 @@ def page(about: TextReport) -> str:
     )
 
 
-def _columns(about: TextReport) -> list[str]:
+def _columns(text_report: TextReport) -> list[str]:
     names = [
         "source",
         "files",
@@ -275,11 +293,11 @@ def _columns(about: TextReport) -> list[str]:
         "duplicates",
         "bad",
     ]
-    names += ["tokens", "bytes a token"] if about.tokenized_by else []
-    return names + (["overlapping"] if about.tested is not None else [])
+    names += ["tokens", "bytes a token"] if text_report.tokenized_by else []
+    return names + (["overlapping"] if text_report.tested is not None else [])
 
 
-def _row(source: SourceReport, about: TextReport) -> list[str]:
+def _row(source: SourceReport, text_report: TextReport) -> list[str]:
     documents = max(source.documents, 1)
     cells = [
         source.name,
@@ -291,9 +309,9 @@ def _row(source: SourceReport, about: TextReport) -> list[str]:
         f"{source.duplicates:,} ({source.duplicates / documents:.1%})",
         f"{source.bad:,}",
     ]
-    if about.tokenized_by:
+    if text_report.tokenized_by:
         cells += [f"{source.tokens:,}", f"{source.bytes / max(source.tokens, 1):.2f}"]
-    if about.tested is not None:
+    if text_report.tested is not None:
         cells.append(f"{source.overlapping:,}")
     return cells
 
@@ -306,12 +324,12 @@ def _powers(lengths: Counter[int]) -> range:
 
 
 def _sum(sources: list[SourceReport]) -> SourceReport:
-    whole = SourceReport("all")
+    total = SourceReport("all")
     for source in sources:
         for name, value in vars(source).items():
             if name not in ("name", "unread"):
-                setattr(whole, name, getattr(whole, name) + value)
-    return whole
+                setattr(total, name, getattr(total, name) + value)
+    return total
 
 
 def _range(power: int) -> str:

@@ -40,7 +40,7 @@ class Appender:
         self.bytes = 0
 
     @classmethod
-    def restored(cls, path: Path, mark: dict[str, Any]) -> Appender | None:
+    def restore(cls, path: Path, mark: dict[str, Any]) -> Appender | None:
         """The file cut to its state at `mark`; None if it differs."""
         file = cls.__new__(cls)
         file.path, file._hash, file.sums, file.bytes = (
@@ -53,12 +53,12 @@ class Appender:
             file._file = path.open("r+b", buffering=0)
         except OSError:
             return None
-        left = file.bytes
-        while left and (part := file._file.read(min(left, 1 << 20))):
+        remaining_bytes = file.bytes
+        while remaining_bytes and (part := file._file.read(min(remaining_bytes, 1 << 20))):
             file._hash.update(part)
             file.sums.add(part)
-            left -= len(part)
-        if left or file._hash.hexdigest() != mark["sha256"]:
+            remaining_bytes -= len(part)
+        if remaining_bytes or file._hash.hexdigest() != mark["sha256"]:
             file._file.close()
             return None
         file._file.truncate(file.bytes)
@@ -149,7 +149,7 @@ class Journal:
 
 
 @contextmanager
-def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
+def open_journal(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
     """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for
     the next run.
 
@@ -158,9 +158,9 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
     """
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
-    created = not output.exists()
+    is_new_folder = not output.exists()
     journal = Journal(output / f".{PREFIX}.partial", parts)
-    keep, stopped = True, False
+    keep, is_stopped = True, False
     try:
         yield journal
         keep = False
@@ -168,18 +168,18 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
         keep = False
         raise
     except StoppedError:
-        stopped = True
+        is_stopped = True
         raise
     finally:
         if parts is not None and not keep:
             parts.clear()
-        journal.close(remove=not keep or stopped)  # a job's output folder goes to S3
-        if created and output.is_dir() and not any(output.iterdir()):
+        journal.close(remove=not keep or is_stopped)  # a job's output folder goes to S3
+        if is_new_folder and output.is_dir() and not any(output.iterdir()):
             output.rmdir()
 
 
 def publish(
-    journal: Journal, manifest: DatasetManifest, output: Path, elsewhere: str | None = None
+    journal: Journal, manifest: DatasetManifest, output: Path, shared_folder: str | None = None
 ) -> DatasetManifest:
     """Move the finished files into `output`, the manifest last: without it the folder is no
     dataset.
@@ -187,9 +187,9 @@ def publish(
     If the files are `elsewhere`, only the manifest is written.
     """
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
-        if elsewhere is None or old.name not in manifest.files or old.name == NAME:
+        if shared_folder is None or old.name not in manifest.files or old.name == NAME:
             old.unlink(missing_ok=True)
-    for name in manifest.files if elsewhere is None else ():
+    for name in manifest.files if shared_folder is None else ():
         (journal.folder / name).replace(output / name)
     manifest.save(output)
     return manifest

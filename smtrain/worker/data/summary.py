@@ -49,9 +49,9 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
                 " tokens."
             )
         for tokens_ in part.chunks():
-            more = np.bincount(tokens_, minlength=len(counts))
-            more[: len(counts)] += counts
-            counts = more
+            chunk_counts = np.bincount(tokens_, minlength=len(counts))
+            chunk_counts[: len(counts)] += counts
+            counts = chunk_counts
     lengths = np.concatenate([_document_lengths(part) for part in parts])
     tokens = int(counts.sum())
     facts: dict[str, Any] = {
@@ -69,7 +69,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         )
     if path.is_dir() and (path / NAME).is_file():
         manifest = DatasetManifest.load(path)
-        kept = (
+        fact_names = (
             "seq_len",
             "samples",
             "eos_id",
@@ -79,7 +79,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
             "dropped",
             "parts",
         )
-        facts |= {key: getattr(manifest, key) for key in kept}
+        facts |= {key: getattr(manifest, key) for key in fact_names}
         facts["parts"] = [
             {key: value for key, value in part.items() if key != "shards"}
             for part in manifest.parts
@@ -92,18 +92,18 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
             facts["held_out_tokens"] = manifest.validation["tokens"]
         if manifest.objective != "pretrain":
             masks = [path / shard.mask for shard in shards_of(manifest.parts[0])]
-            facts |= _packed(masks, parts[0], manifest)
+            facts |= _packing_facts(masks, parts[0], manifest)
         shards = sum(len(part.pairs) for part in parts)
         facts |= {"shards": shards} if shards > len(parts) else {}
     decoder = load_tokenizer(tokenizer) if tokenizer else None
-    most = np.argsort(-counts, kind="stable")[:_TOP]
+    top_ids = np.argsort(-counts, kind="stable")[:_TOP]
     top = [
         (
             int(i),
             decoder.decode([int(i)], skip_special_tokens=False) if decoder else None,
             counts[i] / tokens,
         )
-        for i in most
+        for i in top_ids
         if counts[i]
     ]
     beginning = parts[0].read(0, min(120, parts[0].total)).tolist()
@@ -115,12 +115,12 @@ def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
     """Logarithms of the tokens' frequencies, most frequent first, at `points` places of logarithmic
     rank.
     """
-    ordered = np.sort(counts[counts > 0])[::-1]
-    places = np.unique(np.geomspace(1, max(len(ordered), 1), points).astype(int)) - 1
-    return np.log10(ordered[places]).tolist() if len(ordered) else []
+    frequencies = np.sort(counts[counts > 0])[::-1]
+    places = np.unique(np.geomspace(1, max(len(frequencies), 1), points).astype(int)) - 1
+    return np.log10(frequencies[places]).tolist() if len(frequencies) else []
 
 
-def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
+def save_picture(summary: DatasetSummary, path: Path, title: str) -> None:
     """Plot frequency by rank on logarithmic axes; a PNG at `path` is replaced, any other file is
     not.
 
@@ -135,11 +135,11 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
         raise DataError(
             "a picture needs matplotlib; run `pip install matplotlib`.", code="package.missing"
         ) from None
-    ordered = np.sort(about.counts[about.counts > 0])[::-1]
+    frequencies = np.sort(summary.counts[summary.counts > 0])[::-1]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    axis.loglog(np.arange(1, len(ordered) + 1), ordered, color="#1f77b4", linewidth=1.6)
+    axis.loglog(np.arange(1, len(frequencies) + 1), frequencies, color="#1f77b4", linewidth=1.6)
     axis.set(xlabel="rank of the token", ylabel="occurrences", title=title)
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
@@ -148,7 +148,9 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
         figure.savefig(file, dpi=150, format="png")
 
 
-def _packed(masks: list[Path], data: JoinedPairs, manifest: DatasetManifest) -> dict[str, Any]:
+def _packing_facts(
+    masks: list[Path], data: JoinedPairs, manifest: DatasetManifest
+) -> dict[str, Any]:
     """Rows of an epoch of samples or pairs, how full they are, and the number of tokens that are
     learned.
     """
@@ -159,11 +161,11 @@ def _packed(masks: list[Path], data: JoinedPairs, manifest: DatasetManifest) -> 
     if manifest.objective == "dpo":
         sizes = sizes.reshape(-1, 2).sum(-1)
     rows = Packing(0, sizes, seq_len).rows(0)
-    learned = sum(int(IndexedDataset(mask).tokens.sum(dtype=np.int64)) for mask in masks)
+    learned_tokens = sum(int(IndexedDataset(mask).tokens.sum(dtype=np.int64)) for mask in masks)
     return {
         "rows_an_epoch": rows,
         "rows_filled": round(int(sizes.sum(dtype=np.int64)) / (rows * seq_len), 4),
-        "learned_tokens": learned,
+        "learned_tokens": learned_tokens,
     }
 
 

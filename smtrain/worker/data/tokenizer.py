@@ -46,10 +46,10 @@ class TokenizerFacts:
         if not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             return
         odd = int(ids.max()) if ids.min() >= 0 else int(ids.min())
-        whose = "model" if self.vocab_size == self.model_vocab_size else "tokenizer"
+        owner = "model" if self.vocab_size == self.model_vocab_size else "tokenizer"
         raise DataError(
-            f"{file} has the id {odd}, and the {whose} has the ids 0 to {self.vocab_size - 1}; give"
-            f" the {whose} that the tokens were made for."
+            f"{file} has the id {odd}, and the {owner} has the ids 0 to {self.vocab_size - 1}; give"
+            f" the {owner} that the tokens were made for."
         )
 
     def in_manifest(self) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def _backend(folder: Path, content: bytes) -> hf_tokenizer.SettledTokenizer:
 
 
 @lru_cache(maxsize=1)  # a preparation needs it twice, and a large one takes a second
-def _read(content: bytes, said: str) -> hf_tokenizer.SettledTokenizer:
-    return hf_tokenizer.read_backend(content, parse_json(said))
+def _read(content: bytes, config_text: str) -> hf_tokenizer.SettledTokenizer:
+    return hf_tokenizer.read_backend(content, parse_json(config_text))
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
@@ -145,9 +145,9 @@ def unknown_token(ids: NDArray[Any], vocabulary: int | None, folder: Path) -> st
         return ""
     number = int(ids[ids >= vocabulary][0])
     tokenizer = load_tokenizer(folder, lambda _: None)
-    added = number in tokenizer.get_added_tokens_decoder()
+    is_added = number in tokenizer.get_added_tokens_decoder()
     return hf_tokenizer.unknown_token(
-        tokenizer.decode([number], False), number, vocabulary, is_added=added
+        tokenizer.decode([number], False), number, vocabulary, is_added=is_added
     )
 
 
@@ -179,11 +179,11 @@ def tokenizer_json(folder: Path) -> bytes:
         raise DataError(f"{fault}.")
     if files == ("tokenizer.json",):
         return retry((folder / files[0]).read_bytes)
-    return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))
+    return _convert_backend(folder, tuple((folder / name).stat().st_mtime_ns for name in files))
 
 
 @lru_cache(maxsize=4)
-def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
+def _convert_backend(folder: Path, _file_stamps: tuple[int, ...]) -> bytes:
     files = " and ".join(tokenizer_in(path.name for path in folder.iterdir()))
     try:
         tokenizer = hf_tokenizer.load(folder, lambda _: None)

@@ -16,20 +16,20 @@ from smtrain.core.errors import DataError
 T = TypeVar("T")
 
 
-def in_order(submitted: Iterator[Future[T]], ahead: int) -> Iterator[T]:
+def in_order(futures: Iterator[Future[T]], ahead: int) -> Iterator[T]:
     """The results of tasks in their order; takes at most `ahead` tasks before it waits for the
     first of them.
     """
-    waiting: deque[Future[T]] = deque()
+    pending_futures: deque[Future[T]] = deque()
     try:
-        for future in submitted:
-            waiting.append(future)
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for future in futures:
+            pending_futures.append(future)
+            if len(pending_futures) >= ahead:
+                yield pending_futures.popleft().result()
+        while pending_futures:
+            yield pending_futures.popleft().result()
     finally:
-        for future in waiting:
+        for future in pending_futures:
             future.cancel()
 
 

@@ -226,14 +226,14 @@ def keep_to(folder: str) -> bool:
         return False
     if version < 3:
         return False
-    handled = ctypes.create_string_buffer(struct.pack("=Q", _WRITES), 8)
-    rules = _call("syscall", _LANDLOCK["create_ruleset"], handled, ctypes.c_size_t(8), 0)
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    beneath = ctypes.create_string_buffer(struct.pack("=Qi", _WRITES, opened), 12)
+    ruleset = ctypes.create_string_buffer(struct.pack("=Q", _WRITES), 8)
+    rules = _call("syscall", _LANDLOCK["create_ruleset"], ruleset, ctypes.c_size_t(8), 0)
+    folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    beneath = ctypes.create_string_buffer(struct.pack("=Qi", _WRITES, folder_descriptor), 12)
     _call("syscall", _LANDLOCK["add_rule"], rules, 1, beneath, 0)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("syscall", _LANDLOCK["restrict_self"], rules, 0)
-    os.close(opened)
+    os.close(folder_descriptor)
     os.close(rules)
     return True
 
@@ -245,23 +245,23 @@ def program_of(machine: str, files: bool) -> bytes:
     Raises KeyError for a kind of machine whose system calls are not listed.
     """
     architecture, numbers = _NUMBERS[machine]
-    made: list[tuple[int, int, int, int]] = [
+    instructions: list[tuple[int, int, int, int]] = [
         (LOAD, 0, 0, ARCHITECTURE),
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
     ]
     if machine == "x86_64":
-        made += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
-    seen = {"open": (1, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)}
-    seen["openat"] = (2, seen["open"][1])
+        instructions += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
+    open_flags = {"open": (1, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)}
+    open_flags["openat"] = (2, open_flags["open"][1])
     for name, number in numbers.items():
         if name in _ABSENT:
-            made += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
-        elif name in seen:
-            argument, bits = seen[name]
+            instructions += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
+        elif name in open_flags:
+            argument, bits = open_flags[name]
             if not files:
-                made += [
+                instructions += [
                     (EQUAL, 0, 4, number),
                     (LOAD, 0, 0, ARGUMENTS + 8 * argument),
                     (HAS_BITS, 0, 1, bits),
@@ -269,7 +269,7 @@ def program_of(machine: str, files: bool) -> bytes:
                     (RETURN, 0, 0, ALLOW),
                 ]
         elif name == "clone":  # threads are allowed, processes are not
-            made += [
+            instructions += [
                 (EQUAL, 0, 4, number),
                 (LOAD, 0, 0, ARGUMENTS),
                 (HAS_BITS, 1, 0, CLONE_THREAD),
@@ -277,7 +277,7 @@ def program_of(machine: str, files: bool) -> bytes:
                 (RETURN, 0, 0, ALLOW),
             ]
         elif name == "tgkill":  # a thread of this process, such as abort()
-            made += [
+            instructions += [
                 (EQUAL, 0, 4, number),
                 (LOAD, 0, 0, ARGUMENTS),
                 (EQUAL, 1, 0, os.getpid()),
@@ -285,7 +285,7 @@ def program_of(machine: str, files: bool) -> bytes:
                 (RETURN, 0, 0, ALLOW),
             ]
         elif name == "prlimit64":  # reading limits is allowed, setting them is not
-            made += [
+            instructions += [
                 (EQUAL, 0, 6, number),
                 (LOAD, 0, 0, ARGUMENTS + 16),
                 (EQUAL, 0, 2, 0),
@@ -295,9 +295,9 @@ def program_of(machine: str, files: bool) -> bytes:
                 (RETURN, 0, 0, ALLOW),
             ]
         elif not (files and name in _FILES):
-            made += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.EPERM)]
-    made.append((RETURN, 0, 0, ALLOW))
-    return b"".join(struct.pack("=HBBI", *one) for one in made)
+            instructions += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.EPERM)]
+    instructions.append((RETURN, 0, 0, ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 def filter_calls(files: bool) -> None:
@@ -307,9 +307,9 @@ def filter_calls(files: bool) -> None:
     code = program_of(platform.machine(), files)
     instructions = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HxxxxxxP", len(code) // 8, ctypes.addressof(instructions))
-    given = ctypes.create_string_buffer(program, len(program))
+    program_buffer = ctypes.create_string_buffer(program, len(program))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, given, 0, 0)
+    _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program_buffer, 0, 0)
 
 
 def drop_capabilities() -> None:
@@ -335,9 +335,9 @@ def confine(folder: str) -> None:
 def main() -> None:
     folder, descriptor = sys.argv[1], int(sys.argv[2])
     word, _, program = sys.stdin.buffer.read().decode().partition("\n")
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null_device = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
+        os.dup2(null_device, stream)
     try:
         confine(folder)
     except (OSError, KeyError) as error:

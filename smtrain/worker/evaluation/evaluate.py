@@ -16,7 +16,7 @@ from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
-from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Tasks, versions
+from smtrain.worker.evaluation.harness import EvaluationRequest, Measurement, Tasks, versions
 from smtrain.worker.evaluation.libraries import HarnessProgress
 from smtrain.worker.evaluation.long import LongRequest, grids, pictures
 from smtrain.worker.evaluation.long import measure as measure_long
@@ -56,73 +56,75 @@ def evaluate(
         refuse_damaged(folder)
     if adapter and under:
         refuse_other_base(model, under)
-    whole, of_adapter = under if under and adapter else model, model if adapter else None
-    pairs: list[tuple[Measured | None, Measured]] = []
+    model_folder, of_adapter = under if under and adapter else model, model if adapter else None
+    pairs: list[tuple[Measurement | None, Measurement]] = []
     if request.tasks:
         tasks = Tasks(request)
         if tasks.not_read:
             say(f"{request.data}: {tasks.not_read}")
         try:
-            judged = _measured(tasks, base, "the base model", say) if base else None
+            base_measurement = _measure(tasks, base, "the base model", say) if base else None
             name = "the trained model" if base else str(model)
-            pairs.append((judged, _measured(tasks, whole, name, say, of_adapter)))
+            pairs.append((base_measurement, _measure(tasks, model_folder, name, say, of_adapter)))
         finally:
             tasks.close()
     of_long = None
     if long is not None:
-        long_after = measure_long(whole, of_adapter, long, say)
-        asked = replace(long, lengths=tuple(long_after.lengths))  # the base is given the same texts
-        long_before = measure_long(base, None, asked, say) if base else None
-        pairs.append((long_before.measured if long_before else None, long_after.measured))
+        long_after = measure_long(model_folder, of_adapter, long, say)
+        base_request = replace(
+            long, lengths=tuple(long_after.lengths)
+        )  # the base is given the same texts
+        long_before = measure_long(base, None, base_request, say) if base else None
+        pairs.append((long_before.measurement if long_before else None, long_after.measurement))
         of_long = {
             "after": long_after.as_json(),
             "before": long_before.as_json() if long_before else None,
         }
-    after, before = (
-        joined(after for _, after in pairs),
-        joined(before for before, _ in pairs if before),
+    model_scores, base_scores = (
+        merge_measurements(model_scores for _, model_scores in pairs),
+        merge_measurements(base_scores for base_scores, _ in pairs if base_scores),
     )
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "format": report.FORMAT,
         "asked": request.as_json() | {"tasks": [*request.tasks, *(long.tasks if long else ())]},
         "models": {"after": str(model), "before": str(base) if base else None},
-        "results": report.rows(before if base else None, after),
-        "prompts": after.prompts,
-        "cut_requests": {"after": after.cut, "before": before.cut if base else None},
+        "results": report.rows(base_scores if base else None, model_scores),
+        "prompts": model_scores.prompts,
+        "cut_requests": {"after": model_scores.cut, "before": base_scores.cut if base else None},
         "versions": versions(),
         **({"long": of_long} if of_long else {}),
     }
-    return made
+    return result
 
 
-def joined(parts: Iterable[Measured]) -> Measured:
+def merge_measurements(parts: Iterable[Measurement]) -> Measurement:
     """The scores of several sets of tasks as one."""
-    out = Measured({}, {})
+    out = Measurement({}, {})
     for part in parts:
-        out = Measured(
+        out = Measurement(
             out.scores | part.scores,
             out.questions | part.questions,
             out.prompts | part.prompts,
-            out.listed | part.listed,
+            out.first_metrics | part.first_metrics,
             out.cut + part.cut,
         )
     return out
 
 
-def _measured(
+def _measure(
     tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
-) -> Measured:
+) -> Measurement:
     say(f"evaluating {name} on {', '.join(tasks.request.tasks)}")
-    measured = tasks.measure(folder, adapter, HarnessProgress(say))
-    if measured.cut:
+    measurement = tasks.measure(folder, adapter, HarnessProgress(say))
+    if measurement.cut:
         say(
-            f"{measured.cut} requests are longer than the model's positions and were cut at the"
+            f"{measurement.cut} requests are longer than the model's positions and were cut at the"
             " beginning"
         )
-    return measured
+    return measurement
 
 
-def save(made: dict[str, Any], folder: Path, *, drawn: bool = False) -> Path:
+def save(result: dict[str, Any], folder: Path, *, with_pictures: bool = False) -> Path:
     """Replace the report in a folder, and the heat maps of long texts next to it; returns the
     report's path.
 
@@ -130,17 +132,17 @@ def save(made: dict[str, Any], folder: Path, *, drawn: bool = False) -> Path:
     """
     with replacing_files(folder, report.NAME, f"{NEEDLE}-*.svg") as new:
         (new / report.NAME).write_text(
-            json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8"
+            json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8"
         )
-        for name, picture in pictures(made).items() if drawn else ():
+        for name, picture in pictures(result).items() if with_pictures else ():
             (new / f"{name}.svg").write_text(picture, "utf-8")
     return folder / report.NAME
 
 
-def shown(made: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Lay out one prompt as the model read it, the table, and a sentence for each task."""
     parts = []
-    for task, prompt in list(made["prompts"].items())[:1]:
+    for task, prompt in list(result["prompts"].items())[:1]:
         if prompt:
             bar = "-" * 20
             parts.append(
@@ -148,4 +150,4 @@ def shown(made: dict[str, Any]) -> str:
                 f" it:\n{bar}\n{prompt['prompt']}\n{bar}\n(scored:"
                 f" {prompt['first_continuation']!r}; right: {prompt['target']})"
             )
-    return "\n".join([*parts, report.table(made), *grids(made), *report.sentences(made)])
+    return "\n".join([*parts, report.table(result), *grids(result), *report.sentences(result)])

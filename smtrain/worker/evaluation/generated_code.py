@@ -38,7 +38,7 @@ def passes(program: str) -> bool:
     try:
         with tempfile.TemporaryDirectory(prefix="smtrain-generated-") as folder:
             command = [sys.executable, "-I", confined.__file__, folder, str(writer)]
-            started = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -56,14 +56,14 @@ def passes(program: str) -> bool:
             os.close(writer)
             writer = -1
             try:
-                started.communicate(
+                process.communicate(
                     f"{word}\n{program}".encode(errors="replace"), timeout=WALL_SECONDS
                 )
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                started.kill()
-                started.wait()
+                process.kill()
+                process.wait()
             os.set_blocking(reader, False)
             with contextlib.suppress(BlockingIOError):
                 answer = os.read(reader, 1 << 12).decode(errors="replace")
@@ -102,10 +102,12 @@ class ConfinedCodeEval:
         ]
         with ThreadPoolExecutor(max_workers=cores_here()) as pool:
             verdicts = iter(list(pool.map(passes, programs)))
-        passed = {
+        results = {
             at: [next(verdicts) for _ in candidates] for at, candidates in enumerate(predictions)
         }
-        counts = [(len(one), sum(one)) for one in passed.values()]
+        counts = [
+            (len(problem_results), sum(problem_results)) for problem_results in results.values()
+        ]
         scores = {
             f"pass@{size}": (
                 sum(pass_at(size, total, right) for total, right in counts) / len(counts)
@@ -113,7 +115,7 @@ class ConfinedCodeEval:
             for size in k or [1, 10, 100]
             if all(total >= size for total, _ in counts)
         }
-        return scores, passed
+        return scores, results
 
 
 def pass_at(size: int, total: int, right: int) -> float:
@@ -129,10 +131,10 @@ def confined_metric() -> Iterator[None]:
     the hub.
     """
     evaluate: Any = import_module("evaluate")
-    before = evaluate.load
+    original_load = evaluate.load
 
     def load(path: str, *arguments: Any, **options: Any) -> Any:
-        return ConfinedCodeEval() if path == METRIC else before(path, *arguments, **options)
+        return ConfinedCodeEval() if path == METRIC else original_load(path, *arguments, **options)
 
     def forget() -> None:
         for name in _UTILS:  # they hold the metric that was loaded when they were imported
@@ -143,5 +145,5 @@ def confined_metric() -> Iterator[None]:
     try:
         yield
     finally:
-        evaluate.load = before
+        evaluate.load = original_load
         forget()

@@ -29,20 +29,20 @@ from smtrain.core.extras import missing_module, pause_collector, present
 from smtrain.core.near import nearest
 from smtrain.worker.evaluation.libraries import (
     HarnessProgress,
+    configure_libraries,
     endpoint,
     holds_data_sets,
     hub_answers,
+    in_folder,
     no_repository,
-    quiet,
-    settled,
-    within,
+    silence_warnings,
 )
 from smtrain.worker.evaluation.offline import tasks_folder, write_confined, write_tasks
 
 if TYPE_CHECKING:
-    from smtrain.worker.generation.load import Loaded
+    from smtrain.worker.generation.load import LoadedModel
 
-_NAMED = re.compile(
+_TASK_NAME_LINE = re.compile(
     r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE
 )
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -59,12 +59,12 @@ class Score:
     stderr: float | None
     n: int
     higher_is_better: bool
-    each: tuple[float, ...] = ()
+    question_scores: tuple[float, ...] = ()
     """The score of each question, in order; empty if the metric is not a mean over questions."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A model's scores, by task and metric."""
 
     scores: dict[tuple[str, str, str], Score]
@@ -72,28 +72,28 @@ class Measured:
     """A digest of each question by task, for pairing."""
     prompts: dict[str, dict[str, str]] = field(default_factory=dict)
     """The first question by task, exactly as the model read it, and the scored answer."""
-    listed: dict[str, str] = field(default_factory=dict)
+    first_metrics: dict[str, str] = field(default_factory=dict)
     """The first metric that each task lists."""
     cut: int = 0
     """Requests that were longer than the model's positions, and lost their beginning."""
 
 
-def reachable(request: EvaluationRequest) -> bool:
+def can_reach_hub(request: EvaluationRequest) -> bool:
     """Whether the data of tasks that are not all in `request.data` can come from the hub; else take
     the local cache.
 
     Takes seconds and loads nothing, so call it before models are fetched. Raises `ConfigError` if
     the harness is not installed, `DataError` if the hub does not answer and no data set is cached.
     """
-    if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
-        raise ConfigError([missing_module(lacking)])
+    if package := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
+        raise ConfigError([missing_module(package)])
     if hub_answers():
         return True
     if holds_data_sets():
         return False
     folders = [folder for folder in (request.data, tasks_folder()) if folder is not None]
-    known = {name for folder in folders for name in _named_in(folder)}
-    if set(request.tasks) <= known:  # else the harness reports the unknown task
+    task_names = {name for folder in folders for name in _named_in(folder)}
+    if set(request.tasks) <= task_names:  # else the harness reports the unknown task
         raise DataError(
             f"tasks: the data of {', '.join(request.tasks)} cannot be read (it is not on this"
             f" machine, and {endpoint()} does not answer); give a folder that has it"
@@ -106,7 +106,7 @@ _TOKEN = re.compile(rb"[\w.\-+]{2,}")
 _NO_TASKS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".pyc")
 
 
-def refuse_unheard(request: EvaluationRequest) -> None:
+def refuse_unknown_tasks(request: EvaluationRequest) -> None:
     """Raise `ConfigError` for a task whose name occurs nowhere in the harness's own files.
 
     Takes one second; importing the harness, which reads them all, takes ten. The harness itself
@@ -115,21 +115,25 @@ def refuse_unheard(request: EvaluationRequest) -> None:
     names = [name for name in request.tasks if _TOKEN.fullmatch(name.encode())]
     if request.data is not None or not names or not present("lm_eval"):
         return
-    own = tasks_folder()
-    heard: set[bytes] = set()
-    for folder, _, files in os.walk(own):
-        heard |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
+    tasks_root = tasks_folder()
+    harness_words: set[bytes] = set()
+    for folder, _, files in os.walk(tasks_root):
+        harness_words |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
         for file in files:
             if not file.endswith(_NO_TASKS):
-                heard.update(_TOKEN.findall(Path(folder, file).read_bytes()))
+                harness_words.update(_TOKEN.findall(Path(folder, file).read_bytes()))
     for name in names:
-        if name.encode() not in heard:
-            raise _no_task(name, _named_in(own))
+        if name.encode() not in harness_words:
+            raise _no_task(name, _named_in(tasks_root))
 
 
-def _no_task(name: str, known: Iterable[str]) -> ConfigError:
-    near = nearest(name, known)
-    hint = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists those of the harness"
+def _no_task(name: str, task_names: Iterable[str]) -> ConfigError:
+    suggestion = nearest(name, task_names)
+    hint = (
+        f"did you mean {suggestion}?"
+        if suggestion
+        else "`lm-eval ls tasks` lists those of the harness"
+    )
     return ConfigError(f"tasks: there is no task {name!r}; {hint}", code="config.wrong_value")
 
 
@@ -141,7 +145,7 @@ def refuse_unreachable(request: EvaluationRequest) -> None:
     if folder is None or (
         folder.is_dir() and not _held_in(folder) >= set(map(_group_of, request.tasks))
     ):
-        reachable(request)
+        can_reach_hub(request)
 
 
 def refuse_tasks(request: EvaluationRequest) -> None:
@@ -168,8 +172,8 @@ def _form_of(tasks: Iterable[str]) -> str:
     """The files of these tasks' benchmarks, in brackets' continuation; "" if they are of no known
     one.
     """
-    known = [task for task in tasks if benchmark_of(task)]
-    return f": {forms_of(known)}" if known else ""
+    benchmark_tasks = [task for task in tasks if benchmark_of(task)]
+    return f": {forms_of(benchmark_tasks)}" if benchmark_tasks else ""
 
 
 def _named_in(folder: Path) -> set[str]:
@@ -184,8 +188,8 @@ class Tasks:
     """
 
     def __init__(self, request: EvaluationRequest) -> None:
-        if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
-            raise ConfigError([missing_module(lacking)])
+        if package := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
+            raise ConfigError([missing_module(package)])
         self.request = request
         self.not_read = ""
         """A sentence about MMLU's columns and files that no task uses."""
@@ -198,7 +202,7 @@ class Tasks:
             raise
 
     def _load(self, work: Path) -> None:
-        from smtrain.worker.data.read.unread import UnreadText, unread_sentence
+        from smtrain.worker.data.read.unread import IgnoredText, ignored_text_sentence
 
         request, folders = self.request, []
         refuse_tasks(request)
@@ -210,43 +214,51 @@ class Tasks:
                     " files.",
                     code="data.not_found",
                 )
-            unread = UnreadText()
+            ignored_text = IgnoredText()
             yamls = list(request.data.rglob("*.yaml"))
-            own = set(_names(yamls))
-            made = write_tasks(
-                request.data, tuple(name for name in request.tasks if name not in own), work, unread
+            yaml_tasks = set(_names(yamls))
+            written_tasks = write_tasks(
+                request.data,
+                tuple(name for name in request.tasks if name not in yaml_tasks),
+                work,
+                ignored_text,
             )
-            self.not_read = unread_sentence(unread)
-            if not made and not yamls:
+            self.not_read = ignored_text_sentence(ignored_text)
+            if not written_tasks and not yamls:
                 raise DataError(
                     f"{request.data} holds no task's .yaml and no {forms_of(request.tasks)}; give"
                     " the folder that does.",
                     code="data.not_found",
                 )
             folders = [
-                *([str(work)] if made else []),
+                *([str(work)] if written_tasks else []),
                 *([str(request.data.resolve())] if yamls else []),
             ]
-            local = set(request.tasks) <= {*made, *own}
+            local = set(request.tasks) <= {*written_tasks, *yaml_tasks}
         code = any(map(runs_code, request.tasks))
         if code:
             write_confined(work)
             folders = [str(work), *(folder for folder in folders if folder != str(work))]
-        offline = local or not reachable(request)
+        offline = local or not can_reach_hub(request)
         with spinner("importing lm-evaluation-harness"), pause_collector():
             from lm_eval.tasks import TaskManager
 
         # Without a hub the libraries take the local cache instead of asking again and again.
-        self._settled = partial(settled, work / "cache", offline=offline, run_code=code)
-        with spinner("reading the tasks"), quiet(), self._settled(), within(request.data):
+        self._settled = partial(configure_libraries, work / "cache", offline=offline, run_code=code)
+        with (
+            spinner("reading the tasks"),
+            silence_warnings(),
+            self._settled(),
+            in_folder(request.data),
+        ):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
-            unknown = [name for name in request.tasks if not self.manager.match_tasks([name])]
-            if unknown:
-                raise _no_task(unknown[0], self.manager.all_tasks)
+            unknown_tasks = [name for name in request.tasks if not self.manager.match_tasks([name])]
+            if unknown_tasks:
+                raise _no_task(unknown_tasks[0], self.manager.all_tasks)
 
     def measure(
         self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None
-    ) -> Measured:
+    ) -> Measurement:
         """Score the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
         Raises `DataError` if the data cannot be read, and `CheckpointError` as `load` does.
@@ -257,7 +269,7 @@ class Tasks:
         request = self.request
         # Before we change into the folder of the data.
         folder, adapter = folder.resolve(), adapter.resolve() if adapter else None
-        with quiet(), self._settled(), within(request.data):
+        with silence_warnings(), self._settled(), in_folder(request.data):
             with pause_collector():
                 from lm_eval import simple_evaluate
 
@@ -299,7 +311,7 @@ class Tasks:
                     f" ({first_line(error)}); give a folder that has it (evaluate.data), or let the"
                     " machine reach the hub."
                 ) from error
-            return _measured(results, model)
+            return _read_measurement(results, model)
 
     def close(self) -> None:
         """Delete the temporary folder."""
@@ -311,79 +323,83 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in VERSIONS}
 
 
-def _pad(loaded: Loaded) -> None:
+def _pad(loaded_model: LoadedModel) -> None:
     """Give a tokenizer a padding token that its model has: the end of a text, or id 0.
 
     The harness pads with any that the tokenizer names, and adds one if it names none.
     """
-    tokenizer = loaded.tokenizer
+    tokenizer = loaded_model.tokenizer
     pad = tokenizer.pad_token_id
-    if pad is None or pad >= loaded.vocabulary:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded.padding)
+    if pad is None or pad >= loaded_model.vocabulary:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(loaded_model.padding)
 
 
-def _reader(loaded: Loaded, request: EvaluationRequest) -> Any:
+def _reader(loaded_model: LoadedModel, request: EvaluationRequest) -> Any:
     """The harness's model of a loaded one; it refuses texts with a token that the model lacks."""
     from lm_eval.models.huggingface import HFLM
 
     class Reader(HFLM):  # type: ignore[misc]  # lm_eval has no types here
         def tok_encode(self, *args: Any, **options: Any) -> Any:
             ids = super().tok_encode(*args, **options)
-            loaded.refuse_unknown_token(ids)
+            loaded_model.refuse_unknown_token(ids)
             return ids
 
         def tok_batch_encode(self, *args: Any, **options: Any) -> Any:
             ids, mask = super().tok_batch_encode(*args, **options)
-            loaded.refuse_unknown_token(ids.flatten().tolist())
+            loaded_model.refuse_unknown_token(ids.flatten().tolist())
             return ids, mask
 
-    _pad(loaded)
-    made: Any = Reader
-    return made(
-        pretrained=loaded.model,
-        tokenizer=loaded.tokenizer,
+    _pad(loaded_model)
+    reader_class: Any = Reader
+    return reader_class(
+        pretrained=loaded_model.model,
+        tokenizer=loaded_model.tokenizer,
         batch_size=request.batch_size,
         chat_template_args=request.chat_template_kwargs,
     )
 
 
-def _measured(results: dict[str, Any], model: Any) -> Measured:
+def _read_measurement(results: dict[str, Any], model: Any) -> Measurement:
     scores: dict[tuple[str, str, str], Score] = {}
     questions: dict[str, list[str]] = {}
     prompts: dict[str, dict[str, str]] = {}
     for task, samples in results["samples"].items():
-        ordered = sorted(samples, key=lambda one: one["doc_id"])
+        sorted_samples = sorted(samples, key=lambda entry: entry["doc_id"])
         questions[task] = [
-            one["doc_hash"] for one in ordered if one.get("filter") == ordered[0].get("filter")
+            entry["doc_hash"]
+            for entry in sorted_samples
+            if entry.get("filter") == sorted_samples[0].get("filter")
         ]
-        prompts[task] = _prompt(ordered[0]) if ordered else {}
+        prompts[task] = _prompt(sorted_samples[0]) if sorted_samples else {}
     for group in results.get("group_subtasks", {}):
         if group not in questions:
-            questions[group] = [one for task in _leaves(results, group) for one in questions[task]]
+            questions[group] = [
+                entry for task in _leaves(results, group) for entry in questions[task]
+            ]
     for task, numbers in {**results["results"], **results.get("groups", {})}.items():
         for key, value in numbers.items():
-            metric, _, filtered = key.partition(",")
-            if not filtered or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            metric, _, filter_name = key.partition(",")
+            if not filter_name or metric.endswith("_stderr") or not isinstance(value, (int, float)):
                 continue
-            error = numbers.get(f"{metric}_stderr,{filtered}")
-            each = _each(results, task, metric, filtered)
+            error = numbers.get(f"{metric}_stderr,{filter_name}")
+            question_scores = _question_scores(results, task, metric, filter_name)
             better = results.get("higher_is_better", {}).get(task, {}).get(metric)
-            scores[task, metric, filtered] = Score(
+            scores[task, metric, filter_name] = Score(
                 task,
                 metric,
-                filtered,
+                filter_name,
                 float(value),
                 float(error) if isinstance(error, (int, float)) else None,
                 len(questions.get(task, ())),
                 better is not False,
-                each,
+                question_scores,
             )
-    listed = {
+    first_metrics = {
         task: str(config["metric_list"][0]["metric"])
         for task, config in results.get("configs", {}).items()
         if config.get("metric_list")
     }
-    return Measured(scores, questions, prompts, listed, _cut(results, model))
+    return Measurement(scores, questions, prompts, first_metrics, _cut(results, model))
 
 
 def _leaves(results: dict[str, Any], task: str) -> list[str]:
@@ -393,19 +409,23 @@ def _leaves(results: dict[str, Any], task: str) -> list[str]:
     return sorted(
         {
             leaf
-            for one in results.get("group_subtasks", {}).get(task, ())
-            for leaf in _leaves(results, one)
+            for subtask in results.get("group_subtasks", {}).get(task, ())
+            for leaf in _leaves(results, subtask)
         }
     )
 
 
-def _each(results: dict[str, Any], task: str, metric: str, filtered: str) -> tuple[float, ...]:
+def _question_scores(
+    results: dict[str, Any], task: str, metric: str, filter_name: str
+) -> tuple[float, ...]:
     values: list[float] = []
     for leaf in _leaves(results, task):
-        for one in sorted(results["samples"].get(leaf, ()), key=lambda sample: sample["doc_id"]):
-            if one.get("filter", filtered) != filtered:
+        for question in sorted(
+            results["samples"].get(leaf, ()), key=lambda sample: sample["doc_id"]
+        ):
+            if question.get("filter", filter_name) != filter_name:
                 continue
-            value = one.get(metric)
+            value = question.get(metric)
             if not isinstance(value, (int, float)):
                 return ()
             values.append(float(value))
@@ -418,9 +438,11 @@ def _arguments(sample: dict[str, Any]) -> list[tuple[str, str]]:
     """
     requests = sample["arguments"]
     requests = (
-        [one.values() for one in requests.values()] if isinstance(requests, dict) else requests
+        [request.values() for request in requests.values()]
+        if isinstance(requests, dict)
+        else requests
     )
-    pairs = [tuple(one) for one in requests]
+    pairs = [tuple(request) for request in requests]
     return [
         (str(pair[0]), pair[1] if len(pair) > 1 and isinstance(pair[1], str) else "")
         for pair in pairs
@@ -444,11 +466,14 @@ def _cut(results: dict[str, Any], model: Any) -> int:
     pairs = [
         pair
         for samples in results["samples"].values()
-        for one in samples
-        for pair in _arguments(one)
+        for sample in samples
+        for pair in _arguments(sample)
     ]
     # the last token of a continuation is only predicted, so it needs no position
-    rooms = [(f"{context}{after}", longest + bool(after)) for context, after in pairs]
+    rooms = [
+        (f"{context}{continuation}", longest + bool(continuation))
+        for context, continuation in pairs
+    ]
     return sum(
         len(model.tok_encode(text)) > room
         for text, room in rooms
@@ -462,7 +487,8 @@ def _names(yamls: Iterable[Path]) -> Iterator[str]:
     """
     for path in yamls:
         yield from (
-            match[1] for match in _NAMED.finditer(path.read_text("utf-8", errors="replace"))
+            match[1]
+            for match in _TASK_NAME_LINE.finditer(path.read_text("utf-8", errors="replace"))
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from smtrain.worker.evaluation.generated_code import confined_metric
 
-EVERY = 30.0
+PROGRESS_SECONDS = 30.0
 """Seconds between two lines."""
 
 
@@ -33,7 +33,7 @@ def hub_answers(seconds: float = 3.0) -> bool:
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
-    answered = threading.Event()
+    has_answer = threading.Event()
 
     def ask() -> None:
         request = urllib.request.Request(endpoint(), method="HEAD")  # noqa: S310 - the hub's own address
@@ -43,13 +43,13 @@ def hub_answers(seconds: float = 3.0) -> bool:
             error.close()  # an error status is an answer too
         except (OSError, ValueError, http.client.HTTPException):
             return
-        answered.set()
+        has_answer.set()
 
     # Looking up a name has no time limit, so leave the thread behind.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
-    return answered.is_set()
+    return has_answer.is_set()
 
 
 def endpoint() -> str:
@@ -63,12 +63,12 @@ def holds_data_sets() -> bool:
     hub = Path(
         os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
     )
-    made = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    return any(hub.glob("datasets--*")) or any(path.is_dir() for path in made.glob("*"))
+    datasets_cache = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    return any(hub.glob("datasets--*")) or any(path.is_dir() for path in datasets_cache.glob("*"))
 
 
 @contextlib.contextmanager
-def settled(cache: Path, offline: bool, run_code: bool = False) -> Iterator[None]:
+def configure_libraries(cache: Path, offline: bool, run_code: bool = False) -> Iterator[None]:
     """Cache data in `cache` unless the user names another folder; with `offline`, do not ask the
     hub.
 
@@ -92,24 +92,24 @@ def settled(cache: Path, offline: bool, run_code: bool = False) -> Iterator[None
             patches.append((hub, "_is_offline_mode", True))
     if not sys.stderr.isatty():
         patches.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
-    with _patched(patches), confined_metric() if run_code else contextlib.nullcontext():
+    with _patch_attributes(patches), confined_metric() if run_code else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
-def within(folder: Path | None) -> Iterator[None]:
+def in_folder(folder: Path | None) -> Iterator[None]:
     """Work in the folder of the tasks, because the files that a task names are relative to it."""
-    before = Path.cwd()
+    previous_folder = Path.cwd()
     if folder is not None:
         os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Suppress the warnings of the harness and its libraries about themselves."""
     import logging
     import warnings
@@ -117,7 +117,7 @@ def quiet() -> Iterator[None]:
     loggers = [
         logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")
     ]
-    before = [logger.level for logger in loggers]
+    previous_levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -125,7 +125,7 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, previous_levels, strict=True):
             logger.setLevel(level)
 
 
@@ -136,21 +136,23 @@ def no_repository() -> Iterator[None]:
     """
     from lm_eval import evaluator
 
-    with _patched([(evaluator, "get_git_commit_hash", lambda: None)]):
+    with _patch_attributes([(evaluator, "get_git_commit_hash", lambda: None)]):
         yield
 
 
 @contextlib.contextmanager
-def _patched(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def _patch_attributes(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """Set attributes of libraries, each (owner, name, value), and restore them afterwards."""
     # getattr would bind methods and descriptors, and restoring that would change the library.
-    before = [(owner, name, inspect.getattr_static(owner, name, None)) for owner, name, _ in values]
+    original_values = [
+        (owner, name, inspect.getattr_static(owner, name, None)) for owner, name, _ in values
+    ]
     try:
         for owner, name, value in values:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in original_values:
             setattr(owner, name, value)
 
 
@@ -160,8 +162,10 @@ class HarnessProgress:
     The harness calls its cache hook after each request; this takes the hook's place.
     """
 
-    def __init__(self, say: Callable[[str], None], every: float = EVERY) -> None:
-        self._say, self._every = say, every
+    def __init__(
+        self, say: Callable[[str], None], interval_seconds: float = PROGRESS_SECONDS
+    ) -> None:
+        self._say, self._every = say, interval_seconds
         self._whole = self._done = 0
         self._last = time.monotonic()
 
@@ -170,20 +174,20 @@ class HarnessProgress:
         a terminal.
         """
         for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(model, kind, self._counted(getattr(model, kind)))
+            setattr(model, kind, self._count_requests(getattr(model, kind)))
         model.set_cache_hook(self)
 
-    def _counted(self, answers: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(requests: list[Any], disable_tqdm: bool = False) -> Any:
+    def _count_requests(self, answers: Callable[..., Any]) -> Callable[..., Any]:
+        def answer_requests(requests: list[Any], disable_tqdm: bool = False) -> Any:
             self._whole, self._done = len(requests), 0
             return answers(requests, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
 
-        return counted
+        return answer_requests
 
     def add_partial(self, _kind: str, _request: Any, _answer: Any) -> None:
         """Count one answered request; the harness calls this."""
         self._done += 1
-        now = time.monotonic()
-        if now - self._last >= self._every and self._done < self._whole:
-            self._last = now
+        timestamp = time.monotonic()
+        if timestamp - self._last >= self._every and self._done < self._whole:
+            self._last = timestamp
             self._say(f"{self._done:,} of {self._whole:,} requests")

@@ -21,7 +21,7 @@ from smtrain.core.text import align_columns
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
-from smtrain.worker.evaluation.harness import Measured, Score
+from smtrain.worker.evaluation.harness import Measurement, Score
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Places of the needle, as shares of the text before the question."""
@@ -47,7 +47,7 @@ _CITIES = (
     "Kyoto",
     "Turin",
 )
-_WHO = (
+_SUBJECTS = (
     "The old baker",
     "A young teacher",
     "The tall sailor",
@@ -65,7 +65,7 @@ _DID = (
     "drew",
     "photographed",
 )
-_WHAT = (
+_OBJECTS = (
     "the red bridge",
     "a small garden",
     "the empty market",
@@ -73,7 +73,7 @@ _WHAT = (
     "the last train",
     "a wooden boat",
 )
-_WHEN = (
+_TIMES = (
     "in the morning",
     "before lunch",
     "after the rain",
@@ -101,10 +101,10 @@ class LongRequest:
 
 
 @dataclass
-class LongMeasured:
+class LongMeasurement:
     """The numbers of a model on long texts."""
 
-    measured: Measured
+    measurement: Measurement
     needle: dict[int, list[float]] = field(default_factory=dict)
     """Share of the needles found by length, one for each of `DEPTHS`."""
     losses: list[tuple[int, int, float]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class LongMeasured:
 
 def measure(
     folder: Path, adapter: Path | None, request: LongRequest, say: Callable[[str], None]
-) -> LongMeasured:
+) -> LongMeasurement:
     """Measure the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
     Raises `DataError` if there is no document as long as the lengths, or the model has no such
@@ -137,11 +137,11 @@ def measure(
             f"lengths: {lengths[-1]} is beyond the {reader.positions} positions that the model in"
             f" {folder} has learned; give shorter ones."
         )
-    made = LongMeasured(Measured({}, {}), lengths=tuple(lengths))
+    result = LongMeasurement(Measurement({}, {}), lengths=tuple(lengths))
     for task in request.tasks:
         say(f"{task}: texts of {', '.join(f'{length:,}' for length in lengths)} tokens")
-        (_find_needles if task == NEEDLE else _loss_by_position)(reader, request, lengths, made)
-    return made
+        (_find_needles if task == NEEDLE else _loss_by_position)(reader, request, lengths, result)
+    return result
 
 
 def grids(report: Mapping[str, Any]) -> list[str]:
@@ -149,26 +149,29 @@ def grids(report: Mapping[str, Any]) -> list[str]:
     position.
     """
     out: list[str] = []
-    for which, made in _models(report):
-        if made["needle"]:
-            head = ["needles found", which, *(f"{depth:.0%} deep" for depth in made["depths"])]
+    for side, numbers in _models(report):
+        if numbers["needle"]:
+            head = ["needles found", side, *(f"{depth:.0%} deep" for depth in numbers["depths"])]
             rows = [
                 ["", f"{length:,} tokens", *(f"{cell:.2f}" for cell in cells)]
-                for length, *cells in made["needle"]
+                for length, *cells in numbers["needle"]
             ]
             out += align_columns([head, *rows])
     losses = [
-        (which, made["loss_by_position"])
-        for which, made in _models(report)
-        if made["loss_by_position"]
+        (side, numbers["loss_by_position"])
+        for side, numbers in _models(report)
+        if numbers["loss_by_position"]
     ]
     if losses:
         ranges = zip(*(rows for _, rows in losses), strict=True)
-        head = ["loss of positions", *(which for which, _ in losses)]
+        head = ["loss of positions", *(side for side, _ in losses)]
         out += align_columns(
             [
                 head,
-                *([f"{r[0][0]:,} to {r[0][1]:,}", *(f"{one[2]:.4f}" for one in r)] for r in ranges),
+                *(
+                    [f"{r[0][0]:,} to {r[0][1]:,}", *(f"{range_row[2]:.4f}" for range_row in r)]
+                    for r in ranges
+                ),
             ]
         )
     return out
@@ -177,19 +180,19 @@ def grids(report: Mapping[str, Any]) -> list[str]:
 def pictures(report: Mapping[str, Any]) -> dict[str, str]:
     """Heat maps of needles as SVG, by name."""
     return {
-        f"{NEEDLE}-{which}": heat_map(
-            f"needles found, {which}",
-            [(f"{row[0]:,}", row[1:]) for row in made["needle"]],
-            [f"{depth:.0%}" for depth in made["depths"]],
+        f"{NEEDLE}-{side}": heat_map(
+            f"needles found, {side}",
+            [(f"{row[0]:,}", row[1:]) for row in numbers["needle"]],
+            [f"{depth:.0%}" for depth in numbers["depths"]],
         )
-        for which, made in _models(report)
-        if made["needle"]
+        for side, numbers in _models(report)
+        if numbers["needle"]
     }
 
 
 def _models(report: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    made = report.get("long") or {}
-    return [(which, made[which]) for which in ("before", "after") if made.get(which)]
+    measurements = report.get("long") or {}
+    return [(side, measurements[side]) for side in ("before", "after") if measurements.get(side)]
 
 
 def lengths_for(positions: int | None) -> tuple[int, ...]:
@@ -204,16 +207,20 @@ Tokens = Callable[[str], list[int]]
 class _LoadedModel:
     """A loaded model, and its tokenizer without special tokens."""
 
-    def __init__(self, loaded: Any) -> None:
+    def __init__(self, loaded_model: Any) -> None:
         from smtrain.core.model.families import FAMILIES
         from smtrain.core.model.hf_config import normalise
 
-        self._loaded, self._model, self._tokenizer = loaded, loaded.model, loaded.tokenizer
-        self.positions, self.learned = loaded.positions, loaded.learned
-        whole = self._model.get_base_model() if loaded.adapted else self._model
-        known = whole.config.model_type in FAMILIES
-        self._scales = normalise(whole.config.to_dict()).scales if known else None
-        self._base = whole.base_model if known else None
+        self._loaded, self._model, self._tokenizer = (
+            loaded_model,
+            loaded_model.model,
+            loaded_model.tokenizer,
+        )
+        self.positions, self.learned = loaded_model.positions, loaded_model.learned
+        full_model = self._model.get_base_model() if loaded_model.adapted else self._model
+        is_known_family = full_model.config.model_type in FAMILIES
+        self._scales = normalise(full_model.config.to_dict()).scales if is_known_family else None
+        self._base = full_model.base_model if is_known_family else None
         bos = self._tokenizer.bos_token_id
         plain = self._tokenizer("a")["input_ids"]
         self.begin = [bos] if bos is not None and plain[:1] == [bos] else []
@@ -243,14 +250,14 @@ class _LoadedModel:
             for start in range(first, len(ids) - 1, _CHUNK):
                 rows = slice(start, min(start + _CHUNK, len(ids) - 1))
                 logits = answer[rows].float() if self._base is None else self._logits(answer[rows])
-                wanted = row[0, rows.start + 1 : rows.stop + 1]
-                taken = logits.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
-                logps += taken.tolist()
-                hits += (logits.argmax(-1) == wanted).tolist()
+                target_ids = row[0, rows.start + 1 : rows.stop + 1]
+                target_logps = logits.log_softmax(-1).gather(1, target_ids[:, None])[:, 0]
+                logps += target_logps.tolist()
+                hits += (logits.argmax(-1) == target_ids).tolist()
         return logps, hits
 
-    def _logits(self, hidden: Any) -> Any:
-        logits = self._model.get_output_embeddings()(hidden).float()
+    def _logits(self, hidden_states: Any) -> Any:
+        logits = self._model.get_output_embeddings()(hidden_states).float()
         scales = self._scales or {}
         if "logits" in scales:
             logits = logits / scales["logits"]
@@ -258,26 +265,31 @@ class _LoadedModel:
 
 
 def _find_needles(
-    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured
+    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], result: LongMeasurement
 ) -> None:
-    each = request.limit or QUESTIONS
+    needles_per_cell = request.limit or QUESTIONS
     haystack = haystack_of(reader.tokens, request.text, lengths[-1])
-    found: dict[int, list[float]] = {}
+    hits_by_length: dict[int, list[float]] = {}
     for length in lengths:
         cells = [
-            [_is_found(reader, haystack, (length, depth, n)) for n in range(each)]
+            [_is_found(reader, haystack, (length, depth, n)) for n in range(needles_per_cell)]
             for depth in DEPTHS
         ]
-        made.needle[length] = [sum(cell) / each for cell in cells]
-        found[length] = [one for cell in cells for one in cell]
+        result.needle[length] = [sum(cell) / needles_per_cell for cell in cells]
+        hits_by_length[length] = [hit for cell in cells for hit in cell]
     # The whole comes first: it is the task's main number.
-    _add(made, NEEDLE, "acc", "none", [one for row in found.values() for one in row])
-    for length, row in found.items():
-        _add(made, NEEDLE, "acc", f"{length:,} tokens", row)
+    _add(result, NEEDLE, "acc", "none", [hit for row in hits_by_length.values() for hit in row])
+    for length, row in hits_by_length.items():
+        _add(result, NEEDLE, "acc", f"{length:,} tokens", row)
     _note(
-        made,
+        result,
         NEEDLE,
-        [f"{length} {depth} {n}" for length in lengths for depth in DEPTHS for n in range(each)],
+        [
+            f"{length} {depth} {n}"
+            for length in lengths
+            for depth in DEPTHS
+            for n in range(needles_per_cell)
+        ],
     )
 
 
@@ -329,45 +341,49 @@ def haystack_of(tokens: Tokens, text: Path | str | None, length: int) -> list[in
             return out
     chance = random.Random(0)
     while len(out) < 2 * length:
-        sentences = (" ".join(map(chance.choice, (_WHO, _DID, _WHAT, _WHEN))) for _ in range(64))
+        sentences = (
+            " ".join(map(chance.choice, (_SUBJECTS, _DID, _OBJECTS, _TIMES))) for _ in range(64)
+        )
         out += tokens(" " + ". ".join(sentences) + ".")
     return out
 
 
 def _loss_by_position(
-    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], made: LongMeasured
+    reader: _LoadedModel, request: LongRequest, lengths: Sequence[int], result: LongMeasurement
 ) -> None:
     if request.text is None:
         raise DataError(
             f"evaluate.text: is missing, and {POSITIONS} needs long documents; name some."
         )
-    wanted, longest = lengths[-1] + 1 - len(reader.begin), ""
+    token_count, longest = lengths[-1] + 1 - len(reader.begin), ""
     rows: list[list[float]] = []
     digests = []
     for document in _documents(request.text):
         longest = max(longest, document, key=len)
         # A token has at least one byte, so short documents need not be tokenized.
-        ids = reader.tokens(document) if len(document.encode()) >= wanted else []
-        if len(ids) >= wanted:
+        ids = reader.tokens(document) if len(document.encode()) >= token_count else []
+        if len(ids) >= token_count:
             rows.append(
-                [-logp for logp in reader.log_probabilities([*reader.begin, *ids[:wanted]])[0]]
+                [-logp for logp in reader.log_probabilities([*reader.begin, *ids[:token_count]])[0]]
             )
             digests.append(hashlib.sha256(document.encode()).hexdigest()[:16])
         if len(rows) == (request.limit or DOCUMENTS):
             break
     if not rows:
-        most = len(reader.tokens(longest)) - 1 + len(reader.begin)
-        or_shorter = f", or evaluate.lengths up to {most}" if most >= 64 else ""
+        max_length = len(reader.tokens(longest)) - 1 + len(reader.begin)
+        or_shorter = f", or evaluate.lengths up to {max_length}" if max_length >= 64 else ""
         raise DataError(
-            f"evaluate.text: no document of {request.text} has the {wanted} tokens that {POSITIONS}"
+            f"evaluate.text: no document of {request.text} has the {token_count} tokens that {POSITIONS}"
             f" needs; give longer documents{or_shorter}."
         )
-    _add(made, POSITIONS, "loss", "none", [math.fsum(row) / len(row) for row in rows], higher=False)
+    _add(
+        result, POSITIONS, "loss", "none", [math.fsum(row) / len(row) for row in rows], higher=False
+    )
     for first, last in pairwise((0, *lengths)):
-        each = [math.fsum(row[first:last]) / (last - first) for row in rows]
-        made.losses.append((first, last, math.fsum(each) / len(each)))
-        _add(made, POSITIONS, "loss", f"{first:,} to {last:,}", each, higher=False)
-    _note(made, POSITIONS, digests)
+        range_losses = [math.fsum(row[first:last]) / (last - first) for row in rows]
+        result.losses.append((first, last, math.fsum(range_losses) / len(range_losses)))
+        _add(result, POSITIONS, "loss", f"{first:,} to {last:,}", range_losses, higher=False)
+    _note(result, POSITIONS, digests)
 
 
 def _documents(text: Path | str) -> Iterator[str]:
@@ -377,22 +393,26 @@ def _documents(text: Path | str) -> Iterator[str]:
 
 
 def _add(
-    made: LongMeasured,
+    result: LongMeasurement,
     task: str,
     metric: str,
     part: str,
-    each: Sequence[float],
+    values: Sequence[float],
     *,
     higher: bool = True,
 ) -> None:
-    n = len(each)
-    mean = math.fsum(each) / n
-    error = math.sqrt(math.fsum((one - mean) ** 2 for one in each) / (n - 1) / n) if n > 1 else None
-    made.measured.scores[task, metric, part] = Score(
-        task, metric, part, mean, error, n, higher, tuple(each)
+    n = len(values)
+    mean = math.fsum(values) / n
+    error = (
+        math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+        if n > 1
+        else None
+    )
+    result.measurement.scores[task, metric, part] = Score(
+        task, metric, part, mean, error, n, higher, tuple(values)
     )
 
 
-def _note(made: LongMeasured, task: str, questions: list[str]) -> None:
-    made.measured.questions[task] = questions
-    made.measured.listed[task] = "acc" if task == NEEDLE else "loss"
+def _note(result: LongMeasurement, task: str, questions: list[str]) -> None:
+    result.measurement.questions[task] = questions
+    result.measurement.first_metrics[task] = "acc" if task == NEEDLE else "loss"

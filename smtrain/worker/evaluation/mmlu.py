@@ -17,7 +17,7 @@ import yaml
 
 from smtrain.core.benchmarks import ALL_SUBJECTS, Parts
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.unread import UnreadText, unread_columns
+from smtrain.worker.data.read.unread import IgnoredText, count_ignored_columns
 from smtrain.worker.evaluation.questions import count_others, parquet_table, refuse_two_copies
 
 _SPLITS = ("test", "dev")
@@ -26,14 +26,14 @@ Question = dict[str, Any]
 """question, subject, choices [4], answer 0 to 3."""
 
 
-def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
+def write_tasks(subjects: Parts, out: Path, ignored_text: IgnoredText) -> list[str]:
     """Write the questions and one task a subject into `out`; returns the tasks and groups.
 
     `unread` counts columns and files that no task uses. Raises `DataError` for a file without
     MMLU's layout.
     """
-    questions = {split: _by_subject(subjects, split, unread) for split in _SPLITS}
-    count_others(subjects, _SPLITS, unread)
+    questions = {split: _by_subject(subjects, split, ignored_text) for split in _SPLITS}
+    count_others(subjects, _SPLITS, ignored_text)
     out.mkdir(parents=True)
     template = yaml.safe_load((_harness() / "_default_template_yaml").read_text("utf-8"))
     groups: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
                 Path(files[split]).write_text(
                     "".join(json.dumps(row) + "\n" for row in rows), "utf-8"
                 )
-        own = {
+        task_keys = {
             "task": name,
             "task_alias": subject,
             "dataset_path": "json",
@@ -55,7 +55,7 @@ def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
                 f"{subject.replace('_', ' ')}.\n\n"
             ),
         }
-        task = {**template, **own}
+        task = {**template, **task_keys}
         if "dev" not in files:
             task.pop("fewshot_split")
             task.pop("fewshot_config")
@@ -86,7 +86,9 @@ def _harness() -> Path:
     return Path(package.origin).parent / "tasks/mmlu/default"
 
 
-def _by_subject(subjects: Parts, split: str, unread: UnreadText) -> dict[str, list[Question]]:
+def _by_subject(
+    subjects: Parts, split: str, ignored_text: IgnoredText
+) -> dict[str, list[Question]]:
     questions: dict[str, list[Question]] = {}
     for subject, splits in subjects.items():
         refuse_two_copies("mmlu", subject, splits.get(split, []))
@@ -94,7 +96,7 @@ def _by_subject(subjects: Parts, split: str, unread: UnreadText) -> dict[str, li
             for row in (
                 _csv_rows(path, subject)
                 if path.suffix == ".csv"
-                else _parquet_rows(path, subject, unread)
+                else _parquet_rows(path, subject, ignored_text)
             ):
                 questions.setdefault(row["subject"], []).append(row)
     return questions
@@ -115,30 +117,33 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
             yield {"question": row[0], "subject": subject, "choices": row[1:5], "answer": answer}
 
 
-def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
+def _parquet_rows(path: Path, subject: str, ignored_text: IgnoredText) -> Iterator[Question]:
     """Read question, subject, choices and the answer's number (or letter); the choices may be
     columns A to D.
     """
     table = parquet_table(path)
     names = set(table.column_names)
-    apart = set(_LETTERS) <= names
-    lacking = [
+    has_letter_columns = set(_LETTERS) <= names
+    absent_columns = [
         name
-        for name in ("question", "answer", *([] if apart else ["choices"]))
+        for name in ("question", "answer", *([] if has_letter_columns else ["choices"]))
         if name not in names
     ]
-    if lacking:
+    if absent_columns:
         raise DataError(
-            f"{path} has no column {lacking[0]}, only {', '.join(table.column_names)}; give MMLU's"
+            f"{path} has no column {absent_columns[0]}, only {', '.join(table.column_names)}; give MMLU's"
             " own."
         )
-    unread.count(
-        unread_columns(
-            table, ("question", "answer", "subject", *(_LETTERS if apart else ("choices",)))
+    ignored_text.count(
+        count_ignored_columns(
+            table,
+            ("question", "answer", "subject", *(_LETTERS if has_letter_columns else ("choices",))),
         )
     )
     for row in table.to_pylist():
-        choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
+        choices = (
+            [row[letter] for letter in _LETTERS] if has_letter_columns else list(row["choices"])
+        )
         answer = row["answer"]
         answer = _LETTERS.index(answer.strip().upper()) if isinstance(answer, str) else int(answer)
         kind = subject if subject != ALL_SUBJECTS else str(row["subject"])

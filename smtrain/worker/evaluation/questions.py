@@ -16,7 +16,7 @@ from typing import Any
 from smtrain.core.benchmarks import AGIEVAL_CHINESE, AGIEVAL_CLOZE, BENCHMARKS, Parts
 from smtrain.core.errors import DataError
 from smtrain.core.files import MOST_JSON, open_regular_file, parse_json
-from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_fields
+from smtrain.worker.data.read.unread import IgnoredText, holds_text, ignored_fields
 
 Record = dict[str, Any]
 _LETTERS = "ABCDEFG"
@@ -26,7 +26,9 @@ class _UnfitError(Exception):
     """A record without its benchmark's layout; the text names what is wrong."""
 
 
-def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) -> list[Record]:
+def questions_in(
+    name: str, part: str, paths: list[Path], ignored_text: IgnoredText
+) -> list[Record]:
     """The records of one split of a part, as the harness's tasks name the fields.
 
     `unread` counts the fields that no task uses. Raises `DataError` for a file that differs from
@@ -43,7 +45,7 @@ def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) ->
                     f"{path}: record {number} {error}, so it is not one of"
                     f" {BENCHMARKS[name].title}; correct it or remove the file."
                 ) from None
-            unread.count(unread_fields(row, read))
+            ignored_text.count(ignored_fields(row, read))
             records.append(record)
     if not records:
         raise DataError(
@@ -52,15 +54,15 @@ def questions_in(name: str, part: str, paths: list[Path], unread: UnreadText) ->
     return records
 
 
-def count_others(parts: Parts, read: tuple[str, ...], unread: UnreadText) -> None:
+def count_others(parts: Parts, read: tuple[str, ...], ignored_text: IgnoredText) -> None:
     """Count the files of a benchmark's splits that no task uses."""
-    others = sum(
+    other_files = sum(
         len(paths)
         for splits in parts.values()
         for split, paths in splits.items()
         if split not in read
     )
-    unread.count({"files of other splits": others} if others else {})
+    ignored_text.count({"files of other splits": other_files} if other_files else {})
 
 
 def refuse_two_copies(name: str, part: str, paths: list[Path]) -> None:
@@ -82,8 +84,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Record]]:
         elif path.suffix == ".csv":
             rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
         elif path.suffix == ".json":
-            whole = parse_json(_content(path))
-            rows = whole.get("examples") if isinstance(whole, dict) else whole
+            document = parse_json(_content(path))
+            rows = document.get("examples") if isinstance(document, dict) else document
             if not isinstance(rows, list):
                 raise ValueError("it has no list of examples")
         else:
@@ -217,13 +219,21 @@ def _gold(row: Record) -> list[int]:
     and an empty one.
     """
     label = row.get("label")
-    known = _LETTERS[: len(row["options"])]
+    option_letters = _LETTERS[: len(row["options"])]
     letters = (
-        [one for one in label if isinstance(one, str)] if isinstance(label, (str, list)) else []
+        [letter for letter in label if isinstance(letter, str)]
+        if isinstance(label, (str, list))
+        else []
     )
-    gold = [known.index(one) for one in letters if len(one) == 1 and one in known]
+    gold = [
+        option_letters.index(letter)
+        for letter in letters
+        if len(letter) == 1 and letter in option_letters
+    ]
     if not gold and label != []:
-        raise _UnfitError(f"has the label {label!r}, which is no letter from A to {known[-1]}")
+        raise _UnfitError(
+            f"has the label {label!r}, which is no letter from A to {option_letters[-1]}"
+        )
     return gold
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from smtrain.core.text import align_columns
 from smtrain.worker.evaluation import significance
-from smtrain.worker.evaluation.harness import Measured, Score
+from smtrain.worker.evaluation.harness import Measurement, Score
 
 FORMAT = 1
 NAME = "evaluation.json"
@@ -17,21 +17,23 @@ _FIRST = ("acc", "exact_match", "acc_norm", "f1", "word_perplexity")
 Row = dict[str, Any]
 
 
-def rows(before: Measured | None, after: Measured) -> list[Row]:
+def rows(base: Measurement | None, model: Measurement) -> list[Row]:
     """One row for every metric of every task: value, standard error, number of questions, and the
     difference.
     """
-    made = [
-        _row(score, before.scores.get(key) if before else None, before, after)
-        for key, score in after.scores.items()
+    report_rows = [
+        _row(score, base.scores.get(key) if base else None, base, model)
+        for key, score in model.scores.items()
     ]
-    for row in made:
-        if after.listed.get(row["task"]) == row["metric"]:
+    for row in report_rows:
+        if model.first_metrics.get(row["task"]) == row["metric"]:
             row["listed_first"] = True
-    return made
+    return report_rows
 
 
-def _row(score: Score, other: Score | None, before: Measured | None, after: Measured) -> Row:
+def _row(
+    score: Score, base_score: Score | None, base: Measurement | None, model: Measurement
+) -> Row:
     row: Row = {
         "task": score.task,
         "metric": score.metric,
@@ -40,27 +42,33 @@ def _row(score: Score, other: Score | None, before: Measured | None, after: Meas
         "higher_is_better": score.higher_is_better,
         "after": {"value": score.value, "stderr": score.stderr},
     }
-    if other is None or before is None:
+    if base_score is None or base is None:
         return row
-    row["before"] = {"value": other.value, "stderr": other.stderr}
-    row["difference"] = {"value": score.value - other.value}
-    same = before.questions.get(score.task) == after.questions.get(score.task)
-    if not (same and score.each and len(score.each) == len(other.each)):
+    row["before"] = {"value": base_score.value, "stderr": base_score.stderr}
+    row["difference"] = {"value": score.value - base_score.value}
+    has_same_questions = base.questions.get(score.task) == model.questions.get(score.task)
+    if not (
+        has_same_questions
+        and score.question_scores
+        and len(score.question_scores) == len(base_score.question_scores)
+    ):
         row["verdict"] = "not tested: its value is no mean over the questions"
         return row
-    paired = significance.compare(other.each, score.each)
-    won, lost = (
-        (paired.gained, paired.lost) if score.higher_is_better else (paired.lost, paired.gained)
+    comparison = significance.compare(base_score.question_scores, score.question_scores)
+    win_count, loss_count = (
+        (comparison.increases, comparison.decreases)
+        if score.higher_is_better
+        else (comparison.decreases, comparison.increases)
     )
     row["difference"] |= {
-        "stderr": paired.stderr,
-        "test": paired.test,
-        "p": paired.p,
-        "gained": won,
-        "lost": lost,
+        "stderr": comparison.stderr,
+        "test": comparison.test,
+        "p": comparison.p,
+        "gained": win_count,
+        "lost": loss_count,
     }
-    good = (paired.value > 0) == score.higher_is_better
-    row["verdict"] = "within the noise" if paired.noise else "better" if good else "worse"
+    good = (comparison.value > 0) == score.higher_is_better
+    row["verdict"] = "within the noise" if comparison.noise else "better" if good else "worse"
     return row
 
 
@@ -68,9 +76,9 @@ def main_rows(report: dict[str, Any]) -> dict[str, Row]:
     """The row of the main metric of each requested task or group."""
     main: dict[str, Row] = {}
     for task in report["asked"]["tasks"]:
-        own = [row for row in report["results"] if row["task"] == task]
-        if own:
-            main[task] = min(own, key=_place)
+        task_rows = [row for row in report["results"] if row["task"] == task]
+        if task_rows:
+            main[task] = min(task_rows, key=_place)
     return main
 
 
@@ -82,17 +90,17 @@ def _place(row: Row) -> int:
 
 def table(report: dict[str, Any]) -> str:
     """Lay the rows out as text, one a line under a heading."""
-    both = any("before" in row for row in report["results"])
+    has_base = any("before" in row for row in report["results"])
     head = [
         "task",
         "metric",
         "n",
-        *(["before", "after", "difference", "won:lost", "p", ""] if both else ["value"]),
+        *(["before", "after", "difference", "won:lost", "p", ""] if has_base else ["value"]),
     ]
     lines = [head]
     for row in report["results"]:
         cells = [row["task"], metric_of(row), f"{row['n']:,}"]
-        if not both:
+        if not has_base:
             lines.append([*cells, _with_error(row["after"])])
             continue
         between = row.get("difference", {})
@@ -101,9 +109,11 @@ def table(report: dict[str, Any]) -> str:
             _with_error(row["after"]),
             _with_error(between, sign=True),
         ]
-        tested = "p" in between
+        is_tested = "p" in between
         cells += (
-            [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
+            [f"{between['gained']}:{between['lost']}", _odds(between["p"])]
+            if is_tested
+            else ["", ""]
         )
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
     return "\n".join(align_columns(lines))
@@ -120,12 +130,18 @@ def sentences(report: dict[str, Any]) -> list[str]:
 
 
 def _sentence(task: str, row: Row) -> str:
-    before, after, between = row["before"]["value"], row["after"]["value"], row["difference"]
-    head = f"{task}: {row['metric']} {before:.4f} -> {after:.4f} over {row['n']:,} questions"
+    base_value, model_value, between = (
+        row["before"]["value"],
+        row["after"]["value"],
+        row["difference"],
+    )
+    head = (
+        f"{task}: {row['metric']} {base_value:.4f} -> {model_value:.4f} over {row['n']:,} questions"
+    )
     if "p" not in between:
         return f"{head}; it was not tested whether chance explains it"
-    how = "McNemar's exact test" if between["test"] == "mcnemar" else "a paired z test"
-    odds = f"{between['gained']} won, {between['lost']} lost, p = {between['p']:.3g} by {how}"
+    test_name = "McNemar's exact test" if between["test"] == "mcnemar" else "a paired z test"
+    odds = f"{between['gained']} won, {between['lost']} lost, p = {between['p']:.3g} by {test_name}"
     if row["verdict"] == "within the noise":
         return f"{head}; this is within the noise ({odds})"
     return f"{head}; the trained model is {row['verdict']} ({odds})"

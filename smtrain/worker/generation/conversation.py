@@ -10,8 +10,8 @@ import torch
 
 from smtrain.core.errors import CheckpointError, DataError, first_line
 from smtrain.core.files import read_whole
-from smtrain.worker.generation.generating import encoded
-from smtrain.worker.generation.load import Loaded
+from smtrain.worker.generation.generating import encode_prompt
+from smtrain.worker.generation.load import LoadedModel
 
 Message = dict[str, str]
 """The fields role and content."""
@@ -20,44 +20,45 @@ Options = Mapping[str, tuple[str, Any]]
 
 
 def set_template(
-    loaded: Loaded, file: Path | None, options: Mapping[str, Any] | None = None
+    loaded_model: LoadedModel, file: Path | None, options: Mapping[str, Any] | None = None
 ) -> None:
     """Use the chat template of a file, and options for it in all conversations.
 
     Raises `CheckpointError` if the file cannot be read, or if no template is known.
     """
-    loaded.template_options = dict(options or {})
+    loaded_model.template_options = dict(options or {})
     if file is not None:
         try:
-            loaded.tokenizer.chat_template = read_whole(file)
+            loaded_model.tokenizer.chat_template = read_whole(file)
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise CheckpointError(
-                f"{file} cannot be read as a chat template ({why}); name a file with one"
+                f"{file} cannot be read as a chat template ({reason}); name a file with one"
             ) from None
-    if not loaded.tokenizer.chat_template:
+    if not loaded_model.tokenizer.chat_template:
         raise CheckpointError(
-            f"{loaded.folder} has no chat template to ask in; name one with --template FILE"
+            f"{loaded_model.folder} has no chat template to ask in; name one with --template FILE"
             " (template=), put it there as chat_template.jinja, or let the model continue text:"
             " `smtrain generate`"
         )
 
 
-def ignored_in(loaded: Loaded) -> str:
+def ignored_in(loaded_model: LoadedModel) -> str:
     """A clause about options of `set_template` that the template does not read; "" if it reads
     all.
     """
-    if not loaded.template_options:
+    if not loaded_model.template_options:
         return ""
     from smtrain.worker.data.tokenize.template_options import ignored_options, template_variables
 
     return ignored_options(
-        loaded.template_options, template_variables(loaded.tokenizer.get_chat_template())
+        loaded_model.template_options,
+        template_variables(loaded_model.tokenizer.get_chat_template()),
     )
 
 
-def spelled(
-    loaded: Loaded, messages: list[Message], room: int, options: Options | None = None
+def encode_conversation(
+    loaded_model: LoadedModel, messages: list[Message], room: int, options: Options | None = None
 ) -> tuple[torch.Tensor, int]:
     """Ids [1, length] of the conversation up to the answer, and the number of messages that were
     left out.
@@ -69,20 +70,22 @@ def spelled(
     `CheckpointError` if the last question alone is too long, or if the template refuses it.
     """
     left_out = 0
-    room = room if loaded.positions is None else min(room, loaded.positions // 2)
-    kept = list(messages)
+    room = room if loaded_model.positions is None else min(room, loaded_model.positions // 2)
+    recent_messages = list(messages)
     while True:
-        ids = encoded(loaded, text_of(loaded, kept, options), special=False)
-        if loaded.positions is None or ids.shape[1] + room <= loaded.positions:
+        ids = encode_prompt(
+            loaded_model, text_of(loaded_model, recent_messages, options), special=False
+        )
+        if loaded_model.positions is None or ids.shape[1] + room <= loaded_model.positions:
             return ids, left_out
-        first = 1 if kept[0]["role"] == "system" else 0
-        if len(kept) - first < 3:
+        first = 1 if recent_messages[0]["role"] == "system" else 0
+        if len(recent_messages) - first < 3:
             raise CheckpointError(
                 f"the question is {ids.shape[1]:,} tokens long, and with {room:,} for the answer"
-                f" it exceeds the model's {loaded.positions:,} positions; ask a shorter one,"
+                f" it exceeds the model's {loaded_model.positions:,} positions; ask a shorter one,"
                 " or lower --max-new-tokens (max_new_tokens=)"
             )
-        del kept[first : first + 2]
+        del recent_messages[first : first + 2]
         left_out += 2
 
 
@@ -101,35 +104,39 @@ def record_options(record: Mapping[str, Any], number: int) -> Options:
         raise DataError(f"prompt {number}: {fault}; correct it, or leave it out") from None
 
 
-def unwritten(loaded: Loaded, messages: list[Message], options: Options) -> list[str]:
+def unwritten_parts(
+    loaded_model: LoadedModel, messages: list[Message], options: Options
+) -> list[str]:
     """Names of the turns, fields and options of a conversation that its text does not have."""
     from smtrain.worker.data.tokenize.template_options import template_variables
-    from smtrain.worker.data.tokenize.unwritten import Rendered, fates, turn_texts, unwritten_in
+    from smtrain.worker.data.tokenize.unwritten import Rendering, fates, turn_texts, unwritten_in
 
-    rendered = Rendered(text_of(loaded, messages, options), [])
+    rendering = Rendering(text_of(loaded_model, messages, options), [])
     tools = options.get("tools", ("", None))[1]
-    variables = template_variables(loaded.tokenizer.get_chat_template(tools=tools))
+    variables = template_variables(loaded_model.tokenizer.get_chat_template(tools=tools))
     names = [field for name, (field, _) in options.items() if name not in variables]
-    if tools and "tools" in variables and unwritten_in(tools, [rendered.text]):
+    if tools and "tools" in variables and unwritten_in(tools, [rendering.text]):
         names.append("parts of tools")
     texts = turn_texts(messages, ())
-    for text, fate in zip(texts, fates(texts, [rendered]), strict=True):
+    for text, fate in zip(texts, fates(texts, [rendering]), strict=True):
         if fate == "lost":
             turn = f"parts of turns of the role {messages[text.turn]['role']}"
             names.append(turn if text.field == "content" else f"messages[].{text.field}")
     return list(dict.fromkeys(names))
 
 
-def text_of(loaded: Loaded, messages: list[Message], options: Options | None = None) -> str:
+def text_of(
+    loaded_model: LoadedModel, messages: list[Message], options: Options | None = None
+) -> str:
     """The conversation as the template writes it, up to the answer; `options` win over those of
     `set_template`.
     """
     from jinja2 import TemplateError
 
-    own = {name: value for name, (_, value) in (options or {}).items()}
-    values: dict[str, Any] = {**loaded.template_options, **own}
+    option_values = {name: value for name, (_, value) in (options or {}).items()}
+    values: dict[str, Any] = {**loaded_model.template_options, **option_values}
     try:
-        text: str = loaded.tokenizer.apply_chat_template(
+        text: str = loaded_model.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **values
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:

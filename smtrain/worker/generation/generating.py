@@ -14,22 +14,22 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.generation.streamers import BaseStreamer
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.generation.load import Loaded
+from smtrain.worker.generation.load import LoadedModel
 from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
 
-_UNFINISHED = "\ufffd"  # the tokenizer decodes the first bytes of a character to this
+_REPLACEMENT_CHARACTER = "\ufffd"  # the tokenizer decodes the first bytes of a character to this
 _CHARACTER = 4  # most tokens of one character; after these the bytes are not a character
-_BEFORE = 6  # tokens that are decoded together with the next ones
+_CONTEXT_TOKENS = 6  # tokens that are decoded together with the next ones
 
 
-def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
+def generation_config(loaded_model: LoadedModel, sampling: Sampling) -> GenerationConfig:
     """The settings as transformers' class; the model's own generation_config.json does not
     count.
     """
-    ends = loaded.ends
-    made: Any = GenerationConfig
-    options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
-    if sampling.sampled:
+    ends = loaded_model.ends
+    config_class: Any = GenerationConfig
+    options: dict[str, Any] = {"do_sample": sampling.is_random, "num_beams": sampling.beams}
+    if sampling.is_random:
         options |= {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -39,33 +39,33 @@ def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
         options["length_penalty"] = sampling.length_penalty
     if sampling.stop:
         options["stop_strings"] = list(sampling.stop)
-    config: GenerationConfig = made(
+    config: GenerationConfig = config_class(
         max_new_tokens=sampling.max_new_tokens,
-        bos_token_id=loaded.model.generation_config.bos_token_id,
+        bos_token_id=loaded_model.model.generation_config.bos_token_id,
         eos_token_id=ends or None,
-        pad_token_id=loaded.padding,
+        pad_token_id=loaded_model.padding,
         **options,
     )
     return config
 
 
-def encoded(loaded: Loaded, text: str, *, special: bool) -> torch.Tensor:
+def encode_prompt(loaded_model: LoadedModel, text: str, *, special: bool) -> torch.Tensor:
     """Ids of a prompt, [1, length]; `special` adds the tokens that begin a text.
 
     Raises `CheckpointError` for a prompt without tokens, or with one that the model lacks.
     """
-    ids = loaded.tokenizer(
+    ids = loaded_model.tokenizer(
         text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=special
     )["input_ids"]
     if not text or ids.shape[1] == 0:
         raise CheckpointError("a prompt is empty; give at least one character.")
-    loaded.refuse_unknown_token(ids[0].tolist())
-    return torch.as_tensor(ids).to(loaded.model.device)
+    loaded_model.refuse_unknown_token(ids[0].tolist())
+    return torch.as_tensor(ids).to(loaded_model.model.device)
 
 
-def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> None:
+def refuse_overlong(loaded_model: LoadedModel, ids: torch.Tensor, sampling: Sampling) -> None:
     """Raise `CheckpointError` if the model has too few positions for a prompt and the answer."""
-    length, room = ids.shape[1], loaded.positions
+    length, room = ids.shape[1], loaded_model.positions
     if room is not None and length + sampling.max_new_tokens > room:
         raise CheckpointError(
             f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones"
@@ -75,7 +75,7 @@ def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> No
 
 
 def stream(
-    loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False
+    loaded_model: LoadedModel, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False
 ) -> Iterator[str]:
     """Yield pieces of the text that follows `ids` [1, length], as soon as they are whole
     characters.
@@ -83,19 +83,19 @@ def stream(
     With beams there is one piece. Closing the iterator stops the model after the current token.
     `plain` switches an adapter off.
     """
-    pieces = _Pieces(loaded, ids[0], sampling.stop)
+    pieces = _Pieces(loaded_model, ids[0], sampling.stop)
 
     def work() -> None:
         try:
-            with torch.inference_mode(), loaded.plain(plain):
+            with torch.inference_mode(), loaded_model.plain(plain):
                 torch.manual_seed(sampling.seed)
-                out = loaded.model.generate(
+                out = loaded_model.model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
-                    generation_config=generation_config(loaded, sampling),
+                    generation_config=generation_config(loaded_model, sampling),
                     streamer=pieces if sampling.beams == 1 else None,
                     stopping_criteria=StoppingCriteriaList([pieces]),
-                    **_stops(loaded, sampling),
+                    **_stops(loaded_model, sampling),
                 )
                 if sampling.beams > 1:
                     pieces.put_all(out[0])
@@ -113,7 +113,11 @@ def stream(
 
 
 def complete(
-    loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False
+    loaded_model: LoadedModel,
+    prompts: list[torch.Tensor],
+    sampling: Sampling,
+    *,
+    plain: bool = False,
 ) -> list[str]:
     """Complete the prompts (ids [1, length]) in one batch, padded on the left.
 
@@ -121,12 +125,12 @@ def complete(
     that leaves no room for a token.
     """
     longest = max(ids.shape[1] for ids in prompts)
-    if loaded.learned and loaded.positions is not None:
-        left = max(1, min(sampling.max_new_tokens, loaded.positions - longest))
-        sampling = replace(sampling, max_new_tokens=left)
-        refuse_overlong(loaded, max(prompts, key=lambda ids: ids.shape[1]), sampling)
-    config = generation_config(loaded, sampling)
-    device = loaded.model.device
+    if loaded_model.has_learned_positions and loaded_model.positions is not None:
+        free_positions = max(1, min(sampling.max_new_tokens, loaded_model.positions - longest))
+        sampling = replace(sampling, max_new_tokens=free_positions)
+        refuse_overlong(loaded_model, max(prompts, key=lambda ids: ids.shape[1]), sampling)
+    config = generation_config(loaded_model, sampling)
+    device = loaded_model.model.device
     batch = torch.full(
         (len(prompts), longest), int(config.pad_token_id or 0), dtype=torch.long, device=device
     )
@@ -135,30 +139,30 @@ def complete(
         batch[row, longest - ids.shape[1] :] = ids[0]
         mask[row, longest - ids.shape[1] :] = 1
     torch.manual_seed(sampling.seed)
-    with torch.inference_mode(), loaded.plain(plain):
-        out = loaded.model.generate(
+    with torch.inference_mode(), loaded_model.plain(plain):
+        out = loaded_model.model.generate(
             input_ids=batch,
             attention_mask=mask,
             generation_config=config,
-            **_stops(loaded, sampling),
+            **_stops(loaded_model, sampling),
         )
     return [
-        cut_at(after(loaded.tokenizer, ids[0], row[longest:]), sampling.stop)[0]
+        cut_at(decode_continuation(loaded_model.tokenizer, ids[0], row[longest:]), sampling.stop)[0]
         for ids, row in zip(prompts, out, strict=True)
     ]
 
 
-def after(tokenizer: Any, prompt: torch.Tensor, new: torch.Tensor) -> str:
+def decode_continuation(tokenizer: Any, prompt: torch.Tensor, new: torch.Tensor) -> str:
     """Decode new ids together with the prompt, because some tokenizers drop a leading space."""
-    before: str = tokenizer.decode(prompt, skip_special_tokens=True)
-    whole: str = tokenizer.decode(torch.cat([prompt, new]), skip_special_tokens=True)
-    if whole.startswith(before):
-        return whole.removeprefix(before)
+    prompt_text: str = tokenizer.decode(prompt, skip_special_tokens=True)
+    full_text: str = tokenizer.decode(torch.cat([prompt, new]), skip_special_tokens=True)
+    if full_text.startswith(prompt_text):
+        return full_text.removeprefix(prompt_text)
     return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
-def _stops(loaded: Loaded, sampling: Sampling) -> dict[str, Any]:
-    return {"tokenizer": loaded.tokenizer} if sampling.stop else {}
+def _stops(loaded_model: LoadedModel, sampling: Sampling) -> dict[str, Any]:
+    return {"tokenizer": loaded_model.tokenizer} if sampling.stop else {}
 
 
 class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transformers has no types here
@@ -166,13 +170,15 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
     model.
     """
 
-    def __init__(self, loaded: Loaded, prompt: torch.Tensor, stop: tuple[str, ...]) -> None:
-        self._tokenizer, self._prompt, self._stops = loaded.tokenizer, prompt.cpu(), stop
+    def __init__(
+        self, loaded_model: LoadedModel, prompt: torch.Tensor, stop: tuple[str, ...]
+    ) -> None:
+        self._tokenizer, self._prompt, self._stops = loaded_model.tokenizer, prompt.cpu(), stop
         self._queue: queue.Queue[str | BaseException | None] = queue.Queue()
         self._ids: list[int] = self._prompt.tolist()
         self._shown = len(self._ids)
         """Ids whose text is in `_text`."""
-        self._from = max(0, self._shown - _BEFORE)
+        self._from = max(0, self._shown - _CONTEXT_TOKENS)
         self._text = ""
         self._sent = 0
         self._stopped = False
@@ -221,12 +227,16 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
         """Decode new ids with a few ids before them, so that a long text costs no more per
         token.
         """
-        before = self._decode(self._ids[self._from : self._shown])
+        context_text = self._decode(self._ids[self._from : self._shown])
         text = self._decode(self._ids[self._from :])
-        if text.endswith(_UNFINISHED) and not last and len(self._ids) - self._shown < _CHARACTER:
+        if (
+            text.endswith(_REPLACEMENT_CHARACTER)
+            and not last
+            and len(self._ids) - self._shown < _CHARACTER
+        ):
             return
-        self._text += text[len(before) :]
-        self._from, self._shown = max(self._from, self._shown - _BEFORE), len(self._ids)
+        self._text += text[len(context_text) :]
+        self._from, self._shown = max(self._from, self._shown - _CONTEXT_TOKENS), len(self._ids)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

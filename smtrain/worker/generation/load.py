@@ -37,15 +37,15 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A model ready to generate."""
 
     folder: Path
     model: Any
     tokenizer: Any
-    adapted: bool = False
+    has_adapter: bool = False
     """Whether it has an adapter, which `plain` switches off."""
-    learned: bool = False
+    has_learned_positions: bool = False
     """Whether positions are a learned table, beyond whose end the model cannot compute."""
     close: Callable[[], object] = lambda: None
     """End the other processes of a divided model."""
@@ -78,12 +78,12 @@ class Loaded:
     def refuse_unknown_token(self, ids: list[int]) -> None:
         """Raise `CheckpointError` if a text has a token with an id that the model lacks."""
         if (largest := max(ids, default=0)) >= self.vocabulary:
-            token, added = (
+            token, added_tokens = (
                 self.tokenizer.convert_ids_to_tokens(largest),
                 self.tokenizer.added_tokens_decoder,
             )
             fault = hf_tokenizer.unknown_token(
-                token, largest, self.vocabulary, is_added=largest in added
+                token, largest, self.vocabulary, is_added=largest in added_tokens
             )
             raise CheckpointError(
                 f"a text for the model is bad: {fault}; take the token out of it."
@@ -92,14 +92,14 @@ class Loaded:
     @contextmanager
     def plain(self, on: bool = True) -> Iterator[None]:
         """Switch the adapter off within the block."""
-        if not (on and self.adapted):
+        if not (on and self.has_adapter):
             yield
             return
         with self.model.disable_adapter():
             yield
 
 
-def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
+def load(folder: Path, *, adapter: Path | None = None) -> LoadedModel:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
     Raises `CheckpointError` if transformers does not load it, or builds another model than
@@ -116,22 +116,30 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
             " and training does not; move the adapter's files to a separate folder, and name"
             " it as the adapter."
         )
-    for one in (folder, *([adapter] if adapter else [])):
-        refuse_damaged(one)
+    for checked_folder in (folder, *([adapter] if adapter else [])):
+        refuse_damaged(checked_folder)
     try:
-        described = read_value(folder / "config.json")
-        known = isinstance(described, dict) and text_part(described).get("model_type") in FAMILIES
-        normal = normalise(described) if known else None
-        source = HFSource(folder) if known and unreadable_quantization(described) is None else None
+        hf_config = read_value(folder / "config.json")
+        is_known_family = (
+            isinstance(hf_config, dict) and text_part(hf_config).get("model_type") in FAMILIES
+        )
+        normal = normalise(hf_config) if is_known_family else None
+        source = (
+            HFSource(folder)
+            if is_known_family and unreadable_quantization(hf_config) is None
+            else None
+        )
         refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
-        options: dict[str, Any] = {"config": transformers_config(described)} if known else {}
-        named = named_ends(folder)
+        options: dict[str, Any] = (
+            {"config": transformers_config(hf_config)} if is_known_family else {}
+        )
+        generation_ids = named_ends(folder)
         if (
-            named is not None
+            generation_ids is not None
         ):  # or transformers reads the file, and refuses settings that do not count here
-            options["generation_config"] = named
-        if source is not None and (source.renamed or is_multimodal(described)):
+            options["generation_config"] = generation_ids
+        if source is not None and (source.renamed or is_multimodal(hf_config)):
             model: Any = _by_our_names(source, options["config"])
         else:
             model = AutoModelForCausalLM.from_pretrained(
@@ -141,14 +149,20 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         raise CheckpointError(not_loaded(folder, error)) from error
     if normal is not None:
         check_model(model, normal)
-    model.generation_config = named or only_ids(model.generation_config.to_dict())
+    model.generation_config = generation_ids or only_ids(model.generation_config.to_dict())
     if adapter is not None:
-        model = _adapted(model, folder, adapter)
+        model = _apply_adapter(model, folder, adapter)
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     model.eval()
-    learned = normal is not None and normal.rope is None
-    return Loaded(folder, model, tokenizer, adapted=adapter is not None, learned=learned)
+    has_learned_positions = normal is not None and normal.rope is None
+    return LoadedModel(
+        folder,
+        model,
+        tokenizer,
+        has_adapter=adapter is not None,
+        has_learned_positions=has_learned_positions,
+    )
 
 
 def named_ends(folder: Path) -> GenerationConfig | None:
@@ -172,8 +186,8 @@ def named_ends(folder: Path) -> GenerationConfig | None:
 
 def only_ids(settings: Mapping[str, Any]) -> GenerationConfig:
     """A generation config with nothing but the ids of the tokens that begin, end and pad a text."""
-    made: Any = GenerationConfig
-    config: GenerationConfig = made(**{key: settings.get(key) for key in _IDS})
+    config_class: Any = GenerationConfig
+    config: GenerationConfig = config_class(**{key: settings.get(key) for key in _IDS})
     return config
 
 
@@ -202,8 +216,11 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
     # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay
     # in fp32.
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    known = set(model.state_dict())
-    names = {name: name if name in known else modules.get(name, name) for name in source.names()}
+    parameter_names = set(model.state_dict())
+    names = {
+        name: name if name in parameter_names else modules.get(name, name)
+        for name in source.names()
+    }
     model.load_state_dict(
         {module: source.read(name) for name, module in names.items()}, strict=False
     )
@@ -246,7 +263,7 @@ def not_loaded(folder: Path, error: BaseException) -> str:
     )
 
 
-def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
+def _apply_adapter(model: Any, folder: Path, adapter: Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError:
@@ -270,8 +287,8 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
 def not_an_adapter_for(folder: Path, adapter: Path, error: BaseException) -> str:
     """Explain one of `MISFITS`."""
     shapes = "size mismatch" in str(error)
-    why = "its factors have the shapes of another model's" if shapes else first_line(error)
+    reason = "its factors have the shapes of another model's" if shapes else first_line(error)
     return (
-        f"{adapter} is not an adapter for the model in {folder} ({why}); name the model that it was"
+        f"{adapter} is not an adapter for the model in {folder} ({reason}); name the model that it was"
         " trained on"
     )

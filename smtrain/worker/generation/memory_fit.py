@@ -35,9 +35,9 @@ class Need:
         )
 
 
-def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
+def need_of(name: str, weights: float, hf_config: Mapping[str, Any]) -> Need:
     """The need of a model with this many bytes of weights and this config.json."""
-    return Need(name, weights, cache_of(described))
+    return Need(name, weights, cache_of(hf_config))
 
 
 def weights_in(folder: Path) -> float:
@@ -66,12 +66,12 @@ def refuse_too_large(
     `stage` does the same on AWS. Each of the `processes` holds Python and torch.
     """
     free = memory_here() if free is None else free
-    own = PROCESS * processes
-    total = own + sum(need.total for need in needs)
+    process_bytes = PROCESS * processes
+    total = process_bytes + sum(need.total for need in needs)
     if free is None or total <= free:
         return
     raise CheckpointError(
-        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {own / GIB:.1f}"
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {process_bytes / GIB:.1f}"
         f" GiB for Python and torch), and {free / GIB:.1f} GiB are free here; take a machine with"
         f" more, or let stage {stage} of a run on AWS answer"
     )

@@ -46,7 +46,7 @@ from smtrain.worker.engine.native.remembering import CachedStage, KVCache
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.generation.load import (
     NO_MODEL,
-    Loaded,
+    LoadedModel,
     named_ends,
     not_loaded,
     only_ids,
@@ -64,7 +64,7 @@ _ROOM = 0.8
 """Share of a device's memory to fill with weights, keys and values; the rest is for a pass over a
 long prompt.
 """
-_LESS = "take fewer processes, or a machine with more memory"
+_MEMORY_REMEDY = "take fewer processes, or a machine with more memory"
 _LAST_WORD = 5.0
 """Seconds for a rank to end by itself."""
 
@@ -87,7 +87,7 @@ class Division:
         return self.tp * self.pp
 
 
-def divided(shape: ModelShape, processes: int) -> tuple[int, int]:
+def choose_mesh(shape: ModelShape, processes: int) -> tuple[int, int]:
     """(tp, pp) for a number of processes, with as much tp as the model's heads allow.
 
     Raises `ConfigError`.
@@ -200,16 +200,20 @@ class DividedModel:
             attention_mask = torch.ones(
                 len(input_ids), memory.seen + input_ids.shape[1], dtype=torch.long
             )
-        both = torch.cat([input_ids.cpu(), attention_mask.cpu().long()], 1)
+        ids_and_mask = torch.cat([input_ids.cpu(), attention_mask.cpu().long()], 1)
         self._orders.say(
-            _STEP, len(both), input_ids.shape[1], attention_mask.shape[1], int(memory.seen == 0)
+            _STEP,
+            len(ids_and_mask),
+            input_ids.shape[1],
+            attention_mask.shape[1],
+            int(memory.seen == 0),
         )
-        dist.broadcast(both, 0, group=self._orders.control)
+        dist.broadcast(ids_and_mask, 0, group=self._orders.control)
         ids, mask = (part.to(self.device) for part in (input_ids, attention_mask))
         logits = self._remembering.logits(ids, mask, memory)
         assert logits is not None
-        made: Any = CausalLMOutputWithPast
-        out: CausalLMOutputWithPast = made(logits=logits[:, None], **{CACHE: memory})
+        output_class: Any = CausalLMOutputWithPast
+        out: CausalLMOutputWithPast = output_class(logits=logits[:, None], **{CACHE: memory})
         return out
 
     def _pick(self, rows: torch.Tensor) -> None:
@@ -231,15 +235,15 @@ def serve(remembering: CachedStage, control: dist.ProcessGroup | None) -> None:
             dist.broadcast(rows, 0, group=control)
             memory.pick(rows)
             continue
-        both = torch.zeros(texts, new + total, dtype=torch.long)
-        dist.broadcast(both, 0, group=control)
+        ids_and_mask = torch.zeros(texts, new + total, dtype=torch.long)
+        dist.broadcast(ids_and_mask, 0, group=control)
         if begins:
             memory = KVCache()
-        both = both.to(device)
-        remembering.logits(both[:, :new], both[:, new:], memory)
+        ids_and_mask = ids_and_mask.to(device)
+        remembering.logits(ids_and_mask[:, :new], ids_and_mask[:, new:], memory)
 
 
-def built(source: WeightSource, tp: int, pp: int, device: torch.device) -> CachedStage:
+def build_rank_stage(source: WeightSource, tp: int, pp: int, device: torch.device) -> CachedStage:
     """This rank's part of a model, with its weights.
 
     Raises `CheckpointError` on every rank if they do not fit.
@@ -284,8 +288,8 @@ def accelerator() -> str | None:
     """The kind of this machine's devices that have a backend for collectives; None: ranks run on
     the CPU.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None and found.type in comm.BACKENDS else None
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return device.type if device is not None and device.type in comm.BACKENDS else None
 
 
 class RankProcesses:
@@ -296,8 +300,8 @@ class RankProcesses:
         self._said = [Path(self._folder.name) / f"rank{rank}" for rank in range(1, division.ranks)]
         words = json.dumps(vars(division))
         self._processes: list[subprocess.Popen[bytes]] = []
-        for rank, said in enumerate(self._said, start=1):
-            with said.open("wb") as errors:
+        for rank, error_log in enumerate(self._said, start=1):
+            with error_log.open("wb") as errors:
                 self._processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", __name__, words],
@@ -312,23 +316,21 @@ class RankProcesses:
         """The reason that a rank has ended; None if all run."""
         for rank, process in enumerate(self._processes, start=1):
             if (status := process.poll()) is not None:
-                how = (
+                ending = (
                     f"was ended by signal {-status}"
                     if status < 0
                     else f"ended with status {status}"
                 )
                 words = self._said[rank - 1].read_text("utf-8", "replace").strip().splitlines()
-                return (
-                    f"process {rank} of the model {how}{f' ({words[-1][:200]})' if words else ''}"
-                )
+                return f"process {rank} of the model {ending}{f' ({words[-1][:200]})' if words else ''}"
         return None
 
     def reason(self) -> str | None:
         """`fault` after an error of a collective, which is raised a moment before the process has
         ended.
         """
-        until = time.monotonic() + _LAST_WORD
-        while (fault := self.fault()) is None and time.monotonic() < until:
+        deadline = time.monotonic() + _LAST_WORD
+        while (fault := self.fault()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         return fault
 
@@ -339,13 +341,13 @@ class RankProcesses:
         """
         while len([*Path(division.meeting).parent.glob("rank*")]) < len(self._processes):
             if fault := self.fault():
-                raise CheckpointError(f"{fault}; {_LESS}")
+                raise CheckpointError(f"{fault}; {_MEMORY_REMEDY}")
             time.sleep(0.05)
 
-    def close(self, told: bool) -> None:
+    def close(self, graceful: bool) -> None:
         """Wait for the processes, if they were told to end, or end them."""
         for process in self._processes:
-            if told:
+            if graceful:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LAST_WORD)
             process.kill()
@@ -376,7 +378,7 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
     `ConfigError` if so many processes cannot share it.
     """
     source = open_weights(path, config)
-    tp, pp = divided(ModelShape.from_config(source.config), processes)
+    tp, pp = choose_mesh(ModelShape.from_config(source.config), processes)
     if dist.is_initialized():
         raise ConfigError(
             "processes: this process holds a part of another model; let that one go first"
@@ -399,56 +401,64 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
     try:
         ranks.wait(division)
         device, orders.control = _join(0, division)
-        driver = DividedModel(built(source, tp, pp, device), orders)
+        driver = DividedModel(build_rank_stage(source, tp, pp, device), orders)
     except BaseException as error:
         fault = ranks.reason() if isinstance(error, RuntimeError) else None
         close()
         if fault:
-            raise CheckpointError(f"{fault}; {_LESS}") from error
+            raise CheckpointError(f"{fault}; {_MEMORY_REMEDY}") from error
         raise
     orders.broken = False
     return Started(driver, division, weakref.finalize(driver, close))
 
 
 def load_divided(
-    path: Path, described: dict[str, Any], about: Path, processes: int
-) -> tuple[Loaded, str]:
+    path: Path, hf_config: dict[str, Any], tokenizer_folder: Path, processes: int
+) -> tuple[LoadedModel, str]:
     """Load the weights of a folder over `processes`, and the tokenizer of `about`; returns also the
     mesh in words.
 
     Raises `CheckpointError` as `start` does, and if the tokenizer is missing.
     """
-    refuse_no_tokenizer(about)
+    refuse_no_tokenizer(tokenizer_folder)
     try:
-        tokenizer = hf_tokenizer.load(about)
-        generation = named_ends(about)
+        tokenizer = hf_tokenizer.load(tokenizer_folder)
+        generation = named_ends(tokenizer_folder)
     except NO_MODEL as error:
-        raise CheckpointError(not_loaded(about, error)) from error
+        raise CheckpointError(not_loaded(tokenizer_folder, error)) from error
     gc.collect()  # ranks of a model that nothing refers to any more
-    started = start(str(path), described, processes)
-    started.driver.generation_config = generation or only_ids(
-        started.driver.generation_config.to_dict()
+    rank_group = start(str(path), hf_config, processes)
+    rank_group.driver.generation_config = generation or only_ids(
+        rank_group.driver.generation_config.to_dict()
     )
-    mesh = started.division
+    mesh = rank_group.division
     words = (
         f"{mesh.ranks} processes, tp {mesh.tp} x pp {mesh.pp}" if mesh.ranks > 1 else "one process"
     )
-    learned = normalise(described).rope is None
-    return Loaded(path, started.driver, tokenizer, learned=learned, close=started.close), words
+    has_learned_positions = normalise(hf_config).rope is None
+    return LoadedModel(
+        path,
+        rank_group.driver,
+        tokenizer,
+        has_learned_positions=has_learned_positions,
+        close=rank_group.close,
+    ), words
 
 
-def usual_processes(described: dict[str, Any], need: float) -> int:
+def usual_processes(hf_config: dict[str, Any], need: float) -> int:
     """The least number of accelerators that hold `need` bytes together; 1 on CPUs, whose processes
     share memory.
     """
     if accelerator() is None:
         return 1
-    shape, most = ModelShape.from_config(described), torch.accelerator.device_count()
-    fitting = [n for n in range(1, most + 1) if any(_fits(shape, tp, n) for tp in range(1, n + 1))]
+    shape, device_total = ModelShape.from_config(hf_config), torch.accelerator.device_count()
+    fitting = [
+        n for n in range(1, device_total + 1) if any(_fits(shape, tp, n) for tp in range(1, n + 1))
+    ]
     if not torch.cuda.is_available():
         return fitting[-1]  # of other devices the memory is not known
-    held = torch.cuda.get_device_properties(0).total_memory
-    return next((n for n in fitting if need <= n * _ROOM * held), fitting[-1])
+    device_memory = torch.cuda.get_device_properties(0).total_memory
+    return next((n for n in fitting if need <= n * _ROOM * device_memory), fitting[-1])
 
 
 def _main(words: str) -> None:
@@ -460,7 +470,9 @@ def _main(words: str) -> None:
     try:
         device, control = _join(rank, division)
         serve(
-            built(open_weights(division.path, division.config), division.tp, division.pp, device),
+            build_rank_stage(
+                open_weights(division.path, division.config), division.tp, division.pp, device
+            ),
             control,
         )
         dist.destroy_process_group()

@@ -64,23 +64,23 @@ class Sampling:
             yield "length_penalty: has an effect only with beams above 1"
 
     @property
-    def sampled(self) -> bool:
+    def is_random(self) -> bool:
         """Whether tokens are drawn at random."""
         return self.temperature > 0
 
 
 def cut_at(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
     """The text up to the first stop string in it, and whether there was one."""
-    places = [place for one in stop if (place := text.find(one)) >= 0]
+    places = [place for stop_string in stop if (place := text.find(stop_string)) >= 0]
     return (text[: min(places)], True) if places else (text, False)
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
     """Count the characters at the end of `text` that may begin a stop string."""
     longest = 0
-    for one in stop:
-        for length in range(min(len(one) - 1, len(text)), longest, -1):
-            if text.endswith(one[:length]):
+    for stop_string in stop:
+        for length in range(min(len(stop_string) - 1, len(text)), longest, -1):
+            if text.endswith(stop_string[:length]):
                 longest = length
                 break
     return longest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.worker.generation.conversation import set_template, text_of
-from smtrain.worker.generation.generating import complete, encoded
+from smtrain.worker.generation.generating import complete, encode_prompt
 from smtrain.worker.generation.load import load
 from smtrain.worker.generation.memory_fit import described_in, need_of, refuse_too_large, weights_in
 from smtrain.worker.generation.sampling import Sampling
@@ -38,13 +38,19 @@ def generate(
         sampling or Sampling(), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
     )
     refuse_too_large([need_of("the model", weights_in(folder), described_in(folder))])
-    loaded = load(folder)
+    loaded_model = load(folder)
     if chat is None:
-        chat = bool(loaded.tokenizer.chat_template)
+        chat = bool(loaded_model.tokenizer.chat_template)
     if chat:
-        set_template(loaded, None, template_options)
+        set_template(loaded_model, None, template_options)
     completions = []
     for prompt in prompts:
-        text = text_of(loaded, [{"role": "user", "content": prompt}]) if chat and prompt else prompt
-        completions += complete(loaded, [encoded(loaded, text, special=not chat)], settings)
+        text = (
+            text_of(loaded_model, [{"role": "user", "content": prompt}])
+            if chat and prompt
+            else prompt
+        )
+        completions += complete(
+            loaded_model, [encode_prompt(loaded_model, text, special=not chat)], settings
+        )
     return completions

@@ -24,7 +24,7 @@ from smtrain.worker.data.tokenize.encoder import (
     TokenizersEncoder,
     choose,
 )
-from smtrain.worker.data.tokenize.gigatoken_adapt import adapted
+from smtrain.worker.data.tokenize.gigatoken_adapt import adapt_tokenizer
 from tests.tiers import examples
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/tokenizer-differences"
@@ -154,4 +154,7 @@ def test_a_normalizer_that_was_not_compared_is_left_to_tokenizers(
     parts = [{"type": "Replace"}, {"type": "NFC"}]
     for last, known in (([], True), ([{"type": "Lowercase"}], False)):
         normalizer = {"type": "Sequence", "normalizers": [*parts, *last]}
-        assert adapted(json.dumps({**whole, "normalizer": normalizer}).encode()).compared == known
+        assert (
+            adapt_tokenizer(json.dumps({**whole, "normalizer": normalizer}).encode()).is_comparable
+            == known
+        )

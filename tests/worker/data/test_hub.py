@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.hub import HubName, patiently
+from smtrain.worker.data.read.hub import HubName, ask_hub
 from smtrain.worker.object_store import StorageError
 from tests.client.launch.hub import COMMIT, CONVERTED, Hub
 
@@ -270,13 +270,13 @@ def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(
             raise answer
         return answer
 
-    assert patiently("hf://a/b", ask) == b"text"
+    assert ask_hub("hf://a/b", ask) == b"text"
     assert waited[0] == 17
     assert [1 <= waited[1] <= 2, 2 <= waited[2] <= 4] == [True, True]
     answers[:] = [AnsweredError(403)]
     with pytest.raises(DataError, match=r"^hf://a/b cannot be read \(the hub said 403\)"):
-        patiently("hf://a/b", ask)
+        ask_hub("hf://a/b", ask)
     answers[:] = [AnsweredError(500)] * 50
     with pytest.raises(StorageError, match="the hub said 500"):
-        patiently("hf://a/b", ask)
+        ask_hub("hf://a/b", ask)
     assert len(waited) < 20

@@ -46,7 +46,7 @@ def load(
 def windows(loader: TokenLoader, consumed: int) -> list[Any]:
     """Part and number of each window of a batch."""
     assert isinstance(loader.rows, TextRows)
-    return loader.rows.windows(loader.deal.own(consumed))
+    return loader.rows.windows(loader.deal.rank_samples(consumed))
 
 
 @pytest.fixture(scope="module")

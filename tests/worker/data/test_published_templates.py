@@ -27,8 +27,8 @@ from smtrain.worker.data.tokenize.pairs import PairMaker
 from smtrain.worker.data.tokenize.preference import preference
 from smtrain.worker.data.tokenize.template_options import OPTIONS
 from smtrain.worker.data.tokenize.turns import RecordFault
-from smtrain.worker.generation.conversation import text_of, unwritten
-from smtrain.worker.generation.load import Loaded
+from smtrain.worker.generation.conversation import text_of, unwritten_parts
+from smtrain.worker.generation.load import LoadedModel
 from tests.worker.data.chats import tokenizer
 
 SHIPPED = Path(
@@ -148,10 +148,10 @@ def test_each_style_of_answer_in_thirty_templates(makers: Any) -> None:
         hold_talk(makers(name), ([asked[0], *first, asked[1]], last, earlier, latest), None)
 
 
-def hold_prompt(loaded: Loaded, before: list[dict[str, Any]]) -> None:
+def hold_prompt(loaded: LoadedModel, before: list[dict[str, Any]]) -> None:
     """Compare the prompt of generate with the text that it reports as missing."""
     try:
-        text, names = text_of(loaded, before), unwritten(loaded, before, {})
+        text, names = text_of(loaded, before), unwritten_parts(loaded, before, {})
     except CheckpointError:  # the prompt is named
         return
     for turn in before:
@@ -168,12 +168,12 @@ def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
     what is counted.
     """
     before, last, earlier, latest = talk
-    hold_prompt(Loaded(made.folder, None, made.template._tokenizer), before)
+    hold_prompt(LoadedModel(made.folder, None, made.template._tokenizer), before)
     options = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
     try:
         dialogue = conversation({"messages": [*before, *last], **options})
         rendered = made.template.render(dialogue)
-        names = made.template.unread(dialogue, rendered)
+        names = made.template.unwritten_names(dialogue, rendered)
     except RecordFault:  # the record is named with its line
         pass
     else:
@@ -194,7 +194,7 @@ def hold_talk(made: PairMaker, talk: Any, thinking: bool | None) -> None:
     try:
         pair = preference(row)
         prompt, chosen, _ = texts = made._texts(pair)
-        names = made._unread(row, pair, texts)
+        names = made._ignored_names(row, pair, texts)
     except RecordFault:
         return
     start = next(

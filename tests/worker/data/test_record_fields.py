@@ -14,7 +14,7 @@ from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, USES, RecordField
-from smtrain.worker.data.tokenize.dialogue import COLUMNS, NAMED, conversation
+from smtrain.worker.data.tokenize.dialogue import COLUMNS, MAPPABLE_COLUMNS, conversation
 from smtrain.worker.data.tokenize.turns import RecordFault
 from smtrain.worker.data.tokenize.unwritten import GREETING
 from tests.typed import typed as smtrain
@@ -117,7 +117,7 @@ def test_the_page_shows_the_table() -> None:
     ]
     table = ["| from | field | what is done with it | which is |", "|---|---|---|---|", *rows]
     assert "\n".join(table) in (ROOT / "docs/record-fields.md").read_text("utf-8")
-    assert set(NAMED) < set(COLUMNS)
+    assert set(MAPPABLE_COLUMNS) < set(COLUMNS)
 
 
 @pytest.mark.parametrize(("field", "name"), ROWS)

@@ -24,11 +24,11 @@ from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import find_files
 from smtrain.worker.data.read.unread import (
-    UnreadText,
+    IgnoredText,
+    count_ignored_columns,
     holds_text,
-    unread_columns,
-    unread_fields,
-    unread_sentence,
+    ignored_fields,
+    ignored_text_sentence,
 )
 from tests.typed import typed as smtrain
 from tests.worker.data.quiet import prepare
@@ -82,10 +82,10 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 def unread(path: Path, column: str = "text") -> dict[str, int]:
-    counts = UnreadText()
+    counts = IgnoredText()
     for file in find_files(path):
         for block in cut_file(file, column):
-            counts.count(read_block(block, column).unread)
+            counts.count(read_block(block, column).ignored_text)
     return counts
 
 
@@ -188,14 +188,16 @@ def test_it_is_said_before_anything_is_trained(
 
 
 def test_a_record_with_names_of_its_own_does_not_fill_the_memory() -> None:
-    counts = UnreadText()
+    counts = IgnoredText()
     for number in range(900):
         counts.count([f"name {number}", "title"])
     assert len(counts) == 201
     assert counts["title"] == 900
     assert sum(counts.values()) == 1800
-    assert unread_sentence(counts).startswith("not read: title 900, other fields 701, name 0 1")
-    assert unread_sentence(counts).endswith(" and 181 more in manifest.json")
+    assert ignored_text_sentence(counts).startswith(
+        "not read: title 900, other fields 701, name 0 1"
+    )
+    assert ignored_text_sentence(counts).endswith(" and 181 more in manifest.json")
 
 
 def test_arrow_counts_what_python_counts() -> None:
@@ -210,10 +212,10 @@ def test_arrow_counts_what_python_counts() -> None:
     )
     rows = table.to_pylist()
     for read in ((), ("v.a",), ("v.a", "d"), ("v",)):
-        wanted = UnreadText()
+        wanted = IgnoredText()
         for row in rows:
-            wanted.count(unread_fields(row, read))
-        assert unread_columns(table, read) == wanted
+            wanted.count(ignored_fields(row, read))
+        assert count_ignored_columns(table, read) == wanted
     assert not holds_text(b"bytes")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from smtrain.worker.engine.native import comm
-from smtrain.worker.generation.ranks import DividedModel, Orders, built, serve
+from smtrain.worker.generation.ranks import DividedModel, Orders, build_rank_stage, serve
 from tests.worker.engine import cases
 
 PADDED = (0, 9, 28)
@@ -36,7 +36,7 @@ def texts(
     `varlen`: prompts are documents, as on CUDA.
     """
     source: Any = cases.Memory(config, cases.weights(config))
-    remembering = built(source, tp, pp, comm.current_device())
+    remembering = build_rank_stage(source, tp, pp, comm.current_device())
     remembering.stage.context.varlen = varlen
     if rank:
         serve(remembering, None)

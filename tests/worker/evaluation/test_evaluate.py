@@ -25,10 +25,10 @@ from smtrain.core.benchmarks import benchmarks_in
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import CheckpointError, ConfigError, DataError
 from smtrain.stages import keys_of, stage_named
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 from smtrain.worker.evaluation import report
-from smtrain.worker.evaluation.evaluate import evaluate, save, shown
-from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, reachable
+from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
+from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, can_reach_hub
 from smtrain.worker.evaluation.libraries import HarnessProgress, hub_answers
 from smtrain.worker.evaluation.offline import write_tasks
 from smtrain.worker.generation.load import load
@@ -349,7 +349,7 @@ def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) 
         ("header", as_csv(tmp_path / "header", header=True)),
         ("nested", as_csv(tmp_path / "nested/data").parent),
     ):
-        names = write_tasks(folder, ("mmlu",), tmp_path / f"work-{name}", UnreadText())
+        names = write_tasks(folder, ("mmlu",), tmp_path / f"work-{name}", IgnoredText())
         assert {"mmlu", "mmlu_stem", "mmlu_anatomy", "mmlu_college_physics"} <= set(names)
         out = tmp_path / f"work-{name}/mmlu"
         made[name] = {path.name: path.read_text() for path in sorted(out.glob("*.jsonl"))}
@@ -389,7 +389,7 @@ def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) 
     import pyarrow.parquet as pq
 
     folder = as_parquet(tmp_path / "mmlu")
-    unread = UnreadText()
+    unread = IgnoredText()
     write_tasks(folder, ("mmlu",), tmp_path / "plain", unread)
     assert unread == {}
     path = folder / "anatomy/test-00000-of-00001.parquet"
@@ -436,7 +436,7 @@ def test_two_models_are_paired_on_the_same_questions(
     assert between["test"] == "mcnemar"
     assert row["verdict"] == ("within the noise" if between["p"] >= 0.05 else row["verdict"])
     assert json.loads(save(made, tmp_path / "out").read_text()) == json.loads(json.dumps(made))
-    text = shown(made)
+    text = format_result(made)
     assert "is 0 red?" in text
     assert f"{row['before']['value']:.4f} ± {row['before']['stderr']:.4f}" in text
     same = evaluate(
@@ -479,7 +479,7 @@ def test_how_far_it_has_come_is_said(
     said: list[str] = []
     before = settings()
     tasks = Tasks(EvaluationRequest(("reds",), own_task, limit=5))
-    tasks.measure(model, progress=HarnessProgress(said.append, every=0))
+    tasks.measure(model, progress=HarnessProgress(said.append, interval_seconds=0))
     tasks.close()
     assert settings() == before, "what a notebook does next is not offline, and has its bars"
     assert said == [f"{done} of 10 requests" for done in range(1, 10)]
@@ -715,11 +715,11 @@ def test_missing_data_is_an_error_before_a_model_is_fetched(
         "give a folder that has it (--data: MMLU (SUBJECT/test-*.parquet, or"
         " test/SUBJECT_test.csv))" in error
     )
-    assert not reachable(EvaluationRequest(("mmlux",))), (
+    assert not can_reach_hub(EvaluationRequest(("mmlux",))), (
         "which task there is not, the harness tells"
     )
     (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
-    assert not reachable(EvaluationRequest(("mmlu",))), "it may be what is kept here"
+    assert not can_reach_hub(EvaluationRequest(("mmlu",))), "it may be what is kept here"
 
 
 def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

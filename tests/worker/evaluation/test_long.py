@@ -17,8 +17,8 @@ from smtrain.cli.dispatch import call
 from smtrain.core.errors import DataError
 from smtrain.worker.evaluation import long as module
 from smtrain.worker.evaluation import report
-from smtrain.worker.evaluation.evaluate import evaluate, save, shown
-from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Score
+from smtrain.worker.evaluation.evaluate import evaluate, format_result, save
+from smtrain.worker.evaluation.harness import EvaluationRequest, Measurement, Score
 from smtrain.worker.evaluation.long import (
     DEPTHS,
     LongRequest,
@@ -105,9 +105,9 @@ def test_the_loss_of_each_range_is_that_of_transformers(
         ("none", 2),
         ("0 to 64", 2),
     ]
-    assert "loss of positions" in shown(made)
+    assert "loss of positions" in format_result(made)
     worse = report.rows(
-        *(Measured({("t", "loss", "none"): score}, {"t": []}) for score in (low, high))
+        *(Measurement({("t", "loss", "none"): score}, {"t": []}) for score in (low, high))
     )
     assert (worse[0]["verdict"], worse[0]["difference"]["lost"]) == ("worse", 3)
     with pytest.raises(DataError, match=r"has the 3001 tokens .* evaluate\.lengths up to 2163"):
@@ -123,7 +123,7 @@ def test_before_and_after_have_the_same_questions_and_a_picture(
     assert made["results"][0]["n"] == 2 * len(DEPTHS)
     save(made, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
-    save(made, tmp_path, drawn=True)
+    save(made, tmp_path, with_pictures=True)
     drawn = (tmp_path / "needle-after.svg").read_text()
     assert drawn.count("<rect") == 2 * len(DEPTHS)
     assert "100%" in drawn

@@ -12,7 +12,7 @@ import pytest
 
 from smtrain.core.benchmarks import BENCHMARKS, benchmark_of, benchmarks_in, tasks_of
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 from smtrain.worker.evaluation.offline import write_tasks
 from tests.extras import need
 from tests.worker.evaluation import benchmark_files as files
@@ -33,7 +33,7 @@ def test_every_form_of_a_benchmark_gives_the_same_questions(name: str, tmp_path:
     for at, form in enumerate(files.FORMS[name]):
         folder = tmp_path / form.__name__
         form(folder)
-        made = write_tasks(folder, NAMES[name], tmp_path / f"{at}", UnreadText())
+        made = write_tasks(folder, NAMES[name], tmp_path / f"{at}", IgnoredText())
         assert set(made) <= set(tasks_of(benchmarks_in(folder))), (
             "the client knows what the worker makes"
         )
@@ -76,7 +76,7 @@ def test_benchmarks_in_one_folder_are_told_apart(tmp_path: Path) -> None:
 def test_examples_may_be_missing_and_other_fields_are_counted(tmp_path: Path) -> None:
     files.boolq_of_google(tmp_path)
     (tmp_path / "train.jsonl").unlink()
-    unread = UnreadText()
+    unread = IgnoredText()
     write_tasks(tmp_path, ("boolq",), tmp_path / "work", unread)
     assert unread == {"title": 8}
     assert "training_split: null" in (tmp_path / "work/boolq/boolq.yaml").read_text()
@@ -227,7 +227,7 @@ def test_a_wrong_file_has_its_sentence(
 ) -> None:
     form(tmp_path / "data")
     with pytest.raises(DataError, match=sentence) as refused:
-        write_tasks(tmp_path / "data", NAMES[name], tmp_path / "work", UnreadText())
+        write_tasks(tmp_path / "data", NAMES[name], tmp_path / "work", IgnoredText())
     assert "\n" not in str(refused.value)
 
 

@@ -28,7 +28,7 @@ def test_mcnemars_p_is_the_binomial_tests(gained: int, lost: int) -> None:
 def test_right_and_wrong_are_paired_by_question() -> None:
     before = [0.0] * 30 + [1.0] * 70
     difference = compare(before, [1.0] * 20 + [0.0] * 10 + [1.0] * 65 + [0.0] * 5)
-    assert (difference.gained, difference.lost, difference.test) == (20, 5, "mcnemar")
+    assert (difference.increases, difference.decreases, difference.test) == (20, 5, "mcnemar")
     assert difference.value == pytest.approx(0.15)
     assert difference.p == pytest.approx(binomial(20, 5))
     assert not difference.noise

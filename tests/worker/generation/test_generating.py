@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.worker.generation.conversation import set_template, spelled
-from smtrain.worker.generation.generating import complete, encoded, generation_config, stream
-from smtrain.worker.generation.load import Loaded, load
+from smtrain.worker.generation.conversation import encode_conversation, set_template
+from smtrain.worker.generation.generating import complete, encode_prompt, generation_config, stream
+from smtrain.worker.generation.load import LoadedModel, load
 from smtrain.worker.generation.memory_fit import need_of, refuse_too_large, weights_in
 from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
 from tests.core.model.test_generate import make
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Loaded:
+def loaded(folder: Path) -> LoadedModel:
     made = load(folder)
     (folder / "chat.jinja").write_text(TEMPLATE)
     set_template(made, folder / "chat.jinja")
@@ -43,7 +43,7 @@ def loaded(folder: Path) -> Loaded:
 
 
 def test_padding_is_an_id_that_the_model_has(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = loaded.model.get_input_embeddings().num_embeddings
     paddings: dict[Any, int] = {50256: 0, rows: 0, rows - 1: rows - 1}
@@ -76,8 +76,8 @@ def test_only_a_text_with_a_token_that_the_model_lacks_is_refused(
         ids(loaded, f"a <more {vocabulary - 1}>")
 
 
-def ids(loaded: Loaded, text: str) -> torch.Tensor:
-    return encoded(loaded, text, special=True)
+def ids(loaded: LoadedModel, text: str) -> torch.Tensor:
+    return encode_prompt(loaded, text, special=True)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def ids(loaded: Loaded, text: str) -> torch.Tensor:
     ids=["greedy", "temperature", "top-k and top-p", "beams"],
 )
 def test_a_stream_is_what_transformers_generates(
-    folder: Path, loaded: Loaded, sampling: Sampling
+    folder: Path, loaded: LoadedModel, sampling: Sampling
 ) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer("def f(x):", return_tensors="pt")["input_ids"]
     torch.manual_seed(sampling.seed)
-    options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
-    if sampling.sampled:
+    options: dict[str, Any] = {"do_sample": sampling.is_random, "num_beams": sampling.beams}
+    if sampling.is_random:
         options |= {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -114,7 +114,7 @@ def test_a_stream_is_what_transformers_generates(
     assert complete(loaded, [ids(loaded, "def f(x):")], sampling) == [expected]
 
 
-def test_a_stream_comes_piece_by_piece_and_never_in_half_characters(loaded: Loaded) -> None:
+def test_a_stream_comes_piece_by_piece_and_never_in_half_characters(loaded: LoadedModel) -> None:
     pieces = list(
         stream(loaded, ids(loaded, "abc"), replace(GREEDY, max_new_tokens=40, temperature=1.0))
     )
@@ -125,7 +125,7 @@ def test_a_stream_comes_piece_by_piece_and_never_in_half_characters(loaded: Load
     assert "".join(pieces) == whole
 
 
-def test_leaving_a_stream_early_stops_the_model(loaded: Loaded) -> None:
+def test_leaving_a_stream_early_stops_the_model(loaded: LoadedModel) -> None:
     steps = []
     hook = loaded.model.register_forward_hook(lambda *_: steps.append(1))
     pieces = stream(loaded, ids(loaded, "abc"), replace(GREEDY, max_new_tokens=50))
@@ -135,14 +135,14 @@ def test_leaving_a_stream_early_stops_the_model(loaded: Loaded) -> None:
     assert 0 < len(steps) < 50
 
 
-def test_a_batch_is_its_prompts_one_by_one(loaded: Loaded) -> None:
+def test_a_batch_is_its_prompts_one_by_one(loaded: LoadedModel) -> None:
     prompts = [ids(loaded, text) for text in ("def f(x):", "a", "import os\nimport ")]
     assert complete(loaded, prompts, GREEDY) == [
         complete(loaded, [one], GREEDY)[0] for one in prompts
     ]
 
 
-def test_a_stop_string_ends_the_text_and_is_no_part_of_it(loaded: Loaded) -> None:
+def test_a_stop_string_ends_the_text_and_is_no_part_of_it(loaded: LoadedModel) -> None:
     whole = complete(loaded, [ids(loaded, "abc")], replace(GREEDY, max_new_tokens=30))[0]
     stop = whole[5:7]
     cut = whole[: whole.index(stop)]
@@ -158,27 +158,27 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
     assert held_back("aab", ("aabaac",)) == 3
 
 
-def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> None:
+def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: LoadedModel) -> None:
     earlier = [{"role": "system", "content": "s"}]
     for word in ("one", "two", "three"):
         earlier += [{"role": "user", "content": word * 3}, {"role": "assistant", "content": "yes"}]
     messages = [*earlier, {"role": "user", "content": "four"}]
-    prompt, left_out = spelled(loaded, messages, 6)
+    prompt, left_out = encode_conversation(loaded, messages, 6)
     text = loaded.tokenizer.decode(prompt[0])
     assert left_out == 4
     assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
-    assert spelled(loaded, messages, 60)[1] > 0, (
+    assert encode_conversation(loaded, messages, 60)[1] > 0, (
         "an answer may be shorter than the longest one asked for"
     )
     with pytest.raises(
         CheckpointError, match=r"with 32 for the answer it exceeds the model.s 64 positions"
     ):
-        spelled(loaded, [*earlier, {"role": "user", "content": "four" * 10}], 60)
+        encode_conversation(loaded, [*earlier, {"role": "user", "content": "four" * 10}], 60)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
 def test_an_adapter_answers_as_peft_does_and_can_be_switched_off(
-    folder: Path, loaded: Loaded, tmp_path: Path
+    folder: Path, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     peft = pytest.importorskip("peft")
     base = AutoModelForCausalLM.from_pretrained(folder)

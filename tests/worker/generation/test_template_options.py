@@ -15,9 +15,9 @@ from smtrain.worker.generation.conversation import (
     record_options,
     set_template,
     text_of,
-    unwritten,
+    unwritten_parts,
 )
-from smtrain.worker.generation.load import Loaded
+from smtrain.worker.generation.load import LoadedModel
 from tests.worker.data.chats import talk, tokenizer
 
 TEMPLATE = (
@@ -28,18 +28,18 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     from transformers import AutoTokenizer
 
     folder = tokenizer(tmp_path_factory.mktemp("tok"), None)
     (folder / "own.jinja").write_text(TEMPLATE)
     words: Any = AutoTokenizer.from_pretrained(folder)
-    made = Loaded(folder, None, words)
+    made = LoadedModel(folder, None, words)
     set_template(made, folder / "own.jinja", {"short": True, "lang": "de"})
     return made
 
 
-def test_options_of_a_record_win_over_those_for_all(loaded: Loaded) -> None:
+def test_options_of_a_record_win_over_those_for_all(loaded: LoadedModel) -> None:
     asked: Any = talk("hi")
     assert text_of(loaded, asked) == "short user: hi\nassistant: "
     record = {
@@ -53,19 +53,19 @@ def test_options_of_a_record_win_over_those_for_all(loaded: Loaded) -> None:
         record_options({"chat_template_kwargs": "short"}, 3)
 
 
-def test_what_the_template_does_not_write_of_a_prompt_is_named(loaded: Loaded) -> None:
+def test_what_the_template_does_not_write_of_a_prompt_is_named(loaded: LoadedModel) -> None:
     asked: Any = talk("two?", "<think>one and one</think>two", "and?", system="be brief")
     record = {"enable_thinking": False, "tools": [{"name": "now", "description": "the time"}]}
-    assert unwritten(loaded, asked, record_options(record, 1)) == [
+    assert unwritten_parts(loaded, asked, record_options(record, 1)) == [
         "enable_thinking",
         "parts of tools",
         "parts of turns of the role system",
         "parts of turns of the role assistant",
     ]
-    assert unwritten(loaded, talk("two?"), {}) == []  # type: ignore[arg-type]
+    assert unwritten_parts(loaded, talk("two?"), {}) == []  # type: ignore[arg-type]
 
 
-def test_a_conversation_that_is_refused_names_the_ways_out(loaded: Loaded) -> None:
+def test_a_conversation_that_is_refused_names_the_ways_out(loaded: LoadedModel) -> None:
     with pytest.raises(
         CheckpointError, match=r"change its turns, or name another template with --template FILE"
     ):

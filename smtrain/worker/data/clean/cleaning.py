@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
 TOO_SHORT = "too short"
-_FOUND = 0.9  # of the pairs with exactly the similarity in the options
+_MIN_RECALL = 0.9  # of the pairs with exactly the similarity in the options
 
 
 def require(key: str, *modules: str) -> None:
@@ -57,7 +57,7 @@ class NearDuplicates:
         """
         for rows in range(self.permutations, 1, -1):
             bands = self.permutations // rows
-            if 1 - (1 - self.similarity**rows) ** bands >= _FOUND:
+            if 1 - (1 - self.similarity**rows) ** bands >= _MIN_RECALL:
                 return bands, rows
         return self.permutations, 1
 
@@ -112,7 +112,7 @@ class Cleaning:
     @classmethod
     def of(cls, data: Data) -> Cleaning:
         """The cleaning of a config's section."""
-        near, language, tests = data.near_duplicates, data.language, data.decontaminate
+        near_duplicates, language, tests = data.near_duplicates, data.language, data.decontaminate
         return cls(
             data.unicode,
             data.strip_control,
@@ -121,14 +121,14 @@ class Cleaning:
             data.filters,
             data.pii,
             data.phone_region,
-            NearDuplicates(**near.model_dump()) if near else None,
+            NearDuplicates(**near_duplicates.model_dump()) if near_duplicates else None,
             data.fix_mojibake,
             Languages(language.keep, language.threshold, language.model) if language else None,
             EvaluationTexts(tests.path, tests.text_column) if tests else None,
         )
 
     @property
-    def unrefined(self) -> Cleaning:
+    def basic_cleaning(self) -> Cleaning:
         """The options that need no further package and no model of a language."""
         return Cleaning(self.unicode, self.strip_control, self.min_characters, self.deduplicate)
 
@@ -169,8 +169,10 @@ class Cleaning:
             texts = pc.replace_substring_regex(texts, _CONTROL, "")
         if not self.min_characters:
             return texts, 0
-        kept = texts.filter(pc.greater_equal(pc.utf8_length(texts), pa.scalar(self.min_characters)))
-        return kept, len(texts) - len(kept)
+        long_texts = texts.filter(
+            pc.greater_equal(pc.utf8_length(texts), pa.scalar(self.min_characters))
+        )
+        return long_texts, len(texts) - len(long_texts)
 
 
 def hashes(texts: Any) -> NDArray[np.uint64]:

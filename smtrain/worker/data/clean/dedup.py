@@ -32,7 +32,7 @@ _SEED = 1
 _WITHOUT_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
 _WORD = re.compile(rf"[{_WITHOUT_SPACES}]|[^\W{_WITHOUT_SPACES}]+")
 EXAMPLE_TOKENS = 100
-DUPLICATES, NEAR = "duplicates", "near duplicates"
+DUPLICATES, NEAR_DUPLICATES = "duplicates", "near duplicates"
 
 
 class SeenDocuments:
@@ -59,33 +59,33 @@ class SeenDocuments:
         keep[first] = True
         pending, slots = first, (hashes[first] % np.uint64(len(self._table))).astype(np.int64)
         while len(pending):
-            there = self._table[slots]
-            keep[pending[there == hashes[pending]]] = False
-            free = np.flatnonzero(there == 0)
+            stored_hashes = self._table[slots]
+            keep[pending[stored_hashes == hashes[pending]]] = False
+            free = np.flatnonzero(stored_hashes == 0)
             if len(free) > self._room:
                 self.forgotten += len(free) - max(self._room, 0)
                 free = free[: max(self._room, 0)]
             # two of these may want one slot: the last to write gets it, the other tries the next
             self._table[slots[free]] = hashes[pending[free]]
-            placed = np.zeros(len(pending), bool)
-            placed[free] = self._table[slots[free]] == hashes[pending[free]]
-            self._room -= int(placed.sum())
-            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(
-                placed, free, len(pending)
-            )
+            is_placed = np.zeros(len(pending), bool)
+            is_placed[free] = self._table[slots[free]] == hashes[pending[free]]
+            self._room -= int(is_placed.sum())
+            on = ~is_placed & (stored_hashes != hashes[pending]) & (
+                stored_hashes != 0
+            ) | _lost_slots(is_placed, free, len(pending))
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
 
-    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def contains(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """A mask of the hashes seen before; remembers none."""
         hashes = np.where(hashes == 0, np.uint64(1), hashes)
         keep = np.zeros(len(hashes), bool)
         pending = np.arange(len(hashes))
         slots = (hashes % np.uint64(len(self._table))).astype(np.int64)
         while len(pending):
-            there = self._table[slots]
-            keep[pending[there == hashes[pending]]] = True
-            on = (there != 0) & (there != hashes[pending])
+            stored_hashes = self._table[slots]
+            keep[pending[stored_hashes == hashes[pending]]] = True
+            on = (stored_hashes != 0) & (stored_hashes != hashes[pending])
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
 
@@ -99,16 +99,18 @@ class SeenDocuments:
             return self
         larger = SeenDocuments(slots)
         for start in range(0, len(self._table), 1 << 18):  # in pieces, to save memory
-            there = self._table[start : start + (1 << 18)]
-            larger.new(there[there != 0])
+            stored_hashes = self._table[start : start + (1 << 18)]
+            larger.new(stored_hashes[stored_hashes != 0])
         return larger
 
 
-def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+def _lost_slots(
+    is_placed: NDArray[np.bool_], contenders: NDArray[np.int64], count: int
+) -> NDArray[np.bool_]:
     """A mask of those that tried to take a slot and lost it to another."""
-    lost = np.zeros(count, bool)
-    lost[tried] = ~placed[tried]
-    return lost
+    is_lost = np.zeros(count, bool)
+    is_lost[contenders] = ~is_placed[contenders]
+    return is_lost
 
 
 def near_version() -> str:
@@ -119,15 +121,17 @@ def near_version() -> str:
     return f"rensa {RMinHash.ALGORITHM_VERSION}"
 
 
-def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
+def band_keys(texts: Sequence[str], near_duplicates: NearDuplicates) -> NDArray[np.uint64]:
     """64 bits of each band of each document, [documents * bands], grouped by document."""
     from rensa import RMinHash
 
-    bands, rows = near.shape
+    bands, rows = near_duplicates.shape
     matrix: Any = RMinHash.digest_matrix_from_token_sets(
-        [shingles(text, near.words) for text in texts], near.permutations, _SEED
+        [shingles(text, near_duplicates.words) for text in texts],
+        near_duplicates.permutations,
+        _SEED,
     )
-    signatures = np.array(matrix.to_rows(), "<u4").reshape(len(texts), near.permutations)
+    signatures = np.array(matrix.to_rows(), "<u4").reshape(len(texts), near_duplicates.permutations)
     names = [band.to_bytes(2, "little") for band in range(bands)]
     keys = b"".join(
         hashlib.blake2b(
@@ -141,17 +145,17 @@ def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
 
 def shingles(text: str, words: int) -> list[str]:
     """The runs of `words` words of a text, in lower case; the text itself if it has no word."""
-    every = _WORD.findall(text.lower())
-    if not every:
+    all_words = _WORD.findall(text.lower())
+    if not all_words:
         return [text]
-    return [" ".join(every[i : i + words]) for i in range(max(1, len(every) - words + 1))]
+    return [" ".join(all_words[i : i + words]) for i in range(max(1, len(all_words) - words + 1))]
 
 
 class SeenSignatures:
     """The bands of the first `near.documents` documents, in a table that grows with them."""
 
-    def __init__(self, near: NearDuplicates) -> None:
-        self._near, self.bands = near, near.shape[0]
+    def __init__(self, near_duplicates: NearDuplicates) -> None:
+        self._near, self.bands = near_duplicates, near_duplicates.shape[0]
         self._table = SeenDocuments(1 << 16)
         self.documents = 0
 
@@ -160,11 +164,11 @@ class SeenSignatures:
         them.
         """
         count = len(keys) // self.bands
-        met = min(count, self._near.documents - self.documents)
-        self.documents += met
-        at = met * self.bands
+        remembered_count = min(count, self._near.documents - self.documents)
+        self.documents += remembered_count
+        at = remembered_count * self.bands
         self._table = self._table.with_room(at)
-        fresh = np.concatenate([self._table.new(keys[:at]), ~self._table.known(keys[at:])])
+        fresh = np.concatenate([self._table.new(keys[:at]), ~self._table.contains(keys[at:])])
         return np.asarray(fresh.reshape(count, self.bands).all(axis=1))
 
 
@@ -191,23 +195,23 @@ class Deduplicator:
 
     def first(self, piece: Piece, findings: Findings) -> NDArray[np.bool_] | None:
         """A mask of the documents to keep, and duplicates counted; None without deduplication."""
-        kept: NDArray[np.bool_] | None = None
+        keep_mask: NDArray[np.bool_] | None = None
         if self._seen is not None and piece.hashes is not None:
             self._seen = self._seen.with_room(len(piece.hashes))
-            kept = self._seen.new(piece.hashes)
-            self._files["hashes"].write(piece.hashes[kept].data)
-            findings.dropped += Counter({DUPLICATES: len(kept) - int(kept.sum())})
-        if self._near is not None and piece.near is not None:
-            kept = np.ones(len(piece.lengths), bool) if kept is None else kept
-            bands = piece.near.reshape(len(kept), self._near.bands)[kept]
-            before = self._near.documents
+            keep_mask = self._seen.new(piece.hashes)
+            self._files["hashes"].write(piece.hashes[keep_mask].data)
+            findings.dropped += Counter({DUPLICATES: len(keep_mask) - int(keep_mask.sum())})
+        if self._near is not None and piece.band_keys is not None:
+            keep_mask = np.ones(len(piece.lengths), bool) if keep_mask is None else keep_mask
+            bands = piece.band_keys.reshape(len(keep_mask), self._near.bands)[keep_mask]
+            earlier_documents = self._near.documents
             new = self._near.new(bands.ravel())
-            self._files["bands"].write(bands[: self._near.documents - before].tobytes())
+            self._files["bands"].write(bands[: self._near.documents - earlier_documents].tobytes())
             self.compared += len(new)
-            findings.dropped += Counter({NEAR: len(new) - int(new.sum())})
-            self._keep(piece, np.flatnonzero(kept)[~new])
-            kept[kept] = new
-        return kept
+            findings.dropped += Counter({NEAR_DUPLICATES: len(new) - int(new.sum())})
+            self._keep(piece, np.flatnonzero(keep_mask)[~new])
+            keep_mask[keep_mask] = new
+        return keep_mask
 
     def _keep(self, piece: Piece, left_out: NDArray[np.int64]) -> None:
         ends = np.cumsum(piece.lengths, dtype=np.int64)
@@ -225,7 +229,7 @@ class Deduplicator:
 
     def restore(self, mark: dict[str, Any]) -> bool:
         for name in self._names():
-            file = Appender.restored(self._folder / name, mark[name])
+            file = Appender.restore(self._folder / name, mark[name])
             if file is None:
                 return False
             self._files[name] = file
@@ -253,7 +257,7 @@ def near_facts(
     cleaning: Cleaning,
     tokenizer: Path,
     left_out: int,
-    compared: int,
+    compared_count: int,
     examples: list[tuple[str, list[int]]],
 ) -> dict[str, Any]:
     """The manifest's fields on near duplicates; `examples` are files and first tokens of some."""
@@ -267,10 +271,10 @@ def near_facts(
             "similarity": cleaning.near.similarity,
             "bands": bands,
             "rows": rows,
-            "compared": compared,
-            "remembered": min(compared, cleaning.near.documents),
+            "compared": compared_count,
+            "remembered": min(compared_count, cleaning.near.documents),
             "left_out": left_out,
-            "rate": left_out / max(compared, 1),
+            "rate": left_out / max(compared_count, 1),
             "examples": texts,
         }
     }

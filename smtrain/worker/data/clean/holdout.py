@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.config.training import Validation, parts
 
-TRAIN, HELD, TEST = 0, 1, 2
+TRAIN, HOLDOUT, TEST = 0, 1, 2
 TEST_PART = "in the test part of train.validation.split"
 
 

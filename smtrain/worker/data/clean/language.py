@@ -35,7 +35,7 @@ def mojibake_version() -> str:
     return f"ftfy {metadata.version('ftfy')}"
 
 
-def repaired(text: str) -> str:
+def repair_mojibake(text: str) -> str:
     """The text with the characters of UTF-8 that was read as Latin-1, Windows-1252 or the like put
     right.
     """
@@ -65,28 +65,28 @@ class LanguageJudge:
             ) from None
         self._kept, self._threshold = frozenset(languages.codes), languages.threshold
         # Without a threshold below 0 it leaves out labels of probability 0.
-        known = sorted(
+        codes = sorted(
             str(name).removeprefix(_LABEL)
             for name in self._model.predict("a", k=-1, threshold=-1.0)[0]
         )
-        if unknown := [code for code in languages.codes if code not in known]:
+        if unknown_codes := [code for code in languages.codes if code not in codes]:
             raise DataError(
-                f"data.language.keep: {file.name} has no {unknown[0]!r}; {hint(unknown[0], known)}."
+                f"data.language.keep: {file.name} has no {unknown_codes[0]!r}; {hint(unknown_codes[0], codes)}."
             )
 
-    def other(self, text: str) -> str | None:
+    def unwanted_language(self, text: str) -> str | None:
         """None for a document in a language to keep; the code of its language otherwise, or
         UNSURE.
         """
         labels, shares = self._model.predict(text.replace("\n", " "), k=-1)
-        found = {
+        probabilities = {
             str(label).removeprefix(_LABEL): float(share)
             for label, share in zip(labels, shares, strict=True)
         }
-        likely = {code for code, share in found.items() if share >= self._threshold}
+        likely = {code for code, share in probabilities.items() if share >= self._threshold}
         if likely & self._kept:
             return None
-        return max(likely, key=lambda code: found[code]) if likely else UNSURE
+        return max(likely, key=lambda code: probabilities[code]) if likely else UNSURE
 
 
 def _model_file(languages: Languages) -> Path:

@@ -17,7 +17,7 @@ from smtrain.worker.data.clean.cleaning import EvaluationTexts
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import Format, find_files
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 
 WORDS = 13
 _WORD = re.compile(r"\w+")
@@ -30,8 +30,8 @@ def _grams(text: str) -> tuple[list[str], NDArray[np.uint64]]:
     count = len(words) - WORDS + 1
     if count < 1:
         return words, np.zeros(0, np.uint64)
-    encoded = [word.encode("utf-8", "surrogatepass") for word in words]
-    ids = np.array([zlib.crc32(word) << 32 | zlib.adler32(word) for word in encoded], np.uint64)
+    word_bytes = [word.encode("utf-8", "surrogatepass") for word in words]
+    ids = np.array([zlib.crc32(word) << 32 | zlib.adler32(word) for word in word_bytes], np.uint64)
     grams = np.zeros(count, np.uint64)
     for place in range(WORDS):
         grams = grams * _FACTOR + ids[place : place + count]
@@ -46,14 +46,14 @@ class OverlapFinder:
         owners: list[NDArray[np.int64]] = []
         self.texts = self.short = 0
         for number, text in enumerate(texts):
-            _, own = _grams(text)
+            _, text_grams = _grams(text)
             self.texts += 1
-            self.short += not len(own)
-            grams.append(own)
-            owners.append(np.full(len(own), number))
-        every = np.concatenate([np.zeros(0, np.uint64), *grams])
-        order = np.argsort(every, kind="stable")
-        self._grams = every[order]
+            self.short += not len(text_grams)
+            grams.append(text_grams)
+            owners.append(np.full(len(text_grams), number))
+        all_grams = np.concatenate([np.zeros(0, np.uint64), *grams])
+        order = np.argsort(all_grams, kind="stable")
+        self._grams = all_grams[order]
         self._owners = np.concatenate([np.zeros(0, np.int64), *owners])[order]
 
     @property
@@ -82,15 +82,15 @@ def read_tests(tests: EvaluationTexts) -> OverlapFinder:
     Raises DataError if one cannot be read or all are too short to compare.
     """
     try:
-        return finder_of([tests.path], UnreadText(), tests.text_column)
+        return finder_of([tests.path], IgnoredText(), tests.text_column)
     except DataError as error:
-        named = str(error).replace("data.text_column", "data.decontaminate.text_column")
-        raise DataError(named, code=error.code) from None
+        message = str(error).replace("data.text_column", "data.decontaminate.text_column")
+        raise DataError(message, code=error.code) from None
 
 
 def finder_of(
     sources: Sequence[Path | str],
-    unread: UnreadText,
+    ignored_text: IgnoredText,
     text_column: str = "text",
     format: Format = "auto",
     encoding: str | None = None,
@@ -100,7 +100,7 @@ def finder_of(
     Raises DataError if one cannot be read, as its text would stay in what is trained on unnoticed,
     or if all are too short to compare.
     """
-    finder = OverlapFinder(_texts(sources, text_column, format, encoding, unread))
+    finder = OverlapFinder(_texts(sources, text_column, format, encoding, ignored_text))
     if finder.texts == finder.short:
         raise DataError(
             f"{sources[0]}: no text of {finder.texts} has {WORDS} words; give longer ones to"
@@ -114,13 +114,13 @@ def _texts(
     text_column: str,
     format: Format,
     encoding: str | None,
-    unread: UnreadText,
+    ignored_text: IgnoredText,
 ) -> Iterator[str]:
     for source in sources:
         for file in find_files(source, format, encoding=encoding):
             for block in cut_file(file, text_column):
                 documents = read_block(block, text_column)
-                unread.count(documents.unread)
+                ignored_text.count(documents.ignored_text)
                 if documents.bad:
                     raise DataError(
                         f"{documents.bad[0]}; correct it, as every text of a test is compared."

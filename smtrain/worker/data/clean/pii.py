@@ -88,10 +88,10 @@ class PersonalData:
                 end = start + match.end
 
 
-def shown(masked: str, kind: str) -> str:
+def excerpt(masked_text: str, kind: str) -> str:
     """The surroundings of the first finding of a kind, which itself stays masked."""
-    at = masked.find(MASKS[kind])
-    return masked[max(0, at - _AROUND) : at + len(MASKS[kind]) + _AROUND]
+    at = masked_text.find(MASKS[kind])
+    return masked_text[max(0, at - _AROUND) : at + len(MASKS[kind]) + _AROUND]
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:

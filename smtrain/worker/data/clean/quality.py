@@ -43,7 +43,7 @@ def judge(name: str) -> Judge:
             IndexError,
         ) as error:  # for texts that its author did not expect
             return None, type(error).__name__
-        kept, reason = result if isinstance(result, tuple) else (result, "")
-        return (document.text if kept else None), reason
+        is_good, reason = result if isinstance(result, tuple) else (result, "")
+        return (document.text if is_good else None), reason
 
     return decide

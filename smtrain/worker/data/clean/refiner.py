@@ -24,7 +24,7 @@ from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.read.unread import Findings
 from smtrain.worker.data.workers import dead_worker, spawned_pool
 
-_SHOWN = 300
+_EXCERPT_CHARACTERS = 300
 _ONE_AT_A_TIME = threading.Lock()
 """datatrove keeps one spaCy tokenizer per process, which threads must not share."""
 
@@ -55,72 +55,72 @@ class Refiner:
         self._pii = pii.PersonalData(cleaning.phone_region) if cleaning.pii else None
 
     def refine(self, texts: Sequence[str]) -> Refined:
-        refined = Refined()
-        found = refined.findings
+        result = Refined()
+        findings = result.findings
         if self._cleaning.fix_mojibake:
-            texts = [self._repaired(text, found) for text in texts]
-        cleaned, short = self._cleaning.apply(strings(texts))
-        found.dropped += Counter({TOO_SHORT: short})
-        for text in cleaned.to_pylist():
-            wanted = self._untested(self._spoken(text, found), found)
-            left = self._masked(self._filtered(wanted, found), found)
-            if left is not None:
-                refined.texts.append(left)
+            texts = [self._repair_mojibake(text, findings) for text in texts]
+        long_texts, short = self._cleaning.apply(strings(texts))
+        findings.dropped += Counter({TOO_SHORT: short})
+        for text in long_texts.to_pylist():
+            candidate = self._drop_test_overlap(self._drop_other_language(text, findings), findings)
+            document = self._treat_pii(self._apply_filters(candidate, findings), findings)
+            if document is not None:
+                result.texts.append(document)
         if self._cleaning.near is not None:
-            refined.keys = dedup.band_keys(refined.texts, self._cleaning.near)
-        return refined
+            result.keys = dedup.band_keys(result.texts, self._cleaning.near)
+        return result
 
-    def _repaired(self, text: str, found: Findings) -> str:
-        repaired = language.repaired(text)
-        if repaired != text:
-            found.noted["documents with mojibake put right"] += 1
-            found.keep("mojibake put right", repaired[:_SHOWN])
-        return repaired
+    def _repair_mojibake(self, text: str, findings: Findings) -> str:
+        repaired_text = language.repair_mojibake(text)
+        if repaired_text != text:
+            findings.noted["documents with mojibake put right"] += 1
+            findings.keep("mojibake put right", repaired_text[:_EXCERPT_CHARACTERS])
+        return repaired_text
 
-    def _spoken(self, text: str, found: Findings) -> str | None:
-        other = self._language.other(text) if self._language else None
-        if other is None:
+    def _drop_other_language(self, text: str, findings: Findings) -> str | None:
+        other_language = self._language.unwanted_language(text) if self._language else None
+        if other_language is None:
             return text
-        found.dropped[f"by language: {other}"] += 1
-        found.keep("by language", text[:_SHOWN])
+        findings.dropped[f"by language: {other_language}"] += 1
+        findings.keep("by language", text[:_EXCERPT_CHARACTERS])
         return None
 
-    def _untested(self, text: str | None, found: Findings) -> str | None:
+    def _drop_test_overlap(self, text: str | None, findings: Findings) -> str | None:
         if text is None or self._tests is None:
             return text
         numbers, run = self._tests.in_text(text)
         if not numbers:
             return text
-        found.dropped["overlapping with tests"] += 1
-        found.keep("overlapping with tests", run)
+        findings.dropped["overlapping with tests"] += 1
+        findings.keep("overlapping with tests", run)
         return None
 
-    def _filtered(self, text: str | None, found: Findings) -> str | None:
+    def _apply_filters(self, text: str | None, findings: Findings) -> str | None:
         if text is None:
             return None
         for name, judge in self._filters:
-            left, reason = judge(text)
-            if left is None:
-                why = f"by {name}: {reason}" if reason else f"by {name}"
-                found.dropped[why] += 1
-                found.keep(why, text[:_SHOWN])
+            filtered_text, reason = judge(text)
+            if filtered_text is None:
+                label = f"by {name}: {reason}" if reason else f"by {name}"
+                findings.dropped[label] += 1
+                findings.keep(label, text[:_EXCERPT_CHARACTERS])
                 return None
-            if left != text:
-                found.noted[f"documents that {name} took lines from"] += 1
-                text = left
+            if filtered_text != text:
+                findings.noted[f"documents that {name} took lines from"] += 1
+                text = filtered_text
         return text
 
-    def _masked(self, text: str | None, found: Findings) -> str | None:
+    def _treat_pii(self, text: str | None, findings: Findings) -> str | None:
         if text is None or self._pii is None:
             return text
-        masked, counts = self._pii.mask(text)
+        masked_text, counts = self._pii.mask(text)
         for kind, number in counts.items():
-            found.noted[kind] += number
-            found.keep(kind, pii.shown(masked, kind))
+            findings.noted[kind] += number
+            findings.keep(kind, pii.excerpt(masked_text, kind))
         if counts and self._cleaning.pii == "drop":
-            found.dropped["with personal data"] += 1
+            findings.dropped["with personal data"] += 1
             return None
-        return masked if self._cleaning.pii == "mask" else text
+        return masked_text if self._cleaning.pii == "mask" else text
 
 
 def refine_versions(cleaning: Cleaning) -> list[str]:
@@ -147,7 +147,7 @@ def refine_versions(cleaning: Cleaning) -> list[str]:
 
 
 @contextmanager
-def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Refine | None]:
+def open_refiner(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Refine | None]:
     """A function that refines documents, for `size` bytes of text; None if the cleaning refines
     nothing.
 
@@ -161,23 +161,23 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
     if processes == 1 or size <= BLOCK_BYTES:
         refiner = Refiner(cleaning, tests)
 
-        def here(texts: Sequence[str]) -> Refined:
+        def refine_in_process(texts: Sequence[str]) -> Refined:
             with _ONE_AT_A_TIME:
                 return refiner.refine(texts)
 
-        yield here
+        yield refine_in_process
         return
     # processes, because all of it runs under Python's lock
     pool = spawned_pool(processes, _start_worker, cleaning, tests)
 
-    def elsewhere(texts: Sequence[str]) -> Refined:
+    def refine_in_worker(texts: Sequence[str]) -> Refined:
         try:
             return pool.submit(_work, list(texts)).result()
         except BrokenProcessPool:
             raise dead_worker(processes) from None
 
     try:
-        yield elsewhere
+        yield refine_in_worker
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -42,7 +42,7 @@ class Deal(NamedTuple):
     ranks: int
     batch_at: Callable[[int], int]
 
-    def own(self, samples_consumed: int) -> range:
+    def rank_samples(self, samples_consumed: int) -> range:
         """This rank's samples of the global batch that follows a number of samples."""
         share = self.batch_at(samples_consumed) // self.ranks
         first = samples_consumed + self.rank * share
@@ -121,15 +121,15 @@ class TokenLoader:
         dp_size, seq_len]; labels are the inputs shifted by one. The batches after it are read in
         the background.
         """
-        wanted = [samples_consumed]
+        batch_starts = [samples_consumed]
         for _ in range(self._most):
-            wanted.append(self.deal.following(wanted[-1]))
-        for consumed in [c for c in self._ahead if c not in wanted]:
-            self._ahead.pop(consumed).cancel()
-        for consumed in wanted:
-            if consumed not in self._ahead:
-                self._ahead[consumed] = self._readers.submit(
-                    self.rows.batch, self.deal.own(consumed)
+            batch_starts.append(self.deal.following(batch_starts[-1]))
+        for batch_start in [c for c in self._ahead if c not in batch_starts]:
+            self._ahead.pop(batch_start).cancel()
+        for batch_start in batch_starts:
+            if batch_start not in self._ahead:
+                self._ahead[batch_start] = self._readers.submit(
+                    self.rows.batch, self.deal.rank_samples(batch_start)
                 )
         began = time.perf_counter()
         batch = self._ahead.pop(samples_consumed).result()
@@ -145,26 +145,28 @@ class TokenLoader:
 
     def _warm(self) -> None:
         """Read everything once, in order, up to half of the free memory."""
-        left = free_memory() // 2
+        remaining_bytes = free_memory() // 2
         for path in self.rows.files.paths if isinstance(self.rows, TextRows) else ():
             with path.open("rb", buffering=0) as file:
-                while left > 0 and not self._closing.is_set():
+                while remaining_bytes > 0 and not self._closing.is_set():
                     try:
                         read = len(file.read(_WARM_BYTES))
                     except OSError:
                         return  # reading a batch reports it
                     if not read:
                         break
-                    left -= read
+                    remaining_bytes -= read
 
 
 def free_memory() -> int:
     """Bytes available without swapping; 0 if unknown."""
     try:
-        about = Path("/proc/meminfo").read_text()
+        meminfo = Path("/proc/meminfo").read_text()
     except OSError:
         return 0
-    available = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
+    available = [
+        line.split()[1] for line in meminfo.splitlines() if line.startswith("MemAvailable")
+    ]
     return int(available[0]) * 1024 if available else 0
 
 
@@ -175,10 +177,10 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "
             f"prepare it again, or set train.seq_len: {manifest.seq_len}."
         )
-    known, end = manifest.model_vocab_size, manifest.eos_id
+    model_vocab_size, end = manifest.model_vocab_size, manifest.eos_id
     largest = max(manifest.vocab_size - 1, -1 if end is None else end)
-    if largest >= vocab_size or (known is not None and known != vocab_size):
+    if largest >= vocab_size or (model_vocab_size is not None and model_vocab_size != vocab_size):
         raise DataError(
-            f"{folder} was prepared for a vocabulary of {max(known or 0, largest + 1)} and the"
+            f"{folder} was prepared for a vocabulary of {max(model_vocab_size or 0, largest + 1)} and the"
             f" model has {vocab_size}; prepare it again with this model's tokenizer."
         )

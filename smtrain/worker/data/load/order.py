@@ -56,20 +56,20 @@ class Order:
             }
         sample = int(order[place])
         part = int(np.searchsorted(self._starts, sample, "right")) - 1
-        within = sample - int(self._starts[part])
-        return part, self._drawn(part, epoch, within) if self._dealt else within
+        part_sample = sample - int(self._starts[part])
+        return part, self._weighted_sample(part, epoch, part_sample) if self._dealt else part_sample
 
-    def _drawn(self, part: int, epoch: int, within: int) -> int:
+    def _weighted_sample(self, part: int, epoch: int, weighted_index: int) -> int:
         assert self._dealt is not None
         samples, dealt = self._samples[part], self._dealt[part]
-        own, place = divmod(epoch * dealt + within, samples)
-        order = self._own.get((part, own))
+        part_epoch, place = divmod(epoch * dealt + weighted_index, samples)
+        order = self._own.get((part, part_epoch))
         if order is None:
             first = (epoch - 1) * dealt // samples
             self._own = {(p, e): o for (p, e), o in self._own.items() if p != part or e >= first}
             # its own seed, or parts of equal size would have the same order
-            order = self._own[part, own] = epoch_order(
-                self._seed + (part + 1) * 0x9E3779B97F4A7C15, own, samples
+            order = self._own[part, part_epoch] = epoch_order(
+                self._seed + (part + 1) * 0x9E3779B97F4A7C15, part_epoch, samples
             )
         return int(order[place])
 
@@ -132,14 +132,14 @@ def first_fit(
     rows = np.empty(len(sizes), np.int64)
     free = np.full(open_rows, -1, np.int64)
     numbers = np.zeros(open_rows, np.int64)
-    opened = 0
+    row_count = 0
     for i, size in enumerate(sizes.tolist()):
         fits = free >= size
         slot = int(fits.argmax())
         if not fits[slot]:
             slot = int(free.argmin())
-            free[slot], numbers[slot] = seq_len, opened
-            opened += 1
+            free[slot], numbers[slot] = seq_len, row_count
+            row_count += 1
         free[slot] -= size
         rows[i] = numbers[slot]
     return rows

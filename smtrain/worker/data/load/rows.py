@@ -190,13 +190,13 @@ class Samples:
             np.full(shape, IGNORED_LABEL, np.int64),
         )
         segments = np.zeros(shape, np.int64)
-        for row, within in enumerate(samples):
+        for row, row_samples in enumerate(samples):
             at = 0
-            for number, sample in enumerate(within):
-                tokens, learned = self.sample(sample)
+            for number, sample in enumerate(row_samples):
+                tokens, learn_mask = self.sample(sample)
                 end = at + len(tokens) - 1
                 ids[row, at:end] = tokens[:-1]
-                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED_LABEL)
+                labels[row, at:end] = np.where(learn_mask[1:], tokens[1:], IGNORED_LABEL)
                 segments[row, at:end] = number
                 segments[row, end:] = number + 1
                 at = end
@@ -274,6 +274,6 @@ class PairRows(SampleRows):
             [sample for pair in row for sample in (2 * pair, 2 * pair + 1)] for row in numbers
         ]
         references = np.full((len(numbers), self.most, 2), np.nan, np.float32)
-        for row, within in enumerate(numbers):
-            references[row, : len(within)] = self.references[within]
+        for row, row_pairs in enumerate(numbers):
+            references[row, : len(row_pairs)] = self.references[row_pairs]
         return *super().rows(samples), torch.from_numpy(references)

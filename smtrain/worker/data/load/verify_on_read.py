@@ -83,15 +83,15 @@ class VerifiedFiles:
 
     def _read(self, file: int, files: OpenFiles, start: int, length: int) -> bytes:
         path, blocks = self.paths[file], self._blocks[file]
-        whole = blocks.around(start, length)
-        begin, wanted = whole or (start, length)
+        block_span = blocks.around(start, length)
+        begin, byte_count = block_span or (start, length)
         try:
-            raw = files.read(file, wanted, begin)
+            raw = files.read(file, byte_count, begin)
         except OSError as error:
             raise unreadable_error(path, error, "check the channel") from error
-        if len(raw) != wanted:
+        if len(raw) != byte_count:
             raise DataError(f"{path} became shorter while it was read; prepare the data again.")
-        if whole is None:
+        if block_span is None:
             return raw
         blocks.check(begin, raw)
         return raw[start - begin : start - begin + length]
@@ -125,9 +125,9 @@ class OpenFiles:
             return os.pread(self._open[number], count, start)
         except OSError:
             # after a mount has ended, its open files fail for ever; other threads share the number
-            again = os.open(self._paths[number], os.O_RDONLY)
-            os.dup2(again, self._open[number])
-            os.close(again)
+            new_descriptor = os.open(self._paths[number], os.O_RDONLY)
+            os.dup2(new_descriptor, self._open[number])
+            os.close(new_descriptor)
             raise
 
     def close(self) -> None:
@@ -137,14 +137,14 @@ class OpenFiles:
         self._open = []
 
 
-def check_size(path: Path, wanted: int) -> None:
+def check_size(path: Path, expected_bytes: int) -> None:
     """Refuse a file that cannot be read or has another number of bytes. Raises DataError."""
     try:
         size = retry(lambda: path.stat().st_size)
         retry(lambda: path.open("rb").close())
     except OSError as error:
         raise unreadable_error(path, error, "prepare the data again") from error
-    if size != wanted:
+    if size != expected_bytes:
         raise DataError(
-            f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again."
+            f"{path} has {size} bytes and its manifest says {expected_bytes}; prepare the data again."
         )

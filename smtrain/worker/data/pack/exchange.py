@@ -42,8 +42,8 @@ from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.tables import column_batches
-from smtrain.worker.data.read.unread import UnreadText
-from smtrain.worker.data.resumable import publish, unfinished
+from smtrain.worker.data.read.unread import IgnoredText
+from smtrain.worker.data.resumable import open_journal, publish
 from smtrain.worker.data.tokenizer import TokenizerFacts, tokenizer_facts
 
 _ROWS_PER_BATCH = 256
@@ -62,14 +62,14 @@ def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
     Raises DataError for prepared instruction or preference data, unless the caller handles the mask
     of `answers`.
     """
-    found = _prefixes(path)
-    if not answers and any(is_marked(pair) for pairs in found for pair in pairs):
+    parts = _prefixes(path)
+    if not answers and any(is_marked(pair) for pairs in parts for pair in pairs):
         raise DataError(
             f"{path} holds data whose answers are marked in separate files, which would be"
             " lost; change the records and prepare them again, or append whole folders with"
             " `smtrain data merge`."
         )
-    return found
+    return parts
 
 
 def _prefixes(path: Path) -> list[list[Path]]:
@@ -82,8 +82,8 @@ def _prefixes(path: Path) -> list[list[Path]]:
     if prefix.with_name(f"{prefix.name}.idx").is_file():
         return [[prefix]]
     number = re.compile(re.escape(prefix.name) + r"-(\d{5,})\.idx")
-    there = [(number.fullmatch(file.name), file) for file in prefix.parent.glob("*-*.idx")]
-    shards = sorted((int(match[1]), file.with_suffix("")) for match, file in there if match)
+    matches = [(number.fullmatch(file.name), file) for file in prefix.parent.glob("*-*.idx")]
+    shards = sorted((int(match[1]), file.with_suffix("")) for match, file in matches if match)
     return [[shard for _, shard in shards] or [prefix]]
 
 
@@ -157,13 +157,13 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
     schema = pa.schema([(name, pa.list_(kind)) for name, kind in _COLUMNS.items()])
     names: list[str] = []
     writer: Any = None
-    written = 0
+    file_bytes = 0
     for tokens in batches:
-        if writer is None or written > _FILE_BYTES:
+        if writer is None or file_bytes > _FILE_BYTES:
             if writer is not None:
                 writer.close()
             names.append(f"data-{len(names):05}.arrow")
-            writer, written = pa.ipc.new_stream(str(folder / names[-1]), schema), 0
+            writer, file_bytes = pa.ipc.new_stream(str(folder / names[-1]), schema), 0
         offsets = pa.array(np.arange(0, len(tokens) + 1, seq_len, dtype=np.int32))
         columns = (tokens, np.ones(len(tokens), np.int8), tokens)
         batch = pa.record_batch(
@@ -174,7 +174,7 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
             schema=schema,
         )
         writer.write_batch(batch)
-        written += batch.nbytes
+        file_bytes += batch.nbytes
     writer.close()
     return names
 
@@ -193,7 +193,7 @@ def import_tokens(
         refuse_others(*files_of(output))
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
-    with unfinished(output, None) as journal:
+    with open_journal(output, None) as journal:
         journal.clear()
         try:
             return publish(journal, _import(source, journal.folder, facts, seq_len), output)
@@ -210,29 +210,29 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
     if pairs[0].with_name(pairs[0].name + ".idx").is_file():
         pair = JoinedPairs(pairs)
         with bin_path.open("wb") as out:
-            for one in pair.pairs:
-                for tokens in one.chunks():
-                    facts.check(tokens, one.bin_path)
+            for dataset in pair.pairs:
+                for tokens in dataset.chunks():
+                    facts.check(tokens, dataset.bin_path)
                     out.write(np.ascontiguousarray(tokens, facts.dtype).data)
         lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
-        unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
+        ignored_text = IgnoredText({} if pair.modes is None else {MODES: len(pair)})
         rows = [
             {
-                "name": one.bin_path.stem,
-                "bytes": len(one.tokens) * facts.dtype.itemsize,
-                "documents": len(one.document_index) - 1,
+                "name": dataset.bin_path.stem,
+                "bytes": len(dataset.tokens) * facts.dtype.itemsize,
+                "documents": len(dataset.document_index) - 1,
             }
-            for one in pair.pairs
+            for dataset in pair.pairs
         ]
     else:
-        listed = find_files(source, say=left_out.append)
-        files = [file for file in listed if file.kind in ("arrow", "parquet")]
+        source_files = find_files(source, say=left_out.append)
+        files = [file for file in source_files if file.kind in ("arrow", "parquet")]
         left_out += [
             f"{f.name} is left out: rows of tokens are Arrow or Parquet"
-            for f in listed
+            for f in source_files
             if f not in files
         ]
-        lengths, unread = _copy_rows(files, bin_path, facts)
+        lengths, ignored_text = _copy_rows(files, bin_path, facts)
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
@@ -242,8 +242,8 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
         raise DataError(
             f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}."
         )
-    stored = np.diff(data.document_index) > 0
-    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][stored] - 1] - 1
+    has_tokens = np.diff(data.document_index) > 0
+    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][has_tokens] - 1] - 1
     last = data.pairs[0].tokens[ends]
     count, samples = len(documents) - 1, (total - 1) // seq_len
     return DatasetManifest(
@@ -256,7 +256,7 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
         bad_line_count=0,
         bad_lines=[],
         tokenized_by="imported",
-        unread=dict(unread),
+        unread=dict(ignored_text),
         left_out=left_out,
         documents=count,
         tokens=total,
@@ -267,13 +267,13 @@ def _import(source: Path, folder: Path, facts: TokenizerFacts, seq_len: int) -> 
 
 def _copy_rows(
     files: list[SourceFile], target: Path, facts: TokenizerFacts
-) -> tuple[NDArray[Any], UnreadText]:
+) -> tuple[NDArray[Any], IgnoredText]:
     """Write the tokens of all rows; return the rows' lengths and counts of what is not read."""
-    unread = UnreadText()
+    ignored_text = IgnoredText()
     lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
     with target.open("wb") as out:
         for file in files:
-            for block in cut_file(file, "input_ids", wanted="ids"):
+            for block in cut_file(file, "input_ids", payload_kind="ids"):
                 kind = block.payload.type
                 if not (
                     pa.types.is_list(kind)
@@ -283,7 +283,7 @@ def _copy_rows(
                     raise DataError(
                         f"{file.path}: input_ids holds {kind} and not lists of ids; write lists."
                     )
-                unread.count(block.unread)
+                ignored_text.count(block.ignored_text)
                 tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
                 facts.check(tokens, file.path)
                 out.write(np.ascontiguousarray(tokens, facts.dtype).data)
@@ -291,26 +291,28 @@ def _copy_rows(
                     pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False)
                 )
             for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
-                unread.count(_lost_labels(batch))
-    every = np.concatenate(lengths)
-    return every[every > 0], unread
+                ignored_text.count(_lost_labels(batch))
+    row_lengths = np.concatenate(lengths)
+    return row_lengths[row_lengths > 0], ignored_text
 
 
-def _lost_labels(batch: Any) -> UnreadText:
+def _lost_labels(batch: Any) -> IgnoredText:
     """Count rows with tokens marked as not to be learned, or as padding: an import learns all
     tokens.
     """
-    unread = UnreadText()
+    ignored_rows = IgnoredText()
     ids = batch["input_ids"].to_pylist()
-    for name, what in (
+    for name, label in (
         ("labels", "rows with other labels than input_ids"),
         ("attention_mask", "rows with padding"),
     ):
         if name in batch.schema.names:
-            wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
-            lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
-            unread.count({what: lost} if lost else {})
-    return unread
+            plain_values = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
+            lost_count = sum(
+                a != b for a, b in zip(batch[name].to_pylist(), plain_values, strict=True)
+            )
+            ignored_rows.count({label: lost_count} if lost_count else {})
+    return ignored_rows
 
 
 def merge(
@@ -353,33 +355,33 @@ def merge_marked(
     Raises DataError if the folders were prepared with different settings or, without `overwrite`,
     `output` holds a dataset.
     """
-    made = [DatasetManifest.load(folder) for folder in folders]
+    manifests = [DatasetManifest.load(folder) for folder in folders]
     for name in ("objective", "tokenizer_sha256", "seq_len", "dtype", "eos_id"):
-        values = [getattr(one, name) for one in made]
-        if other := next((at for at, value in enumerate(values) if value != values[0]), None):
+        values = [getattr(manifest, name) for manifest in manifests]
+        if mismatch := next((at for at, value in enumerate(values) if value != values[0]), None):
             raise DataError(
-                f"{folders[0]} was prepared with {name} {values[0]} and {folders[other]} with"
-                f" {values[other]}; prepare both with the same settings."
+                f"{folders[0]} was prepared with {name} {values[0]} and {folders[mismatch]} with"
+                f" {values[mismatch]}; prepare both with the same settings."
             )
     if any(output.resolve() == folder.resolve() for folder in folders):
         raise DataError(f"{output} is one of the folders to merge; give another folder.")
     if not overwrite:
         refuse_others(*files_of(output))
-    with unfinished(output, None) as journal:
+    with open_journal(output, None) as journal:
         journal.clear()
-        return publish(journal, _merge_marked(folders, made, journal.folder), output)
+        return publish(journal, _merge_marked(folders, manifests, journal.folder), output)
 
 
 def _merge_marked(
-    folders: Sequence[Path], made: Sequence[DatasetManifest], output: Path
+    folders: Sequence[Path], manifests: Sequence[DatasetManifest], output: Path
 ) -> DatasetManifest:
     """Write all pairs of files into `output`; returns the manifest of the whole."""
-    held = [one.validation for one in made if one.validation]
+    validation_rows = [manifest.validation for manifest in manifests if manifest.validation]
     pairs: dict[str, list[Path]] = {PREFIX: [], MASK: [], VALIDATION: [], VALIDATION_MASK: []}
-    for folder, one in zip(folders, made, strict=True):
-        for row in [*one.parts, *([one.validation] if one.validation else [])]:
+    for folder, manifest in zip(folders, manifests, strict=True):
+        for row in [*manifest.parts, *([manifest.validation] if manifest.validation else [])]:
             for shard in shards_of(row):
-                name = PREFIX if row is not one.validation else VALIDATION
+                name = PREFIX if row is not manifest.validation else VALIDATION
                 pairs[name].append(folder / shard.prefix)
                 pairs[mask_of(Path(name)).name].append(folder / shard.mask)
     for name, prefixes_ in pairs.items():
@@ -389,23 +391,23 @@ def _merge_marked(
     for name, prefixes_ in pairs.items():
         if prefixes_:
             files |= fingerprints(output / name)
-    total = _total([vars(one) for one in made])
+    total = _total([vars(manifest) for manifest in manifests])
     return dataclasses.replace(
-        made[0],
+        manifests[0],
         documents=total["documents"],
         tokens=total["tokens"],
         samples=total["samples"],
-        sources=[row for one in made for row in one.sources],
+        sources=[row for manifest in manifests for row in manifest.sources],
         files=files,
-        bad_line_count=sum(one.bad_line_count for one in made),
-        bad_lines=[line for one in made for line in one.bad_lines],
+        bad_line_count=sum(manifest.bad_line_count for manifest in manifests),
+        bad_lines=[line for manifest in manifests for line in manifest.bad_lines],
         parts=[{"prefix": PREFIX, **total}],
-        dropped=_added(one.dropped for one in made),
-        tokenized_by=" and ".join(dict.fromkeys(one.tokenized_by for one in made)),
-        left_out=[line for one in made for line in one.left_out],
-        validation={"prefix": VALIDATION, **_total(held)} if held else None,
-        unread=_added(one.unread for one in made),
-        noted=_added(one.noted for one in made),
+        dropped=_add_counts(manifest.dropped for manifest in manifests),
+        tokenized_by=" and ".join(dict.fromkeys(manifest.tokenized_by for manifest in manifests)),
+        left_out=[line for manifest in manifests for line in manifest.left_out],
+        validation={"prefix": VALIDATION, **_total(validation_rows)} if validation_rows else None,
+        unread=_add_counts(manifest.unread for manifest in manifests),
+        noted=_add_counts(manifest.noted for manifest in manifests),
     )
 
 
@@ -413,11 +415,11 @@ def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: sum(row[name] for row in rows) for name in ("documents", "tokens", "samples")}
 
 
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    every = UnreadText()
-    for some in counts:
-        every.count(some)
-    return dict(every)
+def _add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = IgnoredText()
+    for part_counts in counts:
+        total.count(part_counts)
+    return dict(total)
 
 
 def split(
@@ -445,8 +447,8 @@ def split(
     documents = np.asarray(data.document_index)
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     ends_in_tokens = tokens[documents]
-    wanted = np.cumsum(shares)[:-1] / sum(shares) * tokens[-1]
-    cuts = [0, *np.searchsorted(ends_in_tokens, wanted).tolist(), len(documents) - 1]
+    cut_tokens = np.cumsum(shares)[:-1] / sum(shares) * tokens[-1]
+    cuts = [0, *np.searchsorted(ends_in_tokens, cut_tokens).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
         raise DataError(
             f"{pairs[0]} has {len(documents) - 1} documents, too few for these shares; use fewer"
@@ -473,13 +475,13 @@ def _written_together(targets: Sequence[Path], overwrite: bool) -> Iterator[None
     process writes or, without `overwrite`, that exists.
     """
     if not targets[0].name:
-        some = targets[0] / "tokens"
+        example = targets[0] / "tokens"
         raise DataError(
-            f"{targets[0]} is a folder; give the PREFIX of the files to write, such as {some}."
+            f"{targets[0]} is a folder; give the PREFIX of the files to write, such as {example}."
         )
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for target in targets:
-            held.enter_context(only_writer(target, DataError))
+            locks.enter_context(only_writer(target, DataError))
         if not overwrite:
             refuse_others(
                 *(

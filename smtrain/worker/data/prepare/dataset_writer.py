@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from smtrain.worker.data.checksums import SUFFIX, Rolling, fingerprint, write_sums
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.clean.dedup import NEAR, Deduplicator, near_facts
-from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
+from smtrain.worker.data.clean.dedup import NEAR_DUPLICATES, Deduplicator, near_facts
+from smtrain.worker.data.clean.holdout import HOLDOUT, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.indexed import index_of_documents
 from smtrain.worker.data.manifest import VALIDATION, mask_of
 from smtrain.worker.data.prepare_options import Corpus
@@ -41,7 +41,7 @@ class TallyPart:
     def restore(self, mark: dict[str, Any]) -> bool:
         self.documents, self.tokens = mark["documents"], mark["tokens"]
         for end, size_and_hash in mark["files"].items():
-            file = Appender.restored(self._path(end), size_and_hash)
+            file = Appender.restore(self._path(end), size_and_hash)
             if file is None:
                 return False
             self._files[end] = file
@@ -133,10 +133,10 @@ class WrittenSet(PairSet):
             part.begin()
         self.rows.append(self._shards[at][0].row())
 
-    def add(self, piece: Piece, kept: NDArray[np.bool_] | None = None) -> None:
+    def add(self, piece: Piece, keep_mask: NDArray[np.bool_] | None = None) -> None:
         """Append the documents of a piece that are `kept`."""
-        lengths = piece.lengths if kept is None else piece.lengths[kept]
-        of_token = None if kept is None else np.repeat(kept, piece.lengths)
+        lengths = piece.lengths if keep_mask is None else piece.lengths[keep_mask]
+        of_token = None if keep_mask is None else np.repeat(keep_mask, piece.lengths)
         for part, values in zip(
             self._shards[len(self.rows) - 1], (piece.tokens, piece.mask), strict=False
         ):
@@ -145,7 +145,7 @@ class WrittenSet(PairSet):
         self.rows[-1] = self._shards[len(self.rows) - 1][0].row()
 
     def mark(self) -> list[list[dict[str, Any]]]:
-        return [[part.mark() for part in parts] for parts in self._opened]
+        return [[part.mark() for part in parts] for parts in self._open_shards]
 
     def restore(self, marks: list[list[dict[str, Any]]]) -> bool:
         for number, (parts, of) in enumerate(zip(self._shards, marks, strict=False)):
@@ -162,8 +162,8 @@ class WrittenSet(PairSet):
         )
         return {
             name: size
-            for some in pairs
-            for part, mark in some
+            for part_marks in pairs
+            for part, mark in part_marks
             for name, size in part.sizes(mark).items()
         }
 
@@ -171,12 +171,15 @@ class WrittenSet(PairSet):
         """Write the indexes; a shard of several without a document has no files."""
         self.close()
         parts = [
-            part for parts in self._opened for part in parts if part.documents or not self.several
+            part
+            for parts in self._open_shards
+            for part in parts
+            if part.documents or not self.several
         ]
         return {name: file for part in parts for name, file in part.finish().items()}
 
     @property
-    def _opened(self) -> list[list[TallyPart]]:
+    def _open_shards(self) -> list[list[TallyPart]]:
         return self._shards[: len(self.rows)]
 
     def close(self) -> None:
@@ -208,35 +211,35 @@ class CorpusTally:
         raise NotImplementedError
 
     @property
-    def trained(self) -> list[PairSet]:
-        return [one for one in self.sets if one.prefix != VALIDATION]
+    def training_sets(self) -> list[PairSet]:
+        return [pair_set for pair_set in self.sets if pair_set.prefix != VALIDATION]
 
     @property
     def held_out(self) -> PairSet | None:
-        return next((one for one in self.sets if one.prefix == VALIDATION), None)
+        return next((pair_set for pair_set in self.sets if pair_set.prefix == VALIDATION), None)
 
     @property
     def documents(self) -> int:
-        return sum(self.documents_of(one) for one in self.trained)
+        return sum(self.documents_of(pair_set) for pair_set in self.training_sets)
 
     @property
     def tokens(self) -> int:
-        return sum(one.tokens for one in self.trained)
+        return sum(pair_set.tokens for pair_set in self.training_sets)
 
-    def documents_of(self, one: PairSet) -> int:
-        return one.documents // max(1, self.corpus.sequences)
+    def documents_of(self, pair_set: PairSet) -> int:
+        return pair_set.documents // max(1, self.corpus.sequences)
 
-    def row(self, one: PairSet, samples: int) -> dict[str, Any]:
+    def row(self, pair_set: PairSet, samples: int) -> dict[str, Any]:
         """The row of the manifest."""
         row = {
-            "prefix": one.prefix,
-            "documents": self.documents_of(one),
-            "tokens": one.tokens,
+            "prefix": pair_set.prefix,
+            "documents": self.documents_of(pair_set),
+            "tokens": pair_set.tokens,
             "samples": samples,
         }
         return (
-            {**row, "shards": [pair for pair in one.rows if pair["documents"]]}
-            if one.several
+            {**row, "shards": [pair for pair in pair_set.rows if pair["documents"]]}
+            if pair_set.several
             else row
         )
 
@@ -246,15 +249,17 @@ class CorpusTally:
             for file, documents in zip(self.files, self.per_file, strict=True)
         ]
 
-    def refined(self, tokenizer: Path) -> dict[str, Any]:
+    def refinement_facts(self, tokenizer: Path) -> dict[str, Any]:
         """The manifest's fields on filters, personal data and near duplicates; empty if the options
         have none.
         """
-        cleaning, found = self.corpus.options.cleaning, self.findings
+        cleaning, findings = self.corpus.options.cleaning, self.findings
         if not cleaning.refines:
             return {}
-        near = near_facts(cleaning, tokenizer, found.dropped[NEAR], self.compared, self.near)
-        return {"noted": dict(found.noted), "examples": found.examples, **near}
+        duplicate_facts = near_facts(
+            cleaning, tokenizer, findings.dropped[NEAR_DUPLICATES], self.compared, self.near
+        )
+        return {"noted": dict(findings.noted), "examples": findings.examples, **duplicate_facts}
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file, by name."""
@@ -287,7 +292,7 @@ class LocalTally(CorpusTally):
         ]
         self._held = (
             WrittenSet(folder, VALIDATION, corpus.held_names, dtype, mask=records)
-            if corpus.sided
+            if corpus.has_sides
             else None
         )
         self._deduplicator = Deduplicator(
@@ -319,19 +324,23 @@ class LocalTally(CorpusTally):
         file, part = piece.block.file.number, self._parts[self.corpus.shards[self.shard].part]
         self.bad.add(file, piece.block.first, piece.lines, piece.bad, self.corpus.options.max_bad)
         self.findings.add(piece.findings)
-        kept, sides = self._deduplicator.first(piece, self.findings), piece.sides
+        keep_mask, sides = self._deduplicator.first(piece, self.findings), piece.sides
         self.compared, self.near = self._deduplicator.compared, self._deduplicator.examples
         if sides is None and self._held:
             sides = np.full(
-                len(piece.lengths), HELD if file in self.corpus.held else TRAIN, np.int8
+                len(piece.lengths), HOLDOUT if file in self.corpus.heldout_files else TRAIN, np.int8
             )
         if sides is not None and self._held:
-            there = np.ones(len(sides), bool) if kept is None else kept
-            self._held.add(piece, there & (sides == HELD))
-            self.findings.dropped += Counter({TEST_PART: int((there & (sides == TEST)).sum())})
-            kept = there & (sides == TRAIN)
-        part.add(piece, kept)
-        count = len(piece.lengths) if kept is None or self.corpus.sequences else int(kept.sum())
+            first_mask = np.ones(len(sides), bool) if keep_mask is None else keep_mask
+            self._held.add(piece, first_mask & (sides == HOLDOUT))
+            self.findings.dropped += Counter({TEST_PART: int((first_mask & (sides == TEST)).sum())})
+            keep_mask = first_mask & (sides == TRAIN)
+        part.add(piece, keep_mask)
+        count = (
+            len(piece.lengths)
+            if keep_mask is None or self.corpus.sequences
+            else int(keep_mask.sum())
+        )
         self.per_file[file] += count // max(1, self.corpus.sequences)
         self.done_bytes += piece.block.size
         self.blocks += 1
@@ -344,20 +353,23 @@ class LocalTally(CorpusTally):
             "bad": vars(self.bad),
             "findings": vars(self.findings),
             "per_file": self.per_file,
-            "sets": [one.mark() for one in self.sets],
+            "sets": [written_set.mark() for written_set in self.sets],
             "deduplicator": self._deduplicator.mark(),
         }
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         sizes = self._deduplicator.sizes(mark["deduplicator"])
-        for one, marks in zip(self.sets, mark["sets"], strict=True):
-            sizes |= one.sizes(marks)
+        for written_set, marks in zip(self.sets, mark["sets"], strict=True):
+            sizes |= written_set.sizes(marks)
         return sizes
 
     def restore(self, mark: dict[str, Any]) -> bool:
         if not self._deduplicator.restore(mark["deduplicator"]):
             return False
-        if not all(one.restore(marks) for one, marks in zip(self.sets, mark["sets"], strict=True)):
+        if not all(
+            written_set.restore(marks)
+            for written_set, marks in zip(self.sets, mark["sets"], strict=True)
+        ):
             return False
         self.shard = self._opened = mark["shard"]
         self.blocks, self.done_bytes, self.per_file = (
@@ -371,9 +383,11 @@ class LocalTally(CorpusTally):
 
     def finish(self) -> dict[str, dict[str, Any]]:
         self._deduplicator.close()
-        return {name: file for one in self.sets for name, file in one.finish().items()}
+        return {
+            name: file for written_set in self.sets for name, file in written_set.finish().items()
+        }
 
     def close(self) -> None:
-        for one in self.sets:
-            one.close()
+        for written_set in self.sets:
+            written_set.close()
         self._deduplicator.close()

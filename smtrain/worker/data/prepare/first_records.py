@@ -38,14 +38,14 @@ class FirstRecords:
     blocks: list[Block] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     count: int = 0
-    whole: bool = True
+    is_complete: bool = True
 
     @property
     def name(self) -> str:
         """The name of the file, or of the first one and the number of the rest."""
-        more = len(self.files) - 1
+        other_files = len(self.files) - 1
         return (
-            self.files[0].name + (f" and {more:,} more" if more > 0 else "")
+            self.files[0].name + (f" and {other_files:,} more" if other_files > 0 else "")
             if self.files
             else "no file"
         )
@@ -58,20 +58,20 @@ class FirstRecords:
         return total
 
 
-def read_first(preparation: Preparation, most: int = FIRST) -> list[FirstRecords]:
+def read_first(preparation: Preparation, limit: int = FIRST) -> list[FirstRecords]:
     """The first `most` records of each source.
 
     Raises DataError for a file that the preparation cannot read.
     """
-    return [_of_source(preparation, files, most) for files in preparation.corpus.files]
+    return [_of_source(preparation, files, limit) for files in preparation.corpus.files]
 
 
-def check_whole(preparation: Preparation, sources: list[FirstRecords]) -> None:
+def check_complete_sources(preparation: Preparation, sources: list[FirstRecords]) -> None:
     """Check a corpus that was read whole as the preparation does at its end.
 
     Raises DataError if it cannot be trained on, such as text of fewer tokens than one sample.
     """
-    if not all(source.whole for source in sources):
+    if not all(source.is_complete for source in sources):
         return
     corpus = replace(
         preparation.corpus, options=replace(preparation.corpus.options, max_bad=1 << 62)
@@ -84,36 +84,38 @@ def check_whole(preparation: Preparation, sources: list[FirstRecords]) -> None:
             for number, shard in enumerate(corpus.shards):
                 tally.open_shard(number)
                 files = {at for at, _ in shard.spans}
-                for piece in (one for one in pieces if one.block.file.number in files):
+                for piece in (
+                    candidate for candidate in pieces if candidate.block.file.number in files
+                ):
                     tally.add(piece)
             preparation.check(tally)
         finally:
             tally.close()
 
 
-def _of_source(preparation: Preparation, files: list[SourceFile], most: int) -> FirstRecords:
+def _of_source(preparation: Preparation, files: list[SourceFile], limit: int) -> FirstRecords:
     records = preparation.corpus.sequences > 0
     first = FirstRecords(BadLines("record", "data") if records else BadLines())
     for file in files:
-        if first.count >= most:
-            first.whole = False
+        if first.count >= limit:
+            first.is_complete = False
             break
         if (
             file.kind == "text"
             and not preparation.corpus.options.separator
             and file.bytes > _LARGEST_TEXT
         ):
-            first.whole = False
+            first.is_complete = False
             continue
         first.files.append(file)
-        _add_file(first, preparation, file, most)
+        _add_file(first, preparation, file, limit)
     return first
 
 
-def _add_file(first: FirstRecords, preparation: Preparation, file: SourceFile, most: int) -> None:
+def _add_file(first: FirstRecords, preparation: Preparation, file: SourceFile, limit: int) -> None:
     """Add the records of a file until there are `most`."""
-    for block in _until_enough(first, preparation.blocks(file), most):
-        cut = _cut(block, most - first.count, preparation.corpus.options.separator)
+    for block in _until_enough(first, preparation.blocks(file), limit):
+        cut = _cut(block, limit - first.count, preparation.corpus.options.separator)
         piece = preparation.piece(cut)
         first.blocks.append(cut)
         first.pieces.append(piece)
@@ -124,44 +126,46 @@ def _add_file(first: FirstRecords, preparation: Preparation, file: SourceFile, m
         else:
             first.count += len(piece.lengths) + len(piece.bad)
         if cut is not block:
-            first.whole = False
+            first.is_complete = False
             return
 
 
-def _until_enough(first: FirstRecords, blocks: Iterator[Block], most: int) -> Iterator[Block]:
+def _until_enough(first: FirstRecords, blocks: Iterator[Block], limit: int) -> Iterator[Block]:
     for block in blocks:
-        if first.count >= most:
-            first.whole = False
+        if first.count >= limit:
+            first.is_complete = False
             return
         yield block
 
 
-def _cut(block: Block, most: int, separator: str | None) -> Block:
+def _cut(block: Block, limit: int, separator: str | None) -> Block:
     """The first `most` records of a block; the block itself if it has no more."""
     payload: Any = block.payload
-    if isinstance(payload, Records) and len(payload.rows) > most:
-        end = payload.rows[most][0]
+    if isinstance(payload, Records) and len(payload.rows) > limit:
+        end = payload.rows[limit][0]
         bad = [line for line in payload.bad if line.line < end]
-        return replace(block, payload=Records(payload.rows[:most], bad, payload.lines))
-    if isinstance(payload, Documents) and len(payload.texts) > most and payload.places:
-        end = payload.places[most]
+        return replace(block, payload=Records(payload.rows[:limit], bad, payload.lines))
+    if isinstance(payload, Documents) and len(payload.texts) > limit and payload.places:
+        end = payload.places[limit]
         bad = [line for line in payload.bad if line.line < end]
-        short = replace(payload, texts=payload.texts[:most], bad=bad, places=payload.places[:most])
+        short = replace(
+            payload, texts=payload.texts[:limit], bad=bad, places=payload.places[:limit]
+        )
         return replace(block, payload=short)
     if isinstance(payload, bytes) and block.file.kind in ("jsonl", "json"):
-        end = _end_of_lines(payload, most)
+        end = _end_of_lines(payload, limit)
         return block if end == len(payload) else replace(block, payload=payload[:end])
     if isinstance(payload, bytes) and block.file.kind == "text":
         end = _end_of_text(payload, separator)
         return block if end == len(payload) else replace(block, payload=payload[:end])
-    if hasattr(payload, "slice") and len(payload) > most:  # a column of an Arrow table
-        return replace(block, payload=payload.slice(0, most))
+    if hasattr(payload, "slice") and len(payload) > limit:  # a column of an Arrow table
+        return replace(block, payload=payload.slice(0, limit))
     return block
 
 
-def _end_of_lines(data: bytes, most: int) -> int:
+def _end_of_lines(data: bytes, limit: int) -> int:
     end = 0
-    for _ in range(most):
+    for _ in range(limit):
         end = data.find(b"\n", end) + 1
         if not end:
             return len(data)

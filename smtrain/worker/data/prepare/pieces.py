@@ -26,7 +26,7 @@ from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents
 from smtrain.worker.data.read.shards import Span
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import Findings, UnreadText
+from smtrain.worker.data.read.unread import Findings, IgnoredText
 from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
 from smtrain.worker.data.tokenizer import TokenizerFacts, unknown_token
 from smtrain.worker.data.workers import in_order, read_ahead
@@ -49,9 +49,9 @@ class TokenizeSettings:
     def eos_id(self) -> int | None:
         return self.facts.eos_id if self.options.append_eod else None
 
-    def digest(self, files: list[list[SourceFile]], *, elsewhere: bool = False) -> str:
+    def digest(self, files: list[list[SourceFile]], *, portable: bool = False) -> str:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
-        names = [[file.identity(elsewhere=elsewhere) for file in part] for part in files]
+        names = [[file.identity(portable=portable) for file in part] for part in files]
         o = self.options
         settings = [
             self.facts.sha256,
@@ -62,9 +62,11 @@ class TokenizeSettings:
         ]
         held_out = [str(part) for part in (o.holdout, o.listings) if part]
         versions = refine_versions(o.cleaning)
-        refined = [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
+        refine_settings = (
+            [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
+        )
         return digest(
-            [names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refined]
+            [names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refine_settings]
         )
 
 
@@ -72,12 +74,12 @@ def pieces(
     todo: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
 ) -> Iterator[Piece]:
     """The tokens of each block, in the order of the text."""
-    submitted = (
+    futures = (
         pool.submit(tokenize, task, settings, encoder)
         for task in tasks(read_ahead(todo, READ_AHEAD))
     )
-    for some in in_order(submitted, settings.options.worker_count + 2):
-        yield from some
+    for task_pieces in in_order(futures, settings.options.worker_count + 2):
+        yield from task_pieces
 
 
 def span_blocks(
@@ -117,33 +119,33 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
         return [_ready_tokens(task[0], task[0].payload, settings)]
     options, vocabulary = settings.options, settings.facts.model_vocab_size
     read = [reading.read_block(block, options.text_column, options.separator) for block in task]
-    refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
+    refinements, clean_texts, texts, ids, lengths = _encode_task(task, read, settings, encoder)
     if unknown_token(ids, vocabulary, settings.tokenizer):
         read = [
-            _known(block, documents, settings, encoder)
+            _drop_unknown_tokens(block, documents, settings, encoder)
             for block, documents in zip(task, read, strict=True)
         ]
-        refined, cleaned, texts, ids, lengths = _encoded(task, read, settings, encoder)
+        refinements, clean_texts, texts, ids, lengths = _encode_task(task, read, settings, encoder)
         if fault := unknown_token(
             ids, vocabulary, settings.tokenizer
         ):  # cleaning has made such a token
             raise DataError(
                 f"{task[0].file.path}: a text, as it is cleaned, is bad: {fault}; correct the text."
             )
-    kept = [texts for texts, _ in cleaned]
+    block_texts = [texts for texts, _ in clean_texts]
     tokens, ends = with_ends(ids, lengths, settings.facts.dtype, settings.eos_id)
     deduplicate, holdout = options.cleaning.deduplicate, options.holdout
     by_hash = holdout is not None and holdout.fraction is not None
     hashes = cleaning.hashes(texts) if deduplicate or by_hash else None
     sides = None if holdout is None or hashes is None else holdout.by_hash(hashes)
     pieces, at, text_at = [], 0, 0
-    for block, documents, left, r, (_, short) in zip(
-        task, read, kept, refined, cleaned, strict=True
+    for block, documents, own_texts, r, (_, short) in zip(
+        task, read, block_texts, refinements, clean_texts, strict=True
     ):
-        rows = slice(text_at, text_at + len(left))
+        rows = slice(text_at, text_at + len(own_texts))
         size = int(ends[rows].sum(dtype=np.int64))
         findings = r.findings if r else Findings(+Counter({TOO_SHORT: short}))
-        findings.unread.count(documents.unread)
+        findings.unread.count(documents.ignored_text)
         pieces.append(
             Piece(
                 block.without_payload(),
@@ -154,32 +156,32 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
                 findings,
                 sides=None if sides is None else sides[rows],
                 hashes=hashes[rows] if deduplicate and hashes is not None else None,
-                near=r.keys if r else None,
+                band_keys=r.keys if r else None,
             )
         )
-        at, text_at = at + size, text_at + len(left)
+        at, text_at = at + size, text_at + len(own_texts)
     return pieces
 
 
-def _encoded(
+def _encode_task(
     task: list[Block], read: list[Documents], settings: TokenizeSettings, encoder: Encoder
 ) -> tuple[list[Refined | None], list[tuple[Any, int]], Any, NDArray[Any], NDArray[np.int64]]:
     """The documents of each block as they are refined and cleaned, their texts end to end, ids and
     lengths.
     """
     refine, cleaning = settings.refine, settings.options.cleaning
-    refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
-    cleaned = [
+    refinements = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
+    clean_texts = [
         (reading.strings(r.texts), 0) if r else cleaning.apply(documents.texts)
-        for r, documents in zip(refined, read, strict=True)
+        for r, documents in zip(refinements, read, strict=True)
     ]
-    kept = [texts for texts, _ in cleaned]
-    texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
+    block_texts = [texts for texts, _ in clean_texts]
+    texts = pa.concat_arrays(block_texts) if len(task) > 1 else block_texts[0]
     ids, lengths = encoder.encode(texts, task[0].first)
-    return refined, cleaned, texts, ids, lengths
+    return refinements, clean_texts, texts, ids, lengths
 
 
-def _known(
+def _drop_unknown_tokens(
     block: Block, documents: Documents, settings: TokenizeSettings, encoder: Encoder
 ) -> Documents:
     """The documents whose tokens the model has; each other document becomes a bad line."""
@@ -188,14 +190,14 @@ def _known(
     places = np.flatnonzero(ids >= vocabulary)
     rows = np.searchsorted(np.cumsum(lengths), places, side="right")
     reasons = {
-        one: unknown_token(np.array([one]), vocabulary, settings.tokenizer)
-        for one in {*ids[places].tolist()}
+        token_id: unknown_token(np.array([token_id]), vocabulary, settings.tokenizer)
+        for token_id in {*ids[places].tolist()}
     }
     faults = {
-        row: reasons[one]
-        for row, one in zip(rows[::-1].tolist(), ids[places][::-1].tolist(), strict=True)
+        row: reasons[token_id]
+        for row, token_id in zip(rows[::-1].tolist(), ids[places][::-1].tolist(), strict=True)
     }
-    return documents.without(faults, block.file.name)
+    return documents.reject_texts(faults, block.file.name)
 
 
 def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSettings) -> Piece:
@@ -208,5 +210,5 @@ def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSetting
         sides = holdout.by_place(tokens.first, len(lengths), tokens.total)
     elif holdout is not None and holdout.fraction is not None:
         sides = holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
-    findings = Findings(unread=UnreadText(block.unread))
+    findings = Findings(unread=IgnoredText(block.ignored_text))
     return Piece(block.without_payload(), ids, lengths, [], len(lengths), findings, sides=sides)

@@ -29,7 +29,7 @@ from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.hub import HUB
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.resumable import Journal, publish, unfinished
+from smtrain.worker.data.resumable import Journal, open_journal, publish
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 
@@ -53,7 +53,7 @@ class Preparation(ABC):
     say: Say
 
     @abstractmethod
-    def key(self, *, elsewhere: bool) -> str:
+    def key(self, *, portable: bool) -> str:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Preparation(ABC):
         """Name what is not read. Raises DataError for a corpus that cannot be trained on."""
 
     @abstractmethod
-    def described(self, tally: CorpusTally) -> dict[str, Any]:
+    def manifest_facts(self, tally: CorpusTally) -> dict[str, Any]:
         """The fields of the manifest that differ between text and records."""
 
     def run(
@@ -87,23 +87,23 @@ class Preparation(ABC):
         self._refuse_folder_of_input(output)
         if not self.corpus.options.overwrite:
             refuse_others(*files_of(output))
-        with unfinished(output, parts) as journal, ExitStack() as stack:
+        with open_journal(output, parts) as journal, ExitStack() as stack:
             if not self.corpus.options.overwrite:
                 refuse_others(*files_of(output))  # another process may have finished it since
             report = progress or stack.enter_context(console())
 
-            def attempt(chosen: Encoder | None, name: str) -> CorpusTally:
+            def attempt(text_encoder: Encoder | None, name: str) -> CorpusTally:
                 if spread is None:
-                    return self._here(chosen, name, journal, report)
+                    return self._write_locally(text_encoder, name, journal, report)
                 hub = tuple(
                     (uri, self.commits.get(uri)) for uri in self.sources if uri.startswith(HUB)
                 )
                 # Next to the output, all machines see the same files, with the same times.
-                key = self.key(elsewhere=spread.work is not None)
+                key = self.key(portable=spread.work is not None)
                 job = SpreadJob(key, self.corpus, self.tokenizer, name, hub)
                 return stack.enter_context(spread_out(spread, journal, job, report, self.say))
 
-            tally = self._encoded(attempt)
+            tally = self._try_encoders(attempt)
             stack.callback(tally.close)
             self.check(tally)
             return publish(journal, self._manifest(tally), output, spread.out if spread else None)
@@ -112,42 +112,42 @@ class Preparation(ABC):
         """Raise DataError if the output holds a file of the input, which would lie among tokens
         then.
         """
-        within = output.resolve()
+        output_folder = output.resolve()
         for file in self.corpus.flat:
-            if "://" not in file.path and Path(file.path).resolve().is_relative_to(within):
+            if "://" not in file.path and Path(file.path).resolve().is_relative_to(output_folder):
                 raise DataError(
                     f"{output} is the output and holds {file.name} of the input; name another"
-                    f" folder, such as {output.parent / f'{within.name}-tokens'}."
+                    f" folder, such as {output.parent / f'{output_folder.name}-tokens'}."
                 )
 
-    def _encoded(self, attempt: Callable[[Encoder | None, str], CorpusTally]) -> CorpusTally:
+    def _try_encoders(self, attempt: Callable[[Encoder | None, str], CorpusTally]) -> CorpusTally:
         """The result of an attempt with the fastest encoder, or with `tokenizers` if that one gives
         other ids.
         """
         if self.corpus.sequences:
             return attempt(None, "tokenizers")
-        fast, why = encoder.choose(self.tokenizer, self.corpus.options.workers)
-        if why:
-            self.say(f"prepare: tokenizing with {fast.name}: {why}")
+        fast, reason = encoder.choose(self.tokenizer, self.corpus.options.workers)
+        if reason:
+            self.say(f"prepare: tokenizing with {fast.name}: {reason}")
         try:
             return attempt(fast, fast.name)
         except MismatchError as error:
             self.say(f"prepare: beginning again with tokenizers: {error}")
-            other = TokenizersEncoder(self.tokenizer)
-            return attempt(other, other.name)
+            fallback = TokenizersEncoder(self.tokenizer)
+            return attempt(fallback, fallback.name)
 
-    def _here(
-        self, chosen: Encoder | None, name: str, journal: Journal, report: Report
+    def _write_locally(
+        self, text_encoder: Encoder | None, name: str, journal: Journal, report: Report
     ) -> LocalTally:
         """Write everything but the manifest, from the journal's last mark."""
         corpus = self.corpus
         several = any(shard.name for shard in corpus.shards)
         sizes = ["shards", corpus.options.shard_bytes] if several else []
-        key = digest([_FORMAT, self.key(elsewhere=journal.parts is not None), name, *sizes])
-        tally = self._restored(name, key, journal)
+        key = digest([_FORMAT, self.key(portable=journal.parts is not None), name, *sizes])
+        tally = self._restore_tally(name, key, journal)
         marker = _Marker(tally, key, journal, report, self.say)
         try:
-            with self.pieces(chosen) as pieces:
+            with self.pieces(text_encoder) as pieces:
                 for number in range(tally.shard, len(corpus.shards)):
                     tally.open_shard(number)
                     for piece in pieces(corpus.shards[number], tally.blocks):
@@ -158,7 +158,7 @@ class Preparation(ABC):
             raise
         return tally
 
-    def _restored(self, name: str, key: str, journal: Journal) -> LocalTally:
+    def _restore_tally(self, name: str, key: str, journal: Journal) -> LocalTally:
         """The tally at its newest mark with the same key and undamaged files; else empty, and all
         marks are lost.
         """
@@ -186,7 +186,7 @@ class Preparation(ABC):
             tokenized_by=tally.tokenized_by,
             left_out=[*self.corpus.left_out, *tally.left_out],
             unread=dict(tally.findings.unread),
-            **self.described(tally),
+            **self.manifest_facts(tally),
         )
 
 
@@ -213,16 +213,18 @@ class _Marker:
     def piece_done(self) -> None:
         """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
         tally, seconds = self._tally, time.monotonic() - self._began
-        done = tally.done_bytes
+        done_bytes = tally.done_bytes
         self._report(
-            DataProgress(done, self._total, tally.documents, tally.tokens, seconds, self._before)
+            DataProgress(
+                done_bytes, self._total, tally.documents, tally.tokens, seconds, self._before
+            )
         )
         stop = self._journal.stops
-        if done - self._marked >= self._every or stop:
-            self._marked = done
+        if done_bytes - self._marked >= self._every or stop:
+            self._marked = done_bytes
             mark = {"settings": self._key, **tally.mark()}
             self._journal.mark(mark, tally.sizes(mark))
         if stop:
             raise StoppedError(
-                f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume"
+                f"stopped after {done_bytes / 1e6:,.1f} MB; run the same command again to resume"
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
+from smtrain.worker.data.clean.refiner import Refine, open_refiner, refine_versions
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.part_uploads import PartUploads
 from smtrain.worker.data.piece import Piece
@@ -28,7 +28,7 @@ from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import unread_sentence
+from smtrain.worker.data.read.unread import ignored_text_sentence
 from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder, TokenizersEncoder
 
@@ -68,11 +68,11 @@ def prepare(
     say = say or to_stderr
     sources = options.sources(inputs)
     commits = commits_of(sources) if spread else {}
-    if near := options.cleaning.near:
-        bands, rows = near.shape
+    if near_duplicates := options.cleaning.near:
+        bands, rows = near_duplicates.shape
         say(
-            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document}"
-            f" bytes of memory a document, for the first {near.documents:,}"
+            f"prepare: near duplicates by {bands} bands of {rows}: at most {near_duplicates.bytes_a_document}"
+            f" bytes of memory a document, for the first {near_duplicates.documents:,}"
         )
     return text_preparation(sources, tokenizer, options, output, commits, say).run(
         output, progress, parts, spread
@@ -86,10 +86,10 @@ def text_preparation(
     output: Path | None,
     commits: Mapping[str, str],
     say: Callable[[str], None],
-    listed: Mapping[str, list[SourceFile]] | None = None,
+    file_lists: Mapping[str, list[SourceFile]] | None = None,
 ) -> Preparation:
     """Find the files of text and check that they fit the options. Raises DataError."""
-    corpus = resolve(sources, tokenizer, options, options.format, output, commits, say, listed)
+    corpus = resolve(sources, tokenizer, options, options.format, output, commits, say, file_lists)
     if options.append_eod and corpus.facts.eos_id is None:
         raise DataError(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
@@ -115,8 +115,8 @@ def text_preparation(
 class _TextPreparation(Preparation):
     """Text to tokens, by one thread per core: Arrow, gigatoken and numpy release Python's lock."""
 
-    def key(self, *, elsewhere: bool) -> str:
-        return self._settings(None).digest(self.corpus.files, elsewhere=elsewhere)
+    def key(self, *, portable: bool) -> str:
+        return self._settings(None).digest(self.corpus.files, portable=portable)
 
     def _settings(self, refine: Refine | None) -> TokenizeSettings:
         return TokenizeSettings(self.corpus.options, self.tokenizer, self.corpus.facts, refine)
@@ -126,14 +126,16 @@ class _TextPreparation(Preparation):
         options, flat = self.corpus.options, self.corpus.flat
         assert encoder is not None
         with (
-            refining(options.cleaning, options.workers, sum(file.bytes for file in flat)) as refine,
+            open_refiner(
+                options.cleaning, options.workers, sum(file.bytes for file in flat)
+            ) as refine,
             ThreadPoolExecutor(options.worker_count, thread_name_prefix="tokenize") as pool,
         ):
             settings = self._settings(refine)
 
-            def of_shard(shard: TextShard, done: int) -> Iterator[Piece]:
+            def of_shard(shard: TextShard, done_blocks: int) -> Iterator[Piece]:
                 return pieces(
-                    islice(span_blocks(shard.spans, flat, options), done, None),
+                    islice(span_blocks(shard.spans, flat, options), done_blocks, None),
                     settings,
                     encoder,
                     pool,
@@ -156,9 +158,9 @@ class _TextPreparation(Preparation):
 
         Raises DataError.
         """
-        if unread := unread_sentence(tally.findings.unread):
+        if ignored_sentence := ignored_text_sentence(tally.findings.unread):
             self.say(
-                f"prepare: {unread}; to read a field, name it in data.text_column, such as"
+                f"prepare: {ignored_sentence}; to read a field, name it in data.text_column, such as"
                 " '{title} {text}'"
             )
         if tally.bad.count and not tally.documents:
@@ -169,19 +171,27 @@ class _TextPreparation(Preparation):
             holdout is not None and holdout.from_sources,
         )
         for part, source in zip(
-            tally.trained, self.sources, strict=False
+            tally.training_sets, self.sources, strict=False
         ):  # the last may be held out
             if part.tokens < seq_len + 1:
-                held = held_out if from_sources else None
-                left = f" (without {held.documents} that {key} holds out)" if held else ""
-                dropped = ", ".join(
+                holdout_set = held_out if from_sources else None
+                holdout_note = (
+                    f" (without {holdout_set.documents} that {key} holds out)"
+                    if holdout_set
+                    else ""
+                )
+                dropped_note = ", ".join(
                     f"{count} {reason}" for reason, count in tally.findings.dropped.items()
                 )
-                dropped = f" (left out: {dropped})" if dropped else ""
-                remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
+                dropped_note = f" (left out: {dropped_note})" if dropped_note else ""
+                remedy = (
+                    f"add text, hold out less ({key}) or lower train.seq_len"
+                    if holdout_note
+                    else ""
+                )
                 raise DataError(
                     f"{source} gives {part.tokens} tokens in {part.documents}"
-                    f" documents{left}{dropped}, and one sample needs seq_len + 1 = {seq_len + 1};"
+                    f" documents{holdout_note}{dropped_note}, and one sample needs seq_len + 1 = {seq_len + 1};"
                     f" {remedy or 'add text or lower train.seq_len'}."
                 )
         if held_out and held_out.tokens < 2:
@@ -195,9 +205,11 @@ class _TextPreparation(Preparation):
                 " more documents (data.separator), or give other text (train.validation.path)."
             )
 
-    def described(self, tally: CorpusTally) -> dict[str, Any]:
+    def manifest_facts(self, tally: CorpusTally) -> dict[str, Any]:
         options, held_out = self.corpus.options, tally.held_out
-        parts = [tally.row(part, (part.tokens - 1) // options.seq_len) for part in tally.trained]
+        parts = [
+            tally.row(part, (part.tokens - 1) // options.seq_len) for part in tally.training_sets
+        ]
         return {
             "append_eod": options.append_eod,
             "samples": sum(row["samples"] for row in parts),
@@ -210,5 +222,5 @@ class _TextPreparation(Preparation):
                 if held_out
                 else None
             ),
-            **tally.refined(self.tokenizer),
+            **tally.refinement_facts(self.tokenizer),
         }

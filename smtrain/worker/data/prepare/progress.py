@@ -27,11 +27,11 @@ class DataProgress:
 
     def __str__(self) -> str:
         rate = (self.done_bytes - self.before_bytes) / max(self.seconds, 1e-9)
-        left = (self.total_bytes - self.done_bytes) / max(rate, 1e-9)
+        remaining_seconds = (self.total_bytes - self.done_bytes) / max(rate, 1e-9)
         return (
             f"prepare: {self.done_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB,"
             f" {rate / 1e6:.1f} MB/s, {self.documents:,} documents, {self.tokens:,} tokens,"
-            f" {left:.0f} s left"
+            f" {remaining_seconds:.0f} s left"
         )
 
 

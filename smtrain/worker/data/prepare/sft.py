@@ -32,7 +32,7 @@ from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.records import record_blocks, refuse_no_records
 from smtrain.worker.data.read.shards import TextShard
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import unread_sentence
+from smtrain.worker.data.read.unread import ignored_text_sentence
 from smtrain.worker.data.resumable import to_stderr
 from smtrain.worker.data.tokenize.encoder import Encoder
 from smtrain.worker.data.tokenize.pairs import record_maker
@@ -78,10 +78,12 @@ def record_preparation(
     output: Path | None,
     commits: Mapping[str, str],
     say: Callable[[str], None],
-    listed: Mapping[str, list[SourceFile]] | None = None,
+    file_lists: Mapping[str, list[SourceFile]] | None = None,
 ) -> RecordPreparation:
     """Find the files of records and check that they fit the options. Raises DataError."""
-    corpus = resolve(sources, tokenizer, options, options.file_format, output, commits, say, listed)
+    corpus = resolve(
+        sources, tokenizer, options, options.file_format, output, commits, say, file_lists
+    )
     for file in corpus.flat:
         refuse_no_records(file, options.objective)
     make = record_maker(tokenizer, options)
@@ -96,20 +98,20 @@ class RecordPreparation(Preparation):
 
     make: RecordMaker
 
-    def key(self, *, elsewhere: bool) -> str:
+    def key(self, *, portable: bool) -> str:
         corpus, make = self.corpus, self.make
         columns = corpus.options.columns
         return digest(
             [
-                [file.identity(elsewhere=elsewhere) for file in corpus.flat],
+                [file.identity(portable=portable) for file in corpus.flat],
                 corpus.facts.sha256,
                 *make.decides,
                 BLOCK_BYTES,
                 *(
                     [str(make.holdout)]
                     if make.holdout
-                    else [len(corpus.held)]
-                    if corpus.held
+                    else [len(corpus.heldout_files)]
+                    if corpus.heldout_files
                     else []
                 ),
                 *([dict(columns)] if columns else []),
@@ -120,7 +122,9 @@ class RecordPreparation(Preparation):
     @contextmanager
     def pieces(self, encoder: Encoder | None) -> Iterator[Pieces]:
         files, workers = self.corpus.flat, self.corpus.options.worker_count
-        yield lambda shard, done: sample_pieces(files, shard, done, self.make, workers)
+        yield lambda shard, done_blocks: sample_pieces(
+            files, shard, done_blocks, self.make, workers
+        )
 
     def blocks(self, file: SourceFile) -> Iterator[Block]:
         return record_blocks(file, self.make.columns)
@@ -133,17 +137,21 @@ class RecordPreparation(Preparation):
         held out.
         """
         counts = tally.findings.noted
-        for what, count in counts.items():
-            self.say(f"prepare: {count} {what}")
-        unread = tally.findings.unread
-        dropped = {name: count for name, count in unread.items() if cause_of(name).by_template}
-        fields = {name: count for name, count in unread.items() if name not in dropped}
-        if sentence := unread_sentence(fields):
+        for label, count in counts.items():
+            self.say(f"prepare: {count} {label}")
+        ignored_text = tally.findings.unread
+        template_losses = {
+            name: count for name, count in ignored_text.items() if cause_of(name).by_template
+        }
+        fields = {
+            name: count for name, count in ignored_text.items() if name not in template_losses
+        }
+        if sentence := ignored_text_sentence(fields):
             self.say(
                 f"prepare: {sentence}; a field of another name than ours is read if data.columns"
                 " names it"
             )
-        if sentence := unread_sentence(dropped):
+        if sentence := ignored_text_sentence(template_losses):
             self.say(
                 f"prepare: {sentence}; the chat template leaves it out or changes it, so it is not"
                 " learned as it is (`smtrain check` names an option of the template that keeps it,"
@@ -153,32 +161,33 @@ class RecordPreparation(Preparation):
         if samples and not (holdout and held_out and not held_out.documents):
             return
         if samples and holdout:
-            why = (
+            reason = (
                 f"holds out 0 of {samples} samples; raise it or give other data"
                 " (train.validation.path)."
                 if holdout.from_sources
                 else f"{holdout.path} gives no sample; give conversations to validate on."
             )
-            raise DataError(f"{holdout.key}: {why}")
+            raise DataError(f"{holdout.key}: {reason}")
         if held_out and held_out.documents and holdout and holdout.from_sources:
             raise DataError(
                 f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data."
             )
-        named = ", ".join(self.sources[:-1] if holdout and holdout.path else self.sources)
+        source_names = ", ".join(self.sources[:-1] if holdout and holdout.path else self.sources)
         if tally.bad.count and not counts:
-            raise DataError(tally.bad.nothing_else(named))
-        why = (
-            ", ".join(f"{count} {what}" for what, count in counts.items()) or "the files are empty"
+            raise DataError(tally.bad.nothing_else(source_names))
+        reason = (
+            ", ".join(f"{count} {label}" for label, count in counts.items())
+            or "the files are empty"
         )
-        raise DataError(f"{named} gives no sample ({why}); give other conversations.")
+        raise DataError(f"{source_names} gives no sample ({reason}); give other conversations.")
 
-    def described(self, tally: CorpusTally) -> dict[str, Any]:
+    def manifest_facts(self, tally: CorpusTally) -> dict[str, Any]:
         held_out, counts = tally.held_out, tally.findings.noted
         return {
             "append_eod": False,
             "samples": tally.documents,
             "text_column": "",
-            "parts": [tally.row(part, tally.documents) for part in tally.trained],
+            "parts": [tally.row(part, tally.documents) for part in tally.training_sets],
             "dropped": {reason: counts[reason] for reason in self.make.reasons if counts[reason]},
             "noted": {reason: counts[reason] for reason in self.make.slips if counts[reason]},
             "objective": self.corpus.options.objective,
@@ -187,15 +196,15 @@ class RecordPreparation(Preparation):
 
 
 def sample_pieces(
-    files: list[SourceFile], shard: TextShard, done: int, make: RecordMaker, count: int
+    files: list[SourceFile], shard: TextShard, done_blocks: int, make: RecordMaker, count: int
 ) -> Iterator[Piece]:
     """The samples of every block of a shard but the first `done`, in the order of the text."""
-    every = (
+    shard_blocks = (
         block
         for number, s in shard.spans
         for block in record_blocks(files[number], make.columns, s)
     )
-    todo = islice(every, done, None)
+    todo = islice(shard_blocks, done_blocks, None)
     if count == 1 or shard.bytes <= BLOCK_BYTES:
         yield from map(make.piece, todo)
         return

@@ -25,7 +25,7 @@ BLOCK_BYTES = 4 << 20
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
 """Errors of reading a file, also of decompressing it."""
 LARGEST_DOCUMENT = 256 << 20
-Wanted = Literal["text", "ids"]
+PayloadKind = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
 MARKS = "sequences with marks of their answers"
 """Parts of a Megatron pair that text does not use."""
@@ -51,7 +51,7 @@ class Block:
     size: int
     first: bool
     payload: Any = None
-    unread: Mapping[str, int] = field(default_factory=dict)
+    ignored_text: Mapping[str, int] = field(default_factory=dict)
 
     def without_payload(self) -> Block:
         return replace(self, payload=None)
@@ -87,21 +87,21 @@ class Stretch:
     stop: int
 
 
-def unpacked(file: SourceFile, raw: Any) -> Any:
+def decode_stream(file: SourceFile, raw: Any) -> Any:
     """A stream of the decompressed text in UTF-8; archives are only decompressed."""
     stream = raw
     if file.compression:
         # pyarrow has no xz, and refuses zero bytes after the last member of a gzip file, which gzip
         # itself ignores
-        own: dict[str, Any] = {"xz": lzma.open, "gzip": gzip.open}
-        open_ = own.get(file.compression) or partial(
+        openers: dict[str, Any] = {"xz": lzma.open, "gzip": gzip.open}
+        open_ = openers.get(file.compression) or partial(
             pa.CompressedInputStream, compression=file.compression
         )
         stream = open_(raw)
     return _in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
 
 
-def _marked(head: bytes) -> str:
+def _bom_encoding(head: bytes) -> str:
     return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
 
 
@@ -110,22 +110,22 @@ def encoding_of(file: SourceFile) -> str:
     if file.encoding:
         return file.encoding
     with file.open() as raw:
-        return _marked(raw.read(4))
+        return _bom_encoding(raw.read(4))
 
 
 def _in_utf8(file: SourceFile, stream: Any) -> Any:
     """A stream of the same text in UTF-8."""
     encoding = file.encoding
     if not encoding and file.compression:
-        stream = buffered(stream)
-        encoding = _marked(stream.peek(4)[:4])
+        stream = buffer_stream(stream)
+        encoding = _bom_encoding(stream.peek(4)[:4])
     elif not encoding:
-        encoding = _marked(stream.read(4))
+        encoding = _bom_encoding(stream.read(4))
         stream.seek(0)
     return _Transcoded(file, stream, encoding) if encoding else stream
 
 
-def buffered(stream: Any) -> io.BufferedReader:
+def buffer_stream(stream: Any) -> io.BufferedReader:
     """A stream with all methods of Python's own readers."""
     return io.BufferedReader(_Readable(stream), 1 << 20)
 
@@ -154,11 +154,11 @@ class _Transcoded:
     def read(self, count: int) -> bytes:
         while len(self._held) < count:
             data = self._stream.read(min(count, 1 << 20))
-            kept = len(self._decoder.getstate()[0])  # bytes of an incomplete character
+            incomplete_bytes = len(self._decoder.getstate()[0])  # bytes of an incomplete character
             try:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError as error:
-                place = self._at - kept + getattr(error, "start", 0)
+                place = self._at - incomplete_bytes + getattr(error, "start", 0)
                 raise DataError(
                     f"{self._file.path} is not {self._encoding} at byte {place:,}; set"
                     " data.encoding to its encoding."

@@ -22,15 +22,15 @@ from smtrain.worker.data.read.blocks import (
     MODES,
     READ_ERRORS,
     Block,
+    PayloadKind,
     Stretch,
     Tokens,
-    Wanted,
-    unpacked,
+    decode_stream,
 )
 from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 
-_PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
+_COMPRESSION_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """The first bytes of compressed files, by ending."""
 
 
@@ -38,7 +38,7 @@ def cut_file(
     file: SourceFile,
     text_column: str = "text",
     separator: str | None = None,
-    wanted: Wanted = "text",
+    payload_kind: PayloadKind = "text",
     stretch: Stretch | None = None,
 ) -> Iterator[Block]:
     """The file in blocks of about blocks.BLOCK_BYTES, or a `stretch` of a file that `can_be_cut`.
@@ -48,16 +48,16 @@ def cut_file(
     """
     try:
         if file.kind == "parquet":
-            yield from tables.parquet_blocks(file, text_column, wanted, stretch)
+            yield from tables.parquet_blocks(file, text_column, payload_kind, stretch)
         elif file.kind == "arrow":
-            yield from tables.arrow_blocks(file, text_column, wanted)
+            yield from tables.arrow_blocks(file, text_column, payload_kind)
         elif file.kind == "megatron":
             yield from _megatron_blocks(file)
         elif file.kind == "text" and separator is None:
             yield from _as_named(file, _whole_text(file))
         elif file.kind not in ("jsonl", "text"):
             with file.open() as raw:
-                yield from form_blocks(file, text_column, raw, unpacked(file, raw))
+                yield from form_blocks(file, text_column, raw, decode_stream(file, raw))
         else:
             cut = _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
             yield from _as_named(file, cut)
@@ -78,18 +78,24 @@ def _as_named(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
-    packed = next((name for name, start in _PACKED.items() if head.startswith(start)), None)
-    if packed:
-        wanted = f"{file.path}{packed}"
+    compression_ending = next(
+        (name for name, start in _COMPRESSION_MAGIC.items() if head.startswith(start)), None
+    )
+    if compression_ending:
+        correct_name = f"{file.path}{compression_ending}"
     elif head.startswith(b"PAR1"):
-        wanted = f"{file.path.rpartition('.')[0] or file.path}.parquet"
+        correct_name = f"{file.path.rpartition('.')[0] or file.path}.parquet"
     elif head.startswith(b"ARROW1"):
-        wanted = f"{file.path.rpartition('.')[0] or file.path}.arrow"
+        correct_name = f"{file.path.rpartition('.')[0] or file.path}.arrow"
     else:
         return
-    what = packed.removeprefix(".") if packed else wanted.rpartition(".")[2]
+    actual_kind = (
+        compression_ending.removeprefix(".")
+        if compression_ending
+        else correct_name.rpartition(".")[2]
+    )
     raise DataError(
-        f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}."
+        f"{file.path} holds {actual_kind} and not {file.kind}, by its first bytes; rename it to {correct_name}."
     )
 
 
@@ -117,35 +123,35 @@ def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
 
 def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterator[Block]:
     with file.open() as raw:
-        stream = unpacked(file, raw)
-        rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
-        done, first, at_most = (
-            stretch.start - len(rest),
+        stream = decode_stream(file, raw)
+        carry = _document_head(raw, separator, stretch.start, file) if stretch.start else b""
+        block_start, first, at_most = (
+            stretch.start - len(carry),
             stretch.start == 0,
             stretch.stop - stretch.start,
         )
         while True:
             read = stream.read(min(blocks.BLOCK_BYTES, at_most))
             at_most -= len(read)
-            data = rest + read if rest else read
+            data = carry + read if carry else read
             cut = data.rfind(separator) + len(separator) if read else len(data)
             if read and cut < len(separator):  # no end yet: the document is longer than a block
                 if len(data) > blocks.LARGEST_DOCUMENT:
                     raise DataError(_too_long(file))
-                rest = data
+                carry = data
                 if at_most == 0 and stretch.stop < file.bytes:
                     return  # it ends in a later stretch
                 continue
             if data:
                 at = raw.tell() - (len(data) - cut if stream is raw else 0)
-                yield Block(file, at - done, first, data[:cut])
-                done, first = at, False
-            rest = data[cut:]
+                yield Block(file, at - block_start, first, data[:cut])
+                block_start, first = at, False
+            carry = data[cut:]
             if not read or (at_most == 0 and stretch.stop < file.bytes):
                 return
 
 
-def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
+def _document_head(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
     """The beginning of the document around byte `at`; leaves `raw` there."""
     head, start = b"", at
     while start and separator not in head:
@@ -161,7 +167,7 @@ def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
 
 def _whole_text(file: SourceFile) -> Iterator[Block]:
     with file.open() as raw:
-        stream = unpacked(file, raw)
+        stream = decode_stream(file, raw)
         data = stream.read(blocks.LARGEST_DOCUMENT + 1)
     if len(data) > blocks.LARGEST_DOCUMENT:
         raise DataError(_too_long(file))
@@ -177,8 +183,8 @@ def _too_long(file: SourceFile) -> str:
 
 
 def _lost_of_pair(data: IndexedDataset) -> dict[str, int]:
-    lost = {MODES: len(data)} if data.modes is not None else {}
-    return lost | ({MARKS: len(data)} if is_marked(data.bin_path.with_suffix("")) else {})
+    lost_counts = {MODES: len(data)} if data.modes is not None else {}
+    return lost_counts | ({MARKS: len(data)} if is_marked(data.bin_path.with_suffix("")) else {})
 
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
@@ -192,11 +198,11 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
     bounds = tokens[np.asarray(data.document_index)]
     first = 0
     while first < len(bounds) - 1:
-        wanted = bounds[first] + blocks.BLOCK_BYTES // data.dtype.itemsize
-        last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
+        token_target = bounds[first] + blocks.BLOCK_BYTES // data.dtype.itemsize
+        last = max(first + 1, int(np.searchsorted(bounds, token_target, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
         payload = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
-        lost = {} if first else _lost_of_pair(data)
-        yield Block(file, share, first == 0, payload, lost)
+        lost_counts = {} if first else _lost_of_pair(data)
+        yield Block(file, share, first == 0, payload, lost_counts)
         first = last

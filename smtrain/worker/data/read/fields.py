@@ -28,15 +28,17 @@ class TextColumn:
         return tuple(dict.fromkeys(match[1] for match in _HOLE.finditer(self.column) if match[1]))
 
     @property
-    def needed(self) -> tuple[str, ...]:
+    def source_fields(self) -> tuple[str, ...]:
         """Every field to read."""
         return self.fields or (self.column,)
 
     def tops(self, names: Iterable[str]) -> tuple[str, ...]:
         """The columns to read of a table with these `names`."""
-        there = set(names)
+        table_columns = set(names)
         return tuple(
-            dict.fromkeys(name if name in there else name.split(".")[0] for name in self.needed)
+            dict.fromkeys(
+                name if name in table_columns else name.split(".")[0] for name in self.source_fields
+            )
         )
 
     def of_rows(self, batch: Any) -> Any:
@@ -79,7 +81,7 @@ def _field(row: dict[str, Any], name: str) -> tuple[object, str]:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
-            texts = [key for key, one in row.items() if isinstance(one, str)]
+            texts = [key for key, field_value in row.items() if isinstance(field_value, str)]
             remedy = f"; set data.text_column to {' or '.join(texts[:5])}" if texts else ""
             return (
                 None,

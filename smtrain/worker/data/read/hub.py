@@ -32,7 +32,7 @@ _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIRECT = {"json", "parquet", "arrow"}
-CONVERTED = "refs/convert/parquet"
+PARQUET_REVISION = "refs/convert/parquet"
 """The branch on which the hub keeps a copy in Parquet, CONFIG/SPLIT/*.parquet, of most public data
 sets.
 """
@@ -61,18 +61,22 @@ class HubName:
         return HubName(uri, name, config or None, split, revision or None, commit)
 
     @property
-    def converted(self) -> str:
+    def parquet_copy(self) -> str:
         """The path of the hub's copy in Parquet, with the same configuration and split."""
         name = f"{HUB}{self.name}" + (f":{self.config}" if self.config else "")
-        return f"{name}@{self.split}#{CONVERTED}" if self.split else f"{name}@{CONVERTED}"
+        return (
+            f"{name}@{self.split}#{PARQUET_REVISION}"
+            if self.split
+            else f"{name}@{PARQUET_REVISION}"
+        )
 
 
-def floating(sources: Sequence[object]) -> list[str]:
+def unpinned_datasets(sources: Sequence[object]) -> list[str]:
     """The hub datasets among the sources whose path names no commit: they may change."""
-    named = [str(source) for source in sources]
+    uris = [str(source) for source in sources]
     return [
         uri
-        for uri in named
+        for uri in uris
         if uri.startswith(HUB) and not _COMMIT.fullmatch(HubName.of(uri).revision or "")
     ]
 
@@ -93,12 +97,12 @@ def commit_of(dataset: HubName) -> str | None:
     def ask() -> Any:
         return HfApi().dataset_info(dataset.name, revision=dataset.revision).sha
 
-    return str(patiently(dataset.uri, ask, _refused))
+    return str(ask_hub(dataset.uri, ask, _refusal_error))
 
 
 def commits_of(sources: Sequence[object]) -> dict[str, str]:
     """The current commit of each hub dataset whose path names none."""
-    commits = {uri: commit_of(HubName.of(uri)) for uri in floating(sources)}
+    commits = {uri: commit_of(HubName.of(uri)) for uri in unpinned_datasets(sources)}
     return {uri: commit for uri, commit in commits.items() if commit}
 
 
@@ -124,15 +128,15 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[tuple[str, s
     if (
         not by_split
         or any("[" in split for split in splits)
-        or not all(all(some) for some in places.values())
+        or not all(all(file_matches) for file_matches in places.values())
     ):
         return None
     if absent := [split for split in splits if split not in by_split]:
         raise DataError(
             f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(by_split)}."
         )
-    if others := sorted({*by_split} - {"train"}) if not dataset.split else []:
-        _say_left_out(dataset.uri, others, say)
+    if other_splits := sorted({*by_split} - {"train"}) if not dataset.split else []:
+        _say_left_out(dataset.uri, other_splits, say)
     files = [(place[1], place[2], place[3]) for split in splits for place in places[split] if place]
     sizes: dict[tuple[str, str], dict[str, int]] = {}
     for place in dict.fromkeys((repository, commit) for repository, commit, _ in files):
@@ -156,7 +160,7 @@ def _configuration(dataset: HubName) -> dict[str, str | None]:
 
     Raises DataError if that has several and none is named: their rows would be mixed.
     """
-    if dataset.revision != CONVERTED:
+    if dataset.revision != PARQUET_REVISION:
         return {"name": dataset.config}
     if dataset.config:
         return {"data_dir": dataset.config}
@@ -165,23 +169,23 @@ def _configuration(dataset: HubName) -> dict[str, str | None]:
 
     def ask() -> list[str]:
         tree = HfApi().list_repo_tree(
-            dataset.name, revision=dataset.commit or CONVERTED, repo_type="dataset"
+            dataset.name, revision=dataset.commit or PARQUET_REVISION, repo_type="dataset"
         )
         return sorted(entry.path for entry in tree if isinstance(entry, RepoFolder))
 
-    folders = patiently(dataset.uri, ask, _refused)
+    folders = ask_hub(dataset.uri, ask, _refusal_error)
     if len(folders) > 1:
-        shown = f"{', '.join(folders[:12])}{', ...' if len(folders) > 12 else ''}"
-        path = replace(dataset, config=folders[0]).converted
+        folder_names = f"{', '.join(folders[:12])}{', ...' if len(folders) > 12 else ''}"
+        path = replace(dataset, config=folders[0]).parquet_copy
         raise DataError(
-            f"{dataset.uri}: names no configuration, and there are {shown}; name one, as in {path}"
+            f"{dataset.uri}: names no configuration, and there are {folder_names}; name one, as in {path}"
         )
     return {"data_dir": folders[0]} if folders else {}
 
 
 def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
     """Name the commit to read, if the path does not."""
-    if dataset.revision == CONVERTED:
+    if dataset.revision == PARQUET_REVISION:
         say(f"{dataset.uri}: read at commit {', '.join(commits)}")
     elif dataset.revision not in commits:
         say(
@@ -193,14 +197,14 @@ def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str],
 def _say_left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
     """Name the splits that are not read, because the path names none."""
     bare, mark, revision = uri.partition("#")
-    named = f"{bare}@SPLIT{mark}{revision}"
+    example = f"{bare}@SPLIT{mark}{revision}"
     say(
         f"{uri}: split {', '.join(splits)} {'is' if len(splits) == 1 else 'are'} left out; name it"
-        f" as {named}"
+        f" as {example}"
     )
 
 
-def _refused(uri: str, error: Exception) -> DataError:
+def _refusal_error(uri: str, error: Exception) -> DataError:
     """The error for a refusal by `datasets` or the hub."""
     return DataError(
         f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached"
@@ -217,10 +221,10 @@ def _not_loaded(dataset: HubName, error: Exception) -> SmtrainError:
     if _SCRIPT in str(error):
         return DataError(
             f"{dataset.uri} is a script, which datasets from 4.0 on does not run; read the hub's"
-            f" copy in Parquet: {dataset.converted}"
+            f" copy in Parquet: {dataset.parquet_copy}"
         )
-    refused = _refused(dataset.uri, error)
-    return refused if _least_wait(error) is None else StorageError(str(refused))
+    refusal = _refusal_error(dataset.uri, error)
+    return refusal if _least_wait(error) is None else StorageError(str(refusal))
 
 
 def _datasets(uri: str) -> Any:
@@ -248,10 +252,12 @@ def _sizes(uri: str, repository: str, commit: str, files: list[str]) -> dict[str
     sizes: dict[str, int] = {}
     for at in range(0, len(files), 500):
 
-        def ask(some: list[str] = files[at : at + 500]) -> list[Any]:
-            return list(api.get_paths_info(repository, some, revision=commit, repo_type="dataset"))
+        def ask(file_batch: list[str] = files[at : at + 500]) -> list[Any]:
+            return list(
+                api.get_paths_info(repository, file_batch, revision=commit, repo_type="dataset")
+            )
 
-        sizes |= {about.path: about.size for about in patiently(uri, ask)}
+        sizes |= {file_info.path: file_info.size for file_info in ask_hub(uri, ask)}
     return sizes
 
 
@@ -272,8 +278,8 @@ def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, s
         )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise _not_loaded(dataset, error) from None
-    if others := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
-        _say_left_out(dataset.uri, others, say)
+    if other_splits := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
+        _say_left_out(dataset.uri, other_splits, say)
     if dataset.commit:
         _say_commit(dataset, [dataset.commit], say)
     paths = [Path(file["filename"]) for file in rows.cache_files]
@@ -314,7 +320,7 @@ def _save_rows(rows: Any, uri: str, cache: list[Path]) -> list[Path]:
     return sorted(folder.glob("data-*.arrow"))
 
 
-def opened(path: str) -> Any:
+def open_hub_file(path: str) -> Any:
     """A seekable `pyarrow.NativeFile` of a file hf://datasets/NAME@COMMIT/FILE."""
     import pyarrow as pa
 
@@ -328,10 +334,10 @@ class _Ranges:
         from huggingface_hub import HfFileSystem
 
         self._path = path
-        self._file: Any = patiently(path, lambda: HfFileSystem().open(path, "rb", block_size=_READ))
+        self._file: Any = ask_hub(path, lambda: HfFileSystem().open(path, "rb", block_size=_READ))
 
     def read(self, count: int = -1) -> bytes:
-        return bytes(patiently(self._path, lambda: self._file.read(count)))
+        return bytes(ask_hub(self._path, lambda: self._file.read(count)))
 
     def seek(self, to: int, whence: int = 0) -> int:
         return int(self._file.seek(to, whence))
@@ -347,14 +353,16 @@ class _Ranges:
         self._file.close()
 
 
-def _unread(uri: str, error: Exception) -> DataError:
+def _read_error(uri: str, error: Exception) -> DataError:
     return DataError(
         f"{uri} cannot be read ({first_line(error)}); check that the hub can be reached."
     )
 
 
-def patiently(
-    uri: str, ask: Callable[[], _ANSWER], refused: Callable[[str, Exception], DataError] = _unread
+def ask_hub(
+    uri: str,
+    ask: Callable[[], _ANSWER],
+    refusal_error: Callable[[str, Exception], DataError] = _read_error,
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
@@ -365,8 +373,8 @@ def patiently(
         return retry(ask, _WAITS, _least_wait)
     except Exception as error:
         if _least_wait(error) is None:
-            raise refused(uri, error) from None
-        raise StorageError(str(_unread(uri, error))) from None
+            raise refusal_error(uri, error) from None
+        raise StorageError(str(_read_error(uri, error))) from None
 
 
 def _least_wait(error: Exception) -> float | None:
@@ -380,5 +388,5 @@ def _least_wait(error: Exception) -> float | None:
     )
     if not (status in _LATER or (status is None and away)):
         return None
-    named = str(getattr(answer, "headers", {}).get("Retry-After", ""))
-    return float(named) if named.isdecimal() else 0.0
+    retry_after = str(getattr(answer, "headers", {}).get("Retry-After", ""))
+    return float(retry_after) if retry_after.isdecimal() else 0.0

@@ -19,7 +19,7 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import parse_json
 from smtrain.worker.data.read.blocks import Block, Tokens
 from smtrain.worker.data.read.fields import TextColumn
-from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
+from smtrain.worker.data.read.unread import IgnoredText, count_ignored_columns, ignored_fields
 
 BAD_LINES_KEPT = 100
 BAD_LINES_NAMED = 20
@@ -48,48 +48,57 @@ class BadLine:
 class BadLines:
     """The bad lines of a corpus so far: how many, and the first of them with their places."""
 
-    def __init__(self, one: str = "line", of: str = "text") -> None:
-        self._one, self._of = one, of
+    def __init__(self, unit: str = "line", of: str = "text") -> None:
+        self._one, self._of = unit, of
         self.count = 0
         self.kept: list[str] = []
         self.place = -1, 0
         """The file of the last block, and its lines so far."""
 
     def add(
-        self, file: int, first: bool, lines: int, bad: list[BadLine], most: int, more: int = 0
+        self,
+        file: int,
+        first: bool,
+        lines: int,
+        bad: list[BadLine],
+        max_bad: int,
+        extra_count: int = 0,
     ) -> None:
         """Add those of a block of file number `file`, which has so many lines, and `more` without
         their places.
 
         Raises DataError beyond `most`.
         """
-        before = 0 if first or file != self.place[0] else self.place[1]
-        self.place = file, before + lines
-        placed = [str(BadLine(one.file, before + one.line, one.reason)) for one in bad]
-        self.count += len(placed) + more
-        self.kept += placed[: BAD_LINES_KEPT - len(self.kept)]
-        if self.count > most:
-            also = f" Also bad: {self.listed(1)}." if self.count > 1 else ""
+        earlier_lines = 0 if first or file != self.place[0] else self.place[1]
+        self.place = file, earlier_lines + lines
+        new_lines = [
+            str(BadLine(bad_line.file, earlier_lines + bad_line.line, bad_line.reason))
+            for bad_line in bad
+        ]
+        self.count += len(new_lines) + extra_count
+        self.kept += new_lines[: BAD_LINES_KEPT - len(self.kept)]
+        if self.count > max_bad:
+            suffix = f" Also bad: {self.describe(1)}." if self.count > 1 else ""
             raise DataError(
                 f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and"
-                f" max_bad is {most}, so correct the {self._of} or raise data.max_bad.{also}"
+                f" max_bad is {max_bad}, so correct the {self._of} or raise data.max_bad.{suffix}"
             )
 
-    def listed(self, start: int = 0) -> str:
+    def describe(self, start: int = 0) -> str:
         """The bad lines with their places, from number `start` to BAD_LINES_NAMED."""
-        more = self.count - BAD_LINES_NAMED
+        hidden_count = self.count - BAD_LINES_NAMED
         return "; ".join(self.kept[start:BAD_LINES_NAMED]) + (
-            f"; and {more:,} more" if more > 0 else ""
+            f"; and {hidden_count:,} more" if hidden_count > 0 else ""
         )
 
     def nothing_else(self, source: str) -> str:
         """A sentence for a source without a good line."""
-        which = (
+        share = (
             f"all {self.count} {self._one}s are bad"
             if self.count > 1
             else f"the only {self._one} is bad"
         )
-        return f"{source}: {which}, beginning with {self.kept[0]}; correct the {self._of}."
+        return f"{source}: {share}, beginning with {self.kept[0]}; correct the {self._of}."
 
 
 def strings(values: list[str] | pa.Array | None = None) -> Any:
@@ -136,19 +145,19 @@ class Documents:
     texts: Any = field(default_factory=strings)
     bad: list[BadLine] = field(default_factory=list)
     lines: int = 0
-    unread: UnreadText = field(default_factory=UnreadText)
+    ignored_text: IgnoredText = field(default_factory=IgnoredText)
     places: list[int] | None = None
 
     @property
     def nbytes(self) -> int:
         return int(self.texts.nbytes)
 
-    def without(self, faults: Mapping[int, str], file: str) -> Documents:
+    def reject_texts(self, faults: Mapping[int, str], file: str) -> Documents:
         """A copy in which the texts with these numbers are bad lines, for the reasons given."""
         rows = [row for row in range(len(self.texts)) if row not in faults]
         places = self.places or range(1, len(self.texts) + 1)
         bad = [BadLine(file, places[row], reason) for row, reason in faults.items()]
-        bad = sorted([*self.bad, *bad], key=lambda one: one.line)
+        bad = sorted([*self.bad, *bad], key=lambda bad_line: bad_line.line)
         texts = rows_of(self.texts, np.array(rows, np.int64))
         return replace(self, texts=texts, bad=bad, places=[places[row] for row in rows])
 
@@ -192,15 +201,15 @@ def _is_nested_deeply(data: bytes, lines: int) -> bool:
     read by Python.
     """
     values = np.frombuffer(data, np.uint8)
-    opened = (values == ord("{")) | (values == ord("["))
-    if np.count_nonzero(opened) <= lines + _DEEPEST:
+    is_opening = (values == ord("{")) | (values == ord("["))
+    if np.count_nonzero(is_opening) <= lines + _DEEPEST:
         return False
-    closed = (values == ord("}")) | (values == ord("]"))
-    depth = np.cumsum(opened.view(np.int8) - closed.view(np.int8), dtype=np.int32)
+    is_closing = (values == ord("}")) | (values == ord("]"))
+    depth = np.cumsum(is_opening.view(np.int8) - is_closing.view(np.int8), dtype=np.int32)
     starts = np.flatnonzero(values[:-1] == ord("\n")) + 1
-    before = np.concatenate([[0], depth[starts - 1]])
+    start_depths = np.concatenate([[0], depth[starts - 1]])
     return bool(
-        (np.maximum.reduceat(depth, np.concatenate([[0], starts])) - before > _DEEPEST).any()
+        (np.maximum.reduceat(depth, np.concatenate([[0], starts])) - start_depths > _DEEPEST).any()
     )
 
 
@@ -221,39 +230,41 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     for name in reversed(inner):
         kind = pa.struct([(name, kind)])
 
-    def table_of(others: str) -> Any:
+    def table_of(other_fields: str) -> Any:
         schema = pa.schema([(top, kind)])
         return pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
+            parse_options=pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior=other_fields
+            ),
         )
 
     try:
         table = table_of("infer")
-        unread = unread_columns(table, (text_column,), of_json=True)
+        ignored_text = count_ignored_columns(table, (text_column,), of_json=True)
     except pa.ArrowException:  # another field may have different types in different lines
         try:
             table = table_of("ignore")
         except pa.ArrowException:
             return None
-        unread = _unread_in_lines(data, text_column)
+        ignored_text = _unread_in_lines(data, text_column)
     column = table[top]
     for name in inner:
         column = pc.struct_field(column, name)  # null if its parent is null
     if table.num_rows != lines or column.null_count or column.num_chunks != 1:
         return None
-    return Documents(strings(column.chunk(0)), [], lines, unread)
+    return Documents(strings(column.chunk(0)), [], lines, ignored_text)
 
 
-def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
+def _unread_in_lines(data: bytes, text_column: str) -> IgnoredText:
     """Count unread text, line by line."""
-    unread = UnreadText()
+    ignored_text = IgnoredText()
     for line in data.split(b"\n"):
         row, fault = parse_line(line)
         if not fault:
-            unread.count(unread_fields(row, (text_column,)))
-    return unread
+            ignored_text.count(ignored_fields(row, (text_column,)))
+    return ignored_text
 
 
 def _read_lines(block: Block, column: TextColumn) -> Documents:
@@ -266,7 +277,7 @@ def _read_lines(block: Block, column: TextColumn) -> Documents:
         if not fault:
             text, fault = column.of(row)
             fault = fault or _add_field(texts, text, row, column.column)
-            documents.unread.count([] if fault else unread_fields(row, column.needed))
+            documents.ignored_text.count([] if fault else ignored_fields(row, column.source_fields))
         if fault:
             documents.bad.append(BadLine(block.file.name, documents.lines, fault))
         else:
@@ -280,8 +291,10 @@ def _add_field(texts: list[str], text: object, row: dict[str, Any], column: str)
     fault = add_text(texts, text, column)
     if not fault or text is None or isinstance(text, (str, bytes)):
         return fault
-    others = [name for name, value in row.items() if isinstance(value, str)]
-    return f"{fault}; set data.text_column to {' or '.join(others[:5])}" if others else fault
+    text_fields = [name for name, value in row.items() if isinstance(value, str)]
+    return (
+        f"{fault}; set data.text_column to {' or '.join(text_fields[:5])}" if text_fields else fault
+    )
 
 
 def split_lines(block: Block) -> list[bytes]:
@@ -311,10 +324,10 @@ def _read_rows(block: Block) -> Documents:
         try:
             texts = strings(column)
             texts.validate(full=True)
-            return Documents(texts, [], len(column), UnreadText(block.unread))
+            return Documents(texts, [], len(column), IgnoredText(block.ignored_text))
         except pa.ArrowException:
             pass
-    documents = Documents(unread=UnreadText(block.unread), places=(places := []))
+    documents = Documents(ignored_text=IgnoredText(block.ignored_text), places=(places := []))
     texts = []
     for documents.lines, cell in enumerate(column, start=1):
         try:
@@ -341,9 +354,9 @@ def _read_text(block: Block, separator: str | None) -> Documents:
                 places.append(line)
         except UnicodeDecodeError as error:
             place = "" if separator else f" at byte {error.start:,}"
-            why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
+            reason = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
             documents.bad.append(
-                BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why)
+                BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), reason)
             )
         line += raw.count(b"\n") + (separator or "").count("\n")
     documents.texts = strings(texts)

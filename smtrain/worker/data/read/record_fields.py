@@ -34,9 +34,9 @@ class RecordField:
 
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 """Names of the better answer and the worse one in preference data."""
-UNWANTED = ("kto_tag", "label")
+ANSWER_LABELS = ("kto_tag", "label")
 """Fields that say by `false` that an answer is not wanted."""
-SEEN = ("images", "videos", "audios", "image", "audio")
+MEDIA_FIELDS = ("images", "videos", "audios", "image", "audio")
 """Fields that a model of text cannot read."""
 _NO_TEXT = "the model reads text only, and would learn answers about media that it cannot see"
 FIELDS: tuple[RecordField, ...] = (
@@ -65,13 +65,13 @@ FIELDS: tuple[RecordField, ...] = (
     RecordField(
         "LLaMA-Factory", ("tools",), "prompt", "functions, as a list or as JSON in a string"
     ),
-    RecordField("LLaMA-Factory", SEEN, "refused", _NO_TEXT),
+    RecordField("LLaMA-Factory", MEDIA_FIELDS, "refused", _NO_TEXT),
     RecordField(
         "LLaMA-Factory", PAIRS[0], "refused", "a pair; learned if `data.columns` names one"
     ),
     RecordField(
         "LLaMA-Factory",
-        UNWANTED,
+        ANSWER_LABELS,
         "refused",
         "if `false`: the answer is not wanted; `true` is learned",
     ),

@@ -11,13 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.blocks import BLOCK_BYTES, READ_ERRORS, Block, Stretch, unpacked
+from smtrain.worker.data.read.blocks import BLOCK_BYTES, READ_ERRORS, Block, Stretch, decode_stream
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.forms.rows import csv_rows, objects
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches
-from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
+from smtrain.worker.data.read.unread import (
+    IgnoredText,
+    count_ignored_columns,
+    count_ignored_in_parquet,
+)
 
 KINDS = ("jsonl", "json", "parquet", "arrow", "csv")
 """Kinds of files that hold records."""
@@ -66,13 +70,19 @@ def record_blocks(
         return
     try:
         with file.open() as raw:
-            for number, (batch, share, unread) in enumerate(_batches(file, raw, columns, stretch)):
+            for number, (batch, share, ignored_text) in enumerate(
+                _batches(file, raw, columns, stretch)
+            ):
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
                 first = number == 0 and (stretch is None or stretch.start == 0)
                 yield Block(
-                    file, round(share * file.bytes), first, sink.getvalue().to_pybytes(), unread
+                    file,
+                    round(share * file.bytes),
+                    first,
+                    sink.getvalue().to_pybytes(),
+                    ignored_text,
                 )
     except (OSError, pa.ArrowException) as error:
         raise unreadable(file, error, f"as {file.kind} ") from None
@@ -82,14 +92,14 @@ def _lines_of_array(file: SourceFile) -> Iterator[Block]:
     """The objects of one JSON array as lines."""
     try:
         with file.open() as raw:
-            done, first, lines, size = 0, True, [], 0
-            for row in objects(file, unpacked(file, raw)):
+            block_start, first, lines, size = 0, True, [], 0
+            for row in objects(file, decode_stream(file, raw)):
                 lines.append(json.dumps(row).encode() + b"\n")
                 size += len(lines[-1])
                 if size >= BLOCK_BYTES:
-                    yield Block(file, raw.tell() - done, first, b"".join(lines))
-                    done, first, lines, size = raw.tell(), False, [], 0
-            yield Block(file, file.bytes - done, first, b"".join(lines))
+                    yield Block(file, raw.tell() - block_start, first, b"".join(lines))
+                    block_start, first, lines, size = raw.tell(), False, [], 0
+            yield Block(file, file.bytes - block_start, first, b"".join(lines))
     except READ_ERRORS as error:
         raise unreadable(file, error) from None
 
@@ -98,17 +108,17 @@ def _rows_of_csv(file: SourceFile, columns: RecordColumns) -> Iterator[Block]:
     """The rows of CSV; an empty field is one that the record lacks."""
     try:
         with file.open() as raw:
-            done, first, records, size = 0, True, Records(), 0
-            for line, row in csv_rows(file, unpacked(file, raw), columns.fault):
+            block_start, first, records, size = 0, True, Records(), 0
+            for line, row in csv_rows(file, decode_stream(file, raw), columns.fault):
                 if isinstance(row, BadLine):
                     records.bad.append(row)
                     continue
                 records.rows.append((line, {name: text for name, text in row.items() if text}))
                 size += sum(map(len, row.values()))
                 if size >= BLOCK_BYTES:
-                    yield Block(file, raw.tell() - done, first, records)
-                    done, first, records, size = raw.tell(), False, Records(), 0
-            yield Block(file, file.bytes - done, first, records)
+                    yield Block(file, raw.tell() - block_start, first, records)
+                    block_start, first, records, size = raw.tell(), False, Records(), 0
+            yield Block(file, file.bytes - block_start, first, records)
     except READ_ERRORS as error:
         raise unreadable(file, error, "as CSV ") from None
 
@@ -125,30 +135,30 @@ def refuse_no_records(file: SourceFile, objective: str) -> None:
 
 def _batches(
     file: SourceFile, raw: Any, columns: RecordColumns, stretch: Stretch | None
-) -> Iterator[tuple[Any, float, UnreadText]]:
+) -> Iterator[tuple[Any, float, IgnoredText]]:
     """Record batches, each with its share of the file and counts of text in other columns."""
     if file.kind == "parquet":
         table = pq.ParquetFile(raw)
-        kept = _kept(file, table.schema_arrow.names, columns)
+        column_names = _select_columns(file, table.schema_arrow.names, columns)
         groups = (
             range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
         )
-        unread = unread_in_parquet(table, groups, kept)
-        for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
-            yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
-            unread = UnreadText()
+        ignored_text = count_ignored_in_parquet(table, groups, column_names)
+        for batch in table.iter_batches(_ROWS, list(groups), column_names, use_threads=False):
+            yield batch, len(batch) / max(table.metadata.num_rows, 1), ignored_text
+            ignored_text = IgnoredText()
         return
     schema, batches, in_order = arrow_batches(raw)
-    kept = _kept(file, schema.names, columns)
-    for whole in batches:
+    column_names = _select_columns(file, schema.names, columns)
+    for file_batch in batches:
         end = raw.tell() if in_order else 0
-        for start in range(0, len(whole), _ROWS):
-            part = whole.slice(start, _ROWS)
-            share = 0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1)
-            yield part.select(kept), share, unread_columns(part, kept)
+        for start in range(0, len(file_batch), _ROWS):
+            part = file_batch.slice(start, _ROWS)
+            share = 0.0 if start + _ROWS < len(file_batch) else end / max(file.bytes, 1)
+            yield part.select(column_names), share, count_ignored_columns(part, column_names)
 
 
-def _kept(file: SourceFile, names: list[str], columns: RecordColumns) -> list[str]:
+def _select_columns(file: SourceFile, names: list[str], columns: RecordColumns) -> list[str]:
     if fault := columns.fault(names):
         raise DataError(f"{file.path}{fault}")
     return [name for name in names if name in columns.names]

@@ -76,7 +76,7 @@ def cut_shards(
     for part, files in enumerate(parts):
         spans = [(number + at, None) for at in range(len(files))]
         flat: dict[int, SourceFile] = {number + at: file for at, file in enumerate(files)}
-        groups = list(_grouped(spans, flat, separator, size)) or [((), 0)]
+        groups = list(_group_spans(spans, flat, separator, size)) or [((), 0)]
         names = [f"-{at:05}" for at in range(len(groups))] if len(groups) > 1 else [""]
         shards += [TextShard(part, name, *group) for name, group in zip(names, groups, strict=True)]
         number += len(files)
@@ -89,8 +89,8 @@ def cut_shares(
     """Cut shards into shares of about `size` bytes; `files` are those of all sources."""
     number = 0
     for at, shard in enumerate(shards):
-        for spans, held in _grouped(shard.spans, files, separator, _whole_blocks(size)):
-            yield Share(number, at, shard.part, spans, held)
+        for spans, share_bytes in _group_spans(shard.spans, files, separator, _whole_blocks(size)):
+            yield Share(number, at, shard.part, spans, share_bytes)
             number += 1
 
 
@@ -98,7 +98,7 @@ def _whole_blocks(size: int) -> int:
     return max(blocks.BLOCK_BYTES, size // blocks.BLOCK_BYTES * blocks.BLOCK_BYTES)
 
 
-def _grouped(
+def _group_spans(
     spans: Sequence[Span],
     files: Sequence[SourceFile] | dict[int, SourceFile],
     separator: str | None,
@@ -106,34 +106,34 @@ def _grouped(
 ) -> Iterator[tuple[tuple[Span, ...], int]]:
     """Cut spans into groups of about `size` bytes; each with its bytes."""
     group: list[Span] = []
-    held = 0
-    for number, within in spans:
-        for stretch, count in _stretches(files[number], within, separator, size):
-            if group and held + count > size:
-                yield tuple(group), held
-                group, held = [], 0
+    group_bytes = 0
+    for number, span_stretch in spans:
+        for stretch, count in _stretches(files[number], span_stretch, separator, size):
+            if group and group_bytes + count > size:
+                yield tuple(group), group_bytes
+                group, group_bytes = [], 0
             group.append((number, stretch))
-            held += count
+            group_bytes += count
     if group:
-        yield tuple(group), held
+        yield tuple(group), group_bytes
 
 
 def _stretches(
-    file: SourceFile, within: Stretch | None, separator: str | None, size: int
+    file: SourceFile, span_stretch: Stretch | None, separator: str | None, size: int
 ) -> Iterator[tuple[Stretch | None, int]]:
-    if file.kind == "parquet" and (within or file.bytes > size):
+    if file.kind == "parquet" and (span_stretch or file.bytes > size):
         groups = row_groups(file)
-        whole = within or Stretch(0, len(groups))
-        start, held = whole.start, 0
-        for group in range(whole.start, whole.stop):
-            held += groups[group]
-            if held >= size or group == whole.stop - 1:
-                yield Stretch(start, group + 1), held
-                start, held = group + 1, 0
-    elif within is None and (file.bytes <= size or not can_be_cut(file, separator)):
+        row_groups_span = span_stretch or Stretch(0, len(groups))
+        start, stretch_bytes = row_groups_span.start, 0
+        for group in range(row_groups_span.start, row_groups_span.stop):
+            stretch_bytes += groups[group]
+            if stretch_bytes >= size or group == row_groups_span.stop - 1:
+                yield Stretch(start, group + 1), stretch_bytes
+                start, stretch_bytes = group + 1, 0
+    elif span_stretch is None and (file.bytes <= size or not can_be_cut(file, separator)):
         yield None, file.bytes
     else:
-        begin, end = (within.start, within.stop) if within else (0, file.bytes)
+        begin, end = (span_stretch.start, span_stretch.stop) if span_stretch else (0, file.bytes)
         for start in range(begin, end, size):
             stop = min(start + size, end)
             yield Stretch(start, stop), stop - start

@@ -21,7 +21,7 @@ from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
 from smtrain.core.protocol.s3_probe import s3_outage
 from smtrain.core.protocol.uris import spelling_fault
-from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, opened
+from smtrain.worker.data.read.hub import HUB, HubName, commit_of, hub_files, hub_rows, open_hub_file
 from smtrain.worker.object_store import (
     StorageError,
     explain,
@@ -67,18 +67,18 @@ class SourceFile:
     encoding: str = ""
     number: int = 0
 
-    def identity(self, *, elsewhere: bool) -> dict[str, Any]:
+    def identity(self, *, portable: bool) -> dict[str, Any]:
         """The fields that identify the file; `elsewhere` for another machine, which has other paths
         and times.
         """
-        far = "://" in self.path  # the same on every machine
-        known = (
+        is_remote = "://" in self.path  # the same on every machine
+        identity_fields = (
             ("name", "kind", "bytes")
-            if elsewhere and not far
+            if portable and not is_remote
             else ("path", "name", "kind", "bytes", "stamp")
         )
-        about = {key: getattr(self, key) for key in known}
-        return {**about, "encoding": self.encoding} if self.encoding else about
+        identity = {key: getattr(self, key) for key in identity_fields}
+        return {**identity, "encoding": self.encoding} if self.encoding else identity
 
     @property
     def compression(self) -> str | None:
@@ -98,7 +98,7 @@ class SourceFile:
                 else open_file(fs.LocalFileSystem(), self.path, self.path)
             )
         if self.path.startswith(HUB):
-            return opened(self.path)
+            return open_hub_file(self.path)
         return open_file(*_filesystem(self.path), self.path)
 
 
@@ -109,7 +109,7 @@ def find_files(
     say: Callable[[str], None] | None = None,
     encoding: str | None = None,
     commits: Mapping[str, str] | None = None,
-    listed: list[SourceFile] | None = None,
+    file_list: list[SourceFile] | None = None,
 ) -> list[SourceFile]:
     """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
@@ -119,7 +119,7 @@ def find_files(
     `listed` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
     there is nothing to read.
     """
-    files = _find(source, format, exclude, say, commits or {}, listed)
+    files = _find(source, format, exclude, say, commits or {}, file_list)
     if not encoding:
         return files
     return [
@@ -134,7 +134,7 @@ def _find(
     exclude: Path | None,
     say: Callable[[str], None] | None,
     commits: Mapping[str, str],
-    listed: list[SourceFile] | None,
+    file_list: list[SourceFile] | None,
 ) -> list[SourceFile]:
     if format != "auto" and format not in ENDINGS:
         formats = table("word_names")["values"]
@@ -149,13 +149,15 @@ def _find(
             return files
         return [_local(path, name, "arrow") for path, name in hub_rows(dataset, say)]
     if text.startswith("s3://"):
-        objects = _s3_objects(text) if listed is None else listed
-        dotted = {
-            one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))
+        objects = _s3_objects(text) if file_list is None else file_list
+        hidden_names = {
+            s3_object.name
+            for s3_object in objects
+            if any(part.startswith(".") for part in s3_object.name.split("/"))
         }
-        seen = [one for one in objects if one.name not in dotted]
-        hidden = [LeftOut(name, "it is hidden") for name in sorted(dotted)]
-        return _chosen(seen, hidden, format, source, say)
+        visible_objects = [s3_object for s3_object in objects if s3_object.name not in hidden_names]
+        left_out_objects = [LeftOut(name, "it is hidden") for name in sorted(hidden_names)]
+        return _choose_files(visible_objects, left_out_objects, format, source, say)
     inputs = Path(source)
     if inputs.is_file():
         return [_local(inputs, inputs.name, _kind_of_one(inputs, format))]
@@ -170,36 +172,41 @@ def _find(
             )
         paths = [path for path in textfiles.matches(text) if path.is_file()]
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
-        return _chosen(
+        return _choose_files(
             [_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say
         )
     # an output folder inside the input must not become input of the next run
-    inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
-    skip = inputs / exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
-    paths, others = textfiles.folder_files(inputs, skip)
+    is_inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
+    skip = (
+        inputs / exclude.resolve().relative_to(inputs.resolve()) if exclude and is_inside else None
+    )
+    paths, left_out_files = textfiles.folder_files(inputs, skip)
     files = [_local(path, path.relative_to(inputs).as_posix(), "") for path in paths]
-    return _chosen(files, others, format, source, say)
+    return _choose_files(files, left_out_files, format, source, say)
 
 
-def _chosen(
+def _choose_files(
     files: list[SourceFile],
-    others: list[LeftOut],
+    left_out_files: list[LeftOut],
     format: Format,
     source: Path | str,
     say: Callable[[str], None],
 ) -> list[SourceFile]:
     by_name = {file.name: file for file in files}
     choice = textfiles.choose(
-        ((f.name, f.bytes) for f in files), format, lambda name: by_name[name].open(), others
+        ((f.name, f.bytes) for f in files),
+        format,
+        lambda name: by_name[name].open(),
+        left_out_files,
     )
     for sentence in choice.sentences():
         say(f"{source}: {sentence}")
     if not choice.read:
         endings = [s for k, v in ENDINGS.items() if format in ("auto", k) for s in v]
         of = f"that ends in {', '.join(endings)}" if endings else f"of the format {format}"
-        also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
+        reasons = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
-            f"{source} holds no file {of} and can be read{also}; "
+            f"{source} holds no file {of} and can be read{reasons}; "
             "point to one that does, or set data.format to text to read every file as one"
             " document.",
             code="data.not_found",
@@ -219,12 +226,14 @@ def _kind_of_one(path: Path, format: Format) -> str:
 
 
 def _of_hub(path: str, name: str, size: int) -> SourceFile:
-    return SourceFile(path, name, textfiles.kind_of(name, lambda _: opened(path)) or "", size, path)
+    return SourceFile(
+        path, name, textfiles.kind_of(name, lambda _: open_hub_file(path)) or "", size, path
+    )
 
 
 def _local(path: Path, name: str, kind: str) -> SourceFile:
-    about = path.stat()
-    return SourceFile(str(path), name, kind, about.st_size, str(about.st_mtime_ns))
+    file_stat = path.stat()
+    return SourceFile(str(path), name, kind, file_stat.st_size, str(file_stat.st_mtime_ns))
 
 
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> SmtrainError:
@@ -238,13 +247,13 @@ def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> Smtrai
 
 def _unreadable_fault(file: SourceFile, error: BaseException, kind: str) -> str:
     """The fault of a file that its disk or store could give, with the remedy of its cause."""
-    again = "copy the original again, or write it again"
+    remedy = "copy the original again, or write it again"
     if not file.compression or isinstance(error, (PermissionError, FileNotFoundError)):
-        return f"cannot be read {kind}({first_line(error)}); {read_remedy(error, again)}"
+        return f"cannot be read {kind}({first_line(error)}); {read_remedy(error, remedy)}"
     head = b""
     with suppress(OSError, StorageError), file.open() as raw:
         head = raw.read(HEAD)
-    damage = f"is not a whole {file.compression} file ({first_line(error)}); {again}"
+    damage = f"is not a whole {file.compression} file ({first_line(error)}); {remedy}"
     return compressed_fault(file.name, head) or damage
 
 
@@ -263,8 +272,8 @@ def _filesystem(uri: str) -> tuple[Any, str]:
             lambda: fs.FileSystem.from_uri(uri)
         )  # asks for the bucket's region
     except (OSError, ValueError, pa.ArrowException) as error:
-        made = StorageError if may_pass(error) is not None else DataError
-        raise made(f"{uri} cannot be read: {explain(error)}.") from None
+        error_class = StorageError if may_pass(error) is not None else DataError
+        raise error_class(f"{uri} cannot be read: {explain(error)}.") from None
     return client
 
 
@@ -276,28 +285,28 @@ def _s3_objects(uri: str) -> list[SourceFile]:
     """
     from pyarrow import fs
 
-    if why := s3_outage(uri):
-        raise StorageError(f"{uri} cannot be listed: {why}.")
+    if reason := s3_outage(uri):
+        raise StorageError(f"{uri} cannot be listed: {reason}.")
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
     client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)
     scheme = uri.partition("://")[0]
-    wanted: Callable[[str], Any] = (
+    is_match: Callable[[str], Any] = (
         _pattern(uri[wild.start() :]).fullmatch if wild else lambda name: True
     )
     try:
-        about = retry(lambda: client.get_file_info(path))
-        if about.type == fs.FileType.File:
-            objects, base = [about], path.rpartition("/")[0]
+        path_info = retry(lambda: client.get_file_info(path))
+        if path_info.type == fs.FileType.File:
+            objects, base = [path_info], path.rpartition("/")[0]
         else:
-            below = fs.FileSelector(path, recursive=True)
-            objects, base = retry(lambda: client.get_file_info(below)), path.rstrip("/")
+            selector = fs.FileSelector(path, recursive=True)
+            objects, base = retry(lambda: client.get_file_info(selector)), path.rstrip("/")
     except OSError as error:
-        made = DataError if is_final(error) else StorageError
-        raise made(f"{uri} cannot be listed: {explain(error)}.") from None
+        error_class = DataError if is_final(error) else StorageError
+        raise error_class(f"{uri} cannot be listed: {explain(error)}.") from None
     return [
-        SourceFile(f"{scheme}://{one.path}", name, "", one.size, str(one.mtime_ns))
-        for one in sorted(objects, key=lambda one: one.path)
-        if one.type == fs.FileType.File and wanted(name := one.path[len(base) + 1 :])
+        SourceFile(f"{scheme}://{entry.path}", name, "", entry.size, str(entry.mtime_ns))
+        for entry in sorted(objects, key=lambda entry: entry.path)
+        if entry.type == fs.FileType.File and is_match(name := entry.path[len(base) + 1 :])
     ]
 
 

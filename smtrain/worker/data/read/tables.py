@@ -10,10 +10,14 @@ import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.blocks import Block, Stretch, Wanted
+from smtrain.worker.data.read.blocks import Block, PayloadKind, Stretch
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.sources import SourceFile, unreadable
-from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
+from smtrain.worker.data.read.unread import (
+    IgnoredText,
+    count_ignored_columns,
+    count_ignored_in_parquet,
+)
 
 _WHOLE_GROUP = (
     32 << 20
@@ -34,7 +38,7 @@ def _group_bytes(metadata: Any) -> list[int]:
 
 
 def parquet_blocks(
-    file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None
+    file: SourceFile, text_column: str, payload_kind: PayloadKind, stretch: Stretch | None
 ) -> Iterator[Block]:
     with file.open() as raw:
         table = pq.ParquetFile(raw, pre_buffer=False)
@@ -42,13 +46,13 @@ def parquet_blocks(
             # stream pages instead of whole column chunks: a row group may be larger than memory
             table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
         metadata, names, column = table.metadata, table.schema_arrow.names, TextColumn(text_column)
-        by_row = _by_row(file, table.schema_arrow, column, wanted)
+        by_row = _by_row(file, table.schema_arrow, column, payload_kind)
         row_groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         if by_row:
-            most, columns = 1 << 14, list(column.tops(names))
+            max_rows, columns = 1 << 14, list(column.tops(names))
             size = sum(group.total_byte_size for group in row_groups)
         else:
-            most, columns = 1 << 16, [text_column]
+            max_rows, columns = 1 << 16, [text_column]
             # a path joins the names of a column and of its nested fields, each of which may have
             # dots
             paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
@@ -56,58 +60,68 @@ def parquet_blocks(
                 i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}.")
             )
             size = sum(group.column(place).total_uncompressed_size for group in row_groups)
-        rows = max(1, min(most, blocks.BLOCK_BYTES * metadata.num_rows // max(size, 1)))
+        rows = max(1, min(max_rows, blocks.BLOCK_BYTES * metadata.num_rows // max(size, 1)))
         groups = (
             range(metadata.num_row_groups)
             if stretch is None
             else range(stretch.start, stretch.stop)
         )
-        first, unread = (
+        first, ignored_text = (
             groups.start == 0,
-            unread_in_parquet(table, groups, column.needed if by_row else (text_column,)),
+            count_ignored_in_parquet(
+                table, groups, column.source_fields if by_row else (text_column,)
+            ),
         )
         for batch in table.iter_batches(rows, list(groups), columns, use_threads=False):
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
             yield Block(
-                file, file.bytes * len(batch) // max(metadata.num_rows, 1), first, payload, unread
+                file,
+                file.bytes * len(batch) // max(metadata.num_rows, 1),
+                first,
+                payload,
+                ignored_text,
             )
-            first, unread = False, UnreadText()
+            first, ignored_text = False, IgnoredText()
 
 
-def _by_row(file: SourceFile, schema: Any, column: TextColumn, wanted: Wanted) -> bool:
+def _by_row(file: SourceFile, schema: Any, column: TextColumn, payload_kind: PayloadKind) -> bool:
     """Whether the text is nested or composed of several columns, and so read row by row.
 
     Raises DataError.
     """
     if column.column in schema.names or not (column.template or "." in column.column):
-        _check_column(file, schema, column.column, wanted)
+        _check_column(file, schema, column.column, payload_kind)
         return False
-    missing = [
+    absent_names = [
         name
-        for name in column.needed
+        for name in column.source_fields
         if name not in schema.names and name.split(".")[0] not in schema.names
     ]
-    if missing:
+    if absent_names:
         raise DataError(
-            f"{file.path} has no column {missing[0]!r} but {', '.join(schema.names)}; set"
+            f"{file.path} has no column {absent_names[0]!r} but {', '.join(schema.names)}; set"
             " data.text_column to some of them."
         )
     return True
 
 
-def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
+def arrow_blocks(file: SourceFile, text_column: str, payload_kind: PayloadKind) -> Iterator[Block]:
     with file.open() as raw:
         schema, batches, _ = arrow_batches(raw)
-        done, first = 0, True
+        block_start, first = 0, True
         column = TextColumn(text_column)
-        by_row = _by_row(file, schema, column, wanted)
+        by_row = _by_row(file, schema, column, payload_kind)
         for batch in batches:
             at = raw.tell()
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
             yield Block(
-                file, max(at - done, 0), first, payload, unread_columns(batch, column.needed)
+                file,
+                max(at - block_start, 0),
+                first,
+                payload,
+                count_ignored_columns(batch, column.source_fields),
             )
-            done, first = max(at, done), False
+            block_start, first = max(at, block_start), False
 
 
 def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
@@ -115,12 +129,12 @@ def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
     with file.open() as raw:
         if file.kind == "parquet":
             table = pq.ParquetFile(raw)
-            kept = [name for name in columns if name in table.schema_arrow.names]
-            yield from table.iter_batches(1024, columns=kept, use_threads=False)
+            present_columns = [name for name in columns if name in table.schema_arrow.names]
+            yield from table.iter_batches(1024, columns=present_columns, use_threads=False)
             return
         schema, batches, _ = arrow_batches(raw)
-        kept = [name for name in columns if name in schema.names]
-        yield from (batch.select(kept) for batch in batches)
+        present_columns = [name for name in columns if name in schema.names]
+        yield from (batch.select(present_columns) for batch in batches)
 
 
 def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
@@ -133,14 +147,14 @@ def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
         file = pa.ipc.open_file(raw)
         return (
             file.schema,
-            (_validated(file.get_batch(i)) for i in range(file.num_record_batches)),
+            (_validate_batch(file.get_batch(i)) for i in range(file.num_record_batches)),
             False,
         )
     stream = pa.ipc.open_stream(raw)
-    return stream.schema, map(_validated, stream), True
+    return stream.schema, map(_validate_batch, stream), True
 
 
-def _validated(batch: Any) -> Any:
+def _validate_batch(batch: Any) -> Any:
     """A batch whose offsets and indices lie within it; raises ArrowInvalid for a damaged one.
 
     Arrow trusts them when it computes, so a changed bit would end the process. Bytes that are no
@@ -157,16 +171,20 @@ def _validated(batch: Any) -> Any:
     return batch
 
 
-def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wanted) -> None:
+def _check_column(
+    file: SourceFile, schema: Any, text_column: str, payload_kind: PayloadKind
+) -> None:
     names = schema.names
     if names.count(text_column) != 1:
-        there = "no column" if text_column not in names else "more than one column"
+        column_fault = "no column" if text_column not in names else "more than one column"
         raise DataError(
-            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column"
+            f"{file.path} has {column_fault} {text_column!r} but {', '.join(names)}; set data.text_column"
             " to one of them."
         )
     kind = schema.field(text_column).type
-    if wanted == "text" and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+    if payload_kind == "text" and not _is_text(
+        kind.value_type if pa.types.is_dictionary(kind) else kind
+    ):
         texts = [field.name for field in schema if _is_text(field.type)]
         raise DataError(
             f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column"

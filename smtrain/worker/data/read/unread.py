@@ -15,23 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_MOST = 200
+_MAX_NAMES = 200
 """The number of names kept: records whose keys are all different would fill the memory."""
-_OTHERS = "other fields"
-_SHOWN = 20
+_OTHER_FIELDS = "other fields"
+_MAX_IN_SENTENCE = 20
 EXAMPLES = 10
 """The most examples of a kind."""
 
 
-class UnreadText(dict[str, int]):
+class IgnoredText(dict[str, int]):
     """Counts of what is not read, by name: records with text in a field, or things of a kind."""
 
-    def count(self, more: Mapping[str, int] | Iterable[str]) -> None:
+    def count(self, counts: Mapping[str, int] | Iterable[str]) -> None:
         """Add counts, or one for each name. After 200 names further ones are counted together."""
-        pairs = more.items() if isinstance(more, Mapping) else ((name, 1) for name in more)
+        pairs = counts.items() if isinstance(counts, Mapping) else ((name, 1) for name in counts)
         for name, number in pairs:
-            known = name if name in self or len(self) < _MOST else _OTHERS
-            self[known] = self.get(known, 0) + number
+            key = name if name in self or len(self) < _MAX_NAMES else _OTHER_FIELDS
+            self[key] = self.get(key, 0) + number
 
 
 @dataclass
@@ -45,35 +45,45 @@ class Findings:
     dropped: Counter[str] = dataclasses.field(default_factory=Counter)
     noted: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    unread: UnreadText = dataclasses.field(default_factory=UnreadText)
+    unread: IgnoredText = dataclasses.field(default_factory=IgnoredText)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Findings:
         """Read them from a JSON object that may have further fields."""
-        dropped, noted, examples, unread = (record[one.name] for one in dataclasses.fields(cls))
-        return cls(Counter(dropped), Counter(noted), examples, UnreadText(unread))
+        dropped, noted, examples, unread = (
+            record[finding_field.name] for finding_field in dataclasses.fields(cls)
+        )
+        return cls(Counter(dropped), Counter(noted), examples, IgnoredText(unread))
 
     def keep(self, reason: str, *texts: str) -> None:
         """Keep examples while there are fewer than EXAMPLES."""
-        kept = self.examples.setdefault(reason, [])
-        kept.extend(texts[: EXAMPLES - len(kept)])
+        reason_examples = self.examples.setdefault(reason, [])
+        reason_examples.extend(texts[: EXAMPLES - len(reason_examples)])
 
-    def add(self, more: Findings) -> None:
+    def add(self, findings: Findings) -> None:
         """Add the findings in the text that follows."""
-        self.dropped += more.dropped
-        self.noted += more.noted
-        for reason, texts in more.examples.items():
+        self.dropped += findings.dropped
+        self.noted += findings.noted
+        for reason, texts in findings.examples.items():
             self.keep(reason, *texts)
-        self.unread.count(more.unread)
+        self.unread.count(findings.unread)
 
 
-def unread_sentence(unread: Mapping[str, int]) -> str:
+def ignored_text_sentence(counts: Mapping[str, int]) -> str:
     """All counts in one line, the most frequent first; "" without any."""
-    if not unread:
+    if not counts:
         return ""
-    ordered = sorted(unread.items(), key=lambda pair: (-pair[1], pair[0]))
-    more = f" and {len(ordered) - _SHOWN} more in manifest.json" if len(ordered) > _SHOWN else ""
-    return "not read: " + ", ".join(f"{name} {count:,}" for name, count in ordered[:_SHOWN]) + more
+    by_frequency = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    suffix = (
+        f" and {len(by_frequency) - _MAX_IN_SENTENCE} more in manifest.json"
+        if len(by_frequency) > _MAX_IN_SENTENCE
+        else ""
+    )
+    return (
+        "not read: "
+        + ", ".join(f"{name} {count:,}" for name, count in by_frequency[:_MAX_IN_SENTENCE])
+        + suffix
+    )
 
 
 def holds_text(value: object) -> bool:
@@ -85,7 +95,7 @@ def holds_text(value: object) -> bool:
     return isinstance(value, (list, tuple)) and any(map(holds_text, value))
 
 
-def unread_fields(row: Mapping[str, Any], read: Collection[str]) -> list[str]:
+def ignored_fields(row: Mapping[str, Any], read: Collection[str]) -> list[str]:
     """The fields of a record that hold text and are not in `read`, which names nested ones as
     `meta.text`.
     """
@@ -93,42 +103,50 @@ def unread_fields(row: Mapping[str, Any], read: Collection[str]) -> list[str]:
     for name, value in row.items():
         if name in read:
             continue
-        inner = _below(name, read)
+        inner = _inner_paths(name, read)
         if inner and isinstance(value, dict):
-            names += [f"{name}.{rest}" for rest in unread_fields(value, inner)]
+            names += [f"{name}.{inner_name}" for inner_name in ignored_fields(value, inner)]
         elif holds_text(value):
             names.append(name)
     return names
 
 
-def _below(name: str, read: Collection[str]) -> list[str]:
+def _inner_paths(name: str, read: Collection[str]) -> list[str]:
     return [path[len(name) + 1 :] for path in read if path.startswith(f"{name}.")]
 
 
-def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) -> UnreadText:
+def count_ignored_columns(
+    table: Any, read: Collection[str], *, of_json: bool = False
+) -> IgnoredText:
     """Count such fields of an Arrow table or record batch; times that Arrow parsed from JSON
     (`of_json`) were text.
     """
-    unread = UnreadText()
+    ignored_text = IgnoredText()
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name not in read:
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
             for chunk in chunks:
-                _count_column(unread, field.name, chunk, _below(field.name, read), of_json)
-    return unread
+                _count_column(
+                    ignored_text, field.name, chunk, _inner_paths(field.name, read), of_json
+                )
+    return ignored_text
 
 
 def _count_column(
-    unread: UnreadText, name: str, column: Any, read: Collection[str], of_json: bool
+    ignored_text: IgnoredText, name: str, column: Any, read: Collection[str], of_json: bool
 ) -> None:
     if read and pa.types.is_struct(column.type):
         for field, inner in zip(column.type, column.flatten(), strict=True):
             if field.name not in read:
                 _count_column(
-                    unread, f"{name}.{field.name}", inner, _below(field.name, read), of_json
+                    ignored_text,
+                    f"{name}.{field.name}",
+                    inner,
+                    _inner_paths(field.name, read),
+                    of_json,
                 )
     elif rows := int(_with_text(column, of_json).sum()):
-        unread.count({name: rows})
+        ignored_text.count({name: rows})
 
 
 def _with_text(column: Any, of_json: bool) -> NDArray[np.bool_]:
@@ -155,13 +173,15 @@ def _plain(mask: Any) -> NDArray[np.bool_]:
     return plain
 
 
-def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) -> UnreadText:
+def count_ignored_in_parquet(
+    table: Any, groups: Iterable[int], read: Collection[str]
+) -> IgnoredText:
     """Count such fields of row groups of a `pyarrow.parquet.ParquetFile` from its footer only.
 
     A row counts if it has a value, even an empty one; for a column of lists the values count, up to
     the number of rows.
     """
-    unread = UnreadText()
+    ignored_text = IgnoredText()
     metadata, tops = table.metadata, sorted(table.schema_arrow.names, key=len, reverse=True)
     for group in groups:
         rows: dict[str, int] = {}
@@ -171,20 +191,21 @@ def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) 
             if top in read or any(f"{path}.".startswith(f"{name}.") for name in read):
                 continue
             if metadata.schema.column(leaf).logical_type.type in ("STRING", "JSON", "ENUM"):
-                name = path.partition(".list.")[0] if _below(top, read) else top
+                name = path.partition(".list.")[0] if _inner_paths(top, read) else top
                 chunk = metadata.row_group(group).column(leaf)
                 rows[name] = max(
                     rows.get(name, 0), min(_values(chunk), metadata.row_group(group).num_rows)
                 )
-        unread.count({name: count for name, count in rows.items() if count})
-    return unread
+        ignored_text.count({name: count for name, count in rows.items() if count})
+    return ignored_text
 
 
 def _values(chunk: Any) -> int:
     """The number of values of a column chunk; 0 if the largest is empty text."""
-    known = chunk.statistics if chunk.is_stats_set else None
-    if known is not None and known.has_min_max and known.max in ("", b""):
+    statistics = chunk.statistics if chunk.is_stats_set else None
+    if statistics is not None and statistics.has_min_max and statistics.max in ("", b""):
         return 0
     return int(
-        chunk.num_values - (known.null_count if known is not None and known.has_null_count else 0)
+        chunk.num_values
+        - (statistics.null_count if statistics is not None and statistics.has_null_count else 0)
     )

@@ -27,7 +27,7 @@ from smtrain.worker.data.tokenize.unwritten import (
     SEEN_ONLY,
     SPACE,
     Fate,
-    Rendered,
+    Rendering,
     TurnText,
     fates,
     turn_texts,
@@ -72,19 +72,26 @@ class ChatTemplate:
         self.source: str = template
         self.tokens = self._written_tokens()
         self._ends = tuple(self._tokenizer.get_added_vocab())
-        how = "its generation marks" if has_marks(template) else "what each turn adds to its prompt"
-        self.about = f"conversations in the tokenizer's chat template, answers found by {how}"
-        if self.options and (ignored := ignored_options(self.options, self.variables)):
-            self.about += f"; {ignored}"
+        answer_method = (
+            "its generation marks" if has_marks(template) else "what each turn adds to its prompt"
+        )
+        self.about = (
+            f"conversations in the tokenizer's chat template, answers found by {answer_method}"
+        )
+        if self.options and (ignored_clause := ignored_options(self.options, self.variables)):
+            self.about += f"; {ignored_clause}"
         if "strftime_now" in template:
             self.about += "; it may write today's date, so another day's run may give other bytes"
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names that the template reads."""
-        named = self._tokenizer.chat_template
+        templates = self._tokenizer.chat_template
         return frozenset().union(
-            *map(template_variables, named.values() if isinstance(named, dict) else [named])
+            *map(
+                template_variables,
+                templates.values() if isinstance(templates, dict) else [templates],
+            )
         )
 
     def _written_tokens(self) -> dict[str, int]:
@@ -93,24 +100,26 @@ class ChatTemplate:
             self._tokenizer.eos_token,
             (self._tokenizer.bos_token if "bos_token" in self.source else None),
         )
-        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        added_tokens: dict[str, int] = self._tokenizer.get_added_vocab()
         return {
-            token: i for token, i in added.items() if token in self.source or token in (eos, bos)
+            token: i
+            for token, i in added_tokens.items()
+            if token in self.source or token in (eos, bos)
         }
 
-    def render(self, conversation: Dialogue) -> list[Rendered]:
+    def render(self, conversation: Dialogue) -> list[Rendering]:
         """The text of the whole conversation, with the answers to learn.
 
         If the template writes earlier turns differently later on, return one text per answer
         instead, up to and with that answer: what the model sees when it gives it. Raises
         RecordFault.
         """
-        c = self._fitted(conversation)
+        c = self._fit_to_template(conversation)
         try:
             texts = self._by_marks(c) if self._is_marked(c) else self._by_prefix(c)
         except _refusals() as error:
-            raise _refused(error) from None
-        return [rendered for rendered in texts if rendered.answers]
+            raise _record_fault(error) from None
+        return [rendering for rendering in texts if rendering.answers]
 
     def text(self, conversation: Dialogue, turns: int, **options: bool) -> str:
         """The text of the first `turns`, with options of `apply_chat_template`.
@@ -118,19 +127,19 @@ class ChatTemplate:
         Raises RecordFault.
         """
         try:
-            return self._text(self._fitted(conversation), turns, **options)
+            return self._text(self._fit_to_template(conversation), turns, **options)
         except _refusals() as error:
-            raise _refused(error) from None
+            raise _record_fault(error) from None
 
-    def unread(self, conversation: Dialogue, rendered: list[Rendered]) -> list[str]:
+    def unwritten_names(self, conversation: Dialogue, renderings: list[Rendering]) -> list[str]:
         """Names of what `rendered` does not have of a conversation as it is, and of options that
         the template ignores.
 
         Raises RecordFault if an answer is only a call of a function and the template writes no
         calls.
         """
-        c = self._fitted(conversation)
-        texts = [r.text for r in rendered]
+        c = self._fit_to_template(conversation)
+        texts = [r.text for r in renderings]
         names = [field for name, (field, _) in c.options.items() if name not in self.variables]
         if c.tools and not self._writes(c, replace(c, tools=None)):
             names.append("tools")
@@ -139,8 +148,10 @@ class ChatTemplate:
         field, documents = c.options.get("documents", ("", None))
         if documents and field not in names and unwritten_in(documents, texts):
             names.append(f"parts of {field}")
-        found = turn_texts(c.messages, self._to_learn(c))
-        names += self._lost(c, list(zip(found, fates(found, rendered), strict=True)))
+        conversation_texts = turn_texts(c.messages, self._to_learn(c))
+        names += self._lost_names(
+            c, list(zip(conversation_texts, fates(conversation_texts, renderings), strict=True))
+        )
         first = next(
             (message["role"] for message in c.messages if message["role"] in ("user", "assistant")),
             "",
@@ -154,49 +165,51 @@ class ChatTemplate:
         roles = [message["role"] for message in c.messages]
         first = 0 if self._is_marked(c) or "user" not in roles else roles.index("user")
         return {
-            i for i in range(first, len(roles)) if roles[i] == "assistant" and i not in c.skipped
+            i
+            for i in range(first, len(roles))
+            if roles[i] == "assistant" and i not in c.skipped_turns
         }
 
-    def _lost(self, c: Dialogue, found: list[tuple[TurnText, Fate]]) -> Iterator[str]:
+    def _lost_names(self, c: Dialogue, text_fates: list[tuple[TurnText, Fate]]) -> Iterator[str]:
         """Names of the texts of turns that are not written as they are. Raises RecordFault."""
-        if any(text.learned and fate == "respaced" for text, fate in found):
+        if any(text.is_learned and fate == "respaced" for text, fate in text_fates):
             yield SPACE
-        if any(fate == "seen" for _, fate in found):
+        if any(fate == "seen" for _, fate in text_fates):
             yield SEEN_ONLY
-        for text, fate in found:
+        for text, fate in text_fates:
             if text.field == "content" and fate == "lost":
                 role = c.messages[text.turn]["role"]
-                other = [
+                changed_messages = [
                     {**m, "content": f"{m['content']}x"} if i == text.turn else m
                     for i, m in enumerate(c.messages)
                 ]
                 yield (
-                    f"{'parts of ' if self._writes(c, replace(c, messages=other)) else ''}turns of"
+                    f"{'parts of ' if self._writes(c, replace(c, messages=changed_messages)) else ''}turns of"
                     f" the role {role}"
                 )
-        for name in dict.fromkeys(text.field for text, _ in found if text.field != "content"):
-            lost = self._lost_field(
-                c, name, [(text, fate) for text, fate in found if text.field == name]
+        for name in dict.fromkeys(text.field for text, _ in text_fates if text.field != "content"):
+            extent = self._lost_field(
+                c, name, [(text, fate) for text, fate in text_fates if text.field == name]
             )
-            yield from [f"{lost}{c.column}[].{name}"] if lost is not None else []
+            yield from [f"{extent}{c.column}[].{name}"] if extent is not None else []
 
     def _lost_field(
-        self, c: Dialogue, name: str, found: list[tuple[TurnText, Fate]]
+        self, c: Dialogue, name: str, text_fates: list[tuple[TurnText, Fate]]
     ) -> Literal["", "parts of "] | None:
         """Find out if the template leaves out a field of turns: all of it, "parts of " it, or no
         part (None).
 
         Raises RecordFault for an answer with only a call of a function.
         """
-        lost = [text for text, fate in found if fate == "lost"]
-        if not lost and any(text.learned for text, _ in found):
+        lost_texts = [text for text, fate in text_fates if fate == "lost"]
+        if not lost_texts and any(text.is_learned for text, _ in text_fates):
             return None
         if name == "tool_calls[].id":
-            return "" if lost else None
+            return "" if lost_texts else None
         # A short word, such as a name, may stand in the text for another reason.
-        without = [{k: v for k, v in m.items() if k != name} for m in c.messages]
-        if self._writes(c, replace(c, messages=without)):
-            return "parts of " if lost else None
+        other_messages = [{k: v for k, v in m.items() if k != name} for m in c.messages]
+        if self._writes(c, replace(c, messages=other_messages)):
+            return "parts of " if lost_texts else None
         if name == "tool_calls" and any(name in m and not m.get("content") for m in c.messages):
             raise RecordFault(
                 "an answer is a call of a function, and the chat template does not write"
@@ -205,16 +218,16 @@ class ChatTemplate:
             )
         return ""
 
-    def _writes(self, c: Dialogue, other: Dialogue) -> bool:
+    def _writes(self, c: Dialogue, variant: Dialogue) -> bool:
         """Whether the template writes a different text for the other conversation, or refuses
         it.
         """
         try:
-            return self._text(c, len(c.messages)) != self._text(other, len(other.messages))
+            return self._text(c, len(c.messages)) != self._text(variant, len(variant.messages))
         except _refusals():
             return True
 
-    def _fitted(self, c: Dialogue) -> Dialogue:
+    def _fit_to_template(self, c: Dialogue) -> Dialogue:
         """The conversation in roles that the template knows, and with calls in a form that it
         takes.
 
@@ -234,43 +247,46 @@ class ChatTemplate:
             return form
         return c
 
-    def _by_marks(self, c: Dialogue) -> list[Rendered]:
+    def _by_marks(self, c: Dialogue) -> list[Rendering]:
         text, answers = self._marked_in(c, len(c.messages))
         if not answers:
             raise RecordFault("the chat template marks no answer in it")
-        if not c.skipped:
-            return [Rendered(text, answers)]
-        learned: list[tuple[int, int]] = []
-        before = 0
+        if not c.skipped_turns:
+            return [Rendering(text, answers)]
+        answers_to_learn: list[tuple[int, int]] = []
+        first_mark = 0
         for i in (i for i, message in enumerate(c.messages) if message["role"] == "assistant"):
-            until = len(self._marked_in(c, i + 1)[1])
-            learned += [] if i in c.skipped else answers[before:until]
-            before = until
-        if before != len(answers):
+            last_mark = len(self._marked_in(c, i + 1)[1])
+            answers_to_learn += [] if i in c.skipped_turns else answers[first_mark:last_mark]
+            first_mark = last_mark
+        if first_mark != len(answers):
             raise RecordFault("the chat template does not mark one place for each answer")
-        return [Rendered(text, learned)]
+        return [Rendering(text, answers_to_learn)]
 
     def _marked_in(self, c: Dialogue, turns: int) -> tuple[str, list[tuple[int, int]]]:
         """The text of the first `turns`, and the places that the template marks."""
-        text, places = self._rendered(c, turns, return_assistant_tokens_mask=True)
+        text, places = self._render_turns(c, turns, return_assistant_tokens_mask=True)
         return text, [(start, end) for start, end in places if start < end]
 
-    def _by_prefix(self, c: Dialogue) -> list[Rendered]:
+    def _by_prefix(self, c: Dialogue) -> list[Rendering]:
         question = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
         turns = [
             i for i in range(question + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"
         ]
         texts = [self._text(c, i + 1) for i in turns]
         answers = [
-            self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)
+            self._end_answer(text, self._start(c, i, text))
+            for i, text in zip(turns, texts, strict=True)
         ]
-        whole = answers[-1].text
-        learned = [
-            rendered for i, rendered in zip(turns, answers, strict=True) if i not in c.skipped
+        full_text = answers[-1].text
+        answers_to_learn = [
+            rendering
+            for i, rendering in zip(turns, answers, strict=True)
+            if i not in c.skipped_turns
         ]
-        if all(whole.startswith(rendered.text) for rendered in answers):
-            return [Rendered(whole, [rendered.answers[0] for rendered in learned])]
-        return learned
+        if all(full_text.startswith(rendering.text) for rendering in answers):
+            return [Rendering(full_text, [rendering.answers[0] for rendering in answers_to_learn])]
+        return answers_to_learn
 
     def _start(self, c: Dialogue, turn: int, text: str) -> int:
         """The start of the last answer in `text`."""
@@ -278,8 +294,8 @@ class ChatTemplate:
         if text.startswith(prompt):
             return len(prompt)
         # for example a prompt that opens a thought, which the answer does not have
-        before = self._text(c, turn)
-        if not text.startswith(before):
+        earlier_text = self._text(c, turn)
+        if not text.startswith(earlier_text):
             raise RecordFault(
                 "the chat template does not keep the turns before an answer as they were"
             )
@@ -288,9 +304,9 @@ class ChatTemplate:
         )
 
     def _text(self, c: Dialogue, turns: int, **options: bool) -> str:
-        return self._rendered(c, turns, **options)[0]
+        return self._render_turns(c, turns, **options)[0]
 
-    def _rendered(
+    def _render_turns(
         self, c: Dialogue, turns: int, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text of the first `turns`, and the marked places if they are asked for.
@@ -316,15 +332,15 @@ class ChatTemplate:
         """
         return has_marks(self._tokenizer.get_chat_template(tools=c.tools))
 
-    def _ended(self, text: str, start: int) -> Rendered:
+    def _end_answer(self, text: str, start: int) -> Rendering:
         """An answer up to its end token; without one the end of text is added, or the model would
         never stop.
         """
-        kept = text.rstrip()
-        if self._ends and len(kept) > start and kept.endswith(self._ends):
-            return Rendered(text, [(start, len(kept))])
-        text = kept + (self._tokenizer.eos_token or "")
-        return Rendered(text, [(start, len(text))])
+        body = text.rstrip()
+        if self._ends and len(body) > start and body.endswith(self._ends):
+            return Rendering(text, [(start, len(body))])
+        text = body + (self._tokenizer.eos_token or "")
+        return Rendering(text, [(start, len(text))])
 
 
 @cache
@@ -340,7 +356,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 
 
-def _refused(error: Exception) -> RecordFault:
+def _record_fault(error: Exception) -> RecordFault:
     """The fault of a record that the template refuses in its own words, or fails to write."""
     from jinja2 import TemplateError
 

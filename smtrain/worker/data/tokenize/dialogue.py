@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from smtrain.core.config.data import Column
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.record_fields import PAIRS, SEEN, UNWANTED, record_fields
-from smtrain.worker.data.read.unread import UnreadText, unread_fields
+from smtrain.worker.data.read.record_fields import ANSWER_LABELS, MEDIA_FIELDS, PAIRS, record_fields
+from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 from smtrain.worker.data.tokenize.template_options import option_fields, read_options
 from smtrain.worker.data.tokenize.turns import RecordFault, clean, read_tools, read_turns
 
@@ -20,9 +20,9 @@ COLUMNS = tuple(
     if not any(name in pair for pair in PAIRS)  # a table with both columns is refused
 )
 """Every column of a table to read, refuse or count."""
-NAMED: tuple[str, ...] = tuple(name for name in get_args(Column) if name in COLUMNS)
+MAPPABLE_COLUMNS: tuple[str, ...] = tuple(name for name in get_args(Column) if name in COLUMNS)
 """The columns of a conversation that `data.columns` may name."""
-_COUNTED = record_fields("counted", "option")
+_COUNTED_FIELDS = record_fields("counted", "option")
 _LISTS = ("messages", "conversations")
 
 
@@ -37,14 +37,14 @@ class Dialogue:
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
-    skipped: frozenset[int] = frozenset()
+    skipped_turns: frozenset[int] = frozenset()
     read: frozenset[str] = field(default=frozenset(), compare=False)
     column: str = field(default="messages", compare=False)
-    unread: UnreadText = field(default_factory=UnreadText, compare=False)
+    ignored_text: IgnoredText = field(default_factory=IgnoredText, compare=False)
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
-def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def map_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record as `renamed` returns it.
 
     Raises DataError for a pair of preferences if no answer is named: as a conversation it would
@@ -53,13 +53,15 @@ def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     if not columns and not any(row.get(worse) is not None for _, worse in PAIRS):
         return row
     refuse_pairs([name for name, value in row.items() if value is not None], columns)
-    return renamed(row, columns)
+    return rename_columns(row, columns)
 
 
-def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record with the columns of `columns` {ours: theirs} under our names."""
-    taken = {ours: row.get(theirs) for ours, theirs in columns.items()}
-    return {name: value for name, value in row.items() if name not in columns.values()} | taken
+    mapped_values = {target: row.get(column) for target, column in columns.items()}
+    return {
+        name: value for name, value in row.items() if name not in columns.values()
+    } | mapped_values
 
 
 def refuse_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
@@ -91,16 +93,22 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
     system = _text(row, "system")
     if column:
         turns = read_turns(row[column], column)
-        first, skipped = turns.messages[0], turns.skipped
+        first, skipped_turns = turns.messages[0], turns.skipped_turns
         messages = turns.messages
         if first["role"] not in ("system", "developer") and system:
             messages = [{"role": "system", "content": system}, *messages]
-            skipped = frozenset(i + 1 for i in skipped)
+            skipped_turns = frozenset(i + 1 for i in skipped_turns)
             read.add("system")
         elif first.get("content") == system:
             read.add("system")
         return Dialogue(
-            messages, tools, skipped, frozenset({column, *read}), column, turns.unread, options
+            messages,
+            tools,
+            skipped_turns,
+            frozenset({column, *read}),
+            column,
+            turns.ignored_text,
+            options,
         )
     if shape != "messages" and row.get("instruction") is not None:
         question = "\n\n".join(
@@ -113,24 +121,30 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
         messages = [
             {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
         ]
-        before = [{"role": "system", "content": system}] if system else []
+        system_turns = [{"role": "system", "content": system}] if system else []
         fields = {"instruction", "input", "output", "system", "history", *read}
-        return Dialogue([*before, *messages], tools, read=frozenset(fields), options=options)
-    wanted = {"alpaca": "instruction", "messages": "messages or conversations"}.get(
+        return Dialogue([*system_turns, *messages], tools, read=frozenset(fields), options=options)
+    expected_columns = {"alpaca": "instruction", "messages": "messages or conversations"}.get(
         shape, "messages, conversations or instruction"
     )
-    raise RecordFault(f"no column {wanted}, only {', '.join(map(repr, row)) or 'nothing'}")
+    raise RecordFault(
+        f"no column {expected_columns}, only {', '.join(map(repr, row)) or 'nothing'}"
+    )
 
 
-def unread_of(row: Mapping[str, Any], dialogue: Dialogue, columns: Mapping[str, str]) -> list[str]:
+def ignored_fields_of(
+    row: Mapping[str, Any], dialogue: Dialogue, columns: Mapping[str, str]
+) -> list[str]:
     """The fields of a record that its conversation does not use: those with text, and those that a
     form documents.
     """
     read = {columns.get(name, name) for name in dialogue.read}
-    known = [
-        name for name in _COUNTED if name not in read and row.get(name) not in (None, "", [], {})
+    counted_fields = [
+        name
+        for name in _COUNTED_FIELDS
+        if name not in read and row.get(name) not in (None, "", [], {})
     ]
-    return list(dict.fromkeys([*unread_fields(row, read), *known]))
+    return list(dict.fromkeys([*ignored_fields(row, read), *counted_fields]))
 
 
 def _refuse(row: Mapping[str, Any]) -> list[str]:
@@ -138,13 +152,13 @@ def _refuse(row: Mapping[str, Any]) -> list[str]:
 
     Raises RecordFault for an unwanted answer, or for images and sound.
     """
-    for name in SEEN:
+    for name in MEDIA_FIELDS:
         if row.get(name):
             raise RecordFault(
                 f"{name!r} is not read, as the model reads text only; leave out records with it"
             )
     flags = []
-    for name in UNWANTED:
+    for name in ANSWER_LABELS:
         value = row.get(name)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"

@@ -25,7 +25,7 @@ from smtrain.worker.data.read.reading import buffers_of, rows_of
 from smtrain.worker.data.tokenize.gigatoken_adapt import (
     DIGIT,
     Differences,
-    adapted,
+    adapt_tokenizer,
     cut_at_digits,
     other_numerals,
 )
@@ -88,40 +88,44 @@ class GigatokenEncoder:
 
         self.name = f"gigatoken {version('gigatoken')}"
         content, self._reference = settled_json(folder)
-        form = adapted(content)
+        form = adapt_tokenizer(content)
         self._digits = form.digits
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(form.content)
         self._tokenizer, self._encoded = self._make(), 0
         self._lock = threading.Lock()
-        if not form.compared:
+        if not form.is_comparable:
             raise ValueError("its normalizer has not been compared with that of tokenizers")
-        self._differences = Differences(other_numerals() if form.digits else "", form.missing)
+        self._differences = Differences(other_numerals() if form.digits else "", form.missing_bytes)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         tokenizer = self._tokenizer_for(texts.nbytes)
         parts = cut_at_digits(texts) if self._digits else texts
-        other = self._differences.find(parts)
+        mismatches = self._differences.find(parts)
         ids, lengths = _giga(tokenizer, parts)
-        if len(other):
-            ids, lengths = self._corrected(parts, ids, lengths, other)
+        if len(mismatches):
+            ids, lengths = self._correct_ids(parts, ids, lengths, mismatches)
         if self._digits:
             ends, starts = buffers_of(texts)[0], buffers_of(parts)[0]
             lengths = np.diff(np.append(0, np.cumsum(lengths))[np.searchsorted(starts, ends)])
-            other = np.unique(np.searchsorted(ends, starts[other], "right") - 1)
-        self._compare(tokenizer, texts, ids, lengths, first, other)
+            mismatches = np.unique(np.searchsorted(ends, starts[mismatches], "right") - 1)
+        self._compare(tokenizer, texts, ids, lengths, first, mismatches)
         return ids, lengths
 
-    def _corrected(
-        self, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], other: NDArray[np.int64]
+    def _correct_ids(
+        self,
+        texts: Any,
+        ids: NDArray[Any],
+        lengths: NDArray[np.int64],
+        mismatches: NDArray[np.int64],
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Replace the ids of the texts `other` by those of `tokenizers`."""
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()
         for number, right in zip(
-            other, _plainly(self._reference, rows_of(texts, other)), strict=True
+            mismatches, _plainly(self._reference, rows_of(texts, mismatches)), strict=True
         ):
             parts += [ids[at : ends[number] - lengths[number]], right.astype(ids.dtype)]
             at, lengths[number] = ends[number], len(right)
@@ -142,20 +146,20 @@ class GigatokenEncoder:
         ids: NDArray[Any],
         lengths: NDArray[np.int64],
         first: bool,
-        other: NDArray[np.int64],
+        mismatches: NDArray[np.int64],
     ) -> None:
-        drawn = _drawn(texts, np.delete(np.arange(len(texts)), other), first)
-        reference = encode_texts(self._reference, [one.text for one in drawn])
-        for one, theirs in zip(drawn, reference, strict=True):
-            start = int(lengths[: one.number].sum())
-            mine = (
-                ids[start : start + lengths[one.number]]
-                if one.whole
-                else self._ids_of(tokenizer, one.text)
+        samples = _draw_texts(texts, np.delete(np.arange(len(texts)), mismatches), first)
+        reference = encode_texts(self._reference, [sample.text for sample in samples])
+        for sample, reference_ids in zip(samples, reference, strict=True):
+            start = int(lengths[: sample.number].sum())
+            fast_ids = (
+                ids[start : start + lengths[sample.number]]
+                if sample.is_complete
+                else self._ids_of(tokenizer, sample.text)
             )
-            if not np.array_equal(mine, theirs):
+            if not np.array_equal(fast_ids, reference_ids):
                 raise MismatchError(
-                    f"{self.name} gives other ids than tokenizers for {one.text[:60]!r}..."
+                    f"{self.name} gives other ids than tokenizers for {sample.text[:60]!r}..."
                 )
 
     def _ids_of(self, tokenizer: Any, text: str) -> list[int]:
@@ -201,9 +205,9 @@ def with_ends(
     """Convert ids to the dataset's type, and add `eos_id` after every document with tokens."""
     if eos_id is None:
         return ids.astype(dtype), lengths.astype(np.int32)
-    stored = lengths > 0
-    lengths = lengths + stored
-    ends = np.cumsum(lengths)[stored] - 1
+    has_tokens = lengths > 0
+    lengths = lengths + has_tokens
+    ends = np.cumsum(lengths)[has_tokens] - 1
     out = np.empty(len(ids) + len(ends), dtype)
     text = np.ones(len(out), bool)
     text[ends] = False
@@ -226,39 +230,39 @@ def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     )
     # by gigatoken's own threads: each has the words that it saw before, and without them callers
     # wait for each other
-    encoded = tokenizer.encode_batch(ak.Array(layout), parallel=True).layout
-    bounds = np.asarray(encoded.offsets.data)
-    return np.asarray(encoded.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
+    token_layout = tokenizer.encode_batch(ak.Array(layout), parallel=True).layout
+    bounds = np.asarray(token_layout.offsets.data)
+    return np.asarray(token_layout.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
 
 
-class _Drawn(NamedTuple):
+class _ComparedText(NamedTuple):
     """The beginning of a document, or all of it."""
 
     number: int
     text: str
-    whole: bool
+    is_complete: bool
 
 
-def _drawn(texts: Any, numbers: NDArray[np.int64], first: bool) -> list[_Drawn]:
+def _draw_texts(texts: Any, numbers: NDArray[np.int64], first: bool) -> list[_ComparedText]:
     """Pieces of these documents to compare, chosen by their content, so that every run compares the
     same ones.
     """
     if not len(numbers):
         return []
 
-    def begun(number: int, most: int) -> _Drawn:
+    def text_start(number: int, max_characters: int) -> _ComparedText:
         text = texts[number].as_py()
-        return _Drawn(number, text[:most], len(text) <= most)
+        return _ComparedText(number, text[:max_characters], len(text) <= max_characters)
 
-    chosen = zlib.crc32(str(texts[int(numbers[len(numbers) // 2])]).encode()) % len(numbers)
-    drawn = [begun(int(numbers[chosen]), _DRAWN_CHARACTERS)]
-    left = _FIRST_CHARACTERS if first else 0
+    picked_index = zlib.crc32(str(texts[int(numbers[len(numbers) // 2])]).encode()) % len(numbers)
+    samples = [text_start(int(numbers[picked_index]), _DRAWN_CHARACTERS)]
+    remaining_characters = _FIRST_CHARACTERS if first else 0
     for number in numbers.tolist() if first else ():
-        if left <= 0:
+        if remaining_characters <= 0:
             break
-        drawn.append(begun(number, left))
-        left -= len(drawn[-1].text)
-    return drawn
+        samples.append(text_start(number, remaining_characters))
+        remaining_characters -= len(samples[-1].text)
+    return samples
 
 
 def _batches(texts: Any) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ from smtrain.core.files import parse_json
 from smtrain.worker.data.read.reading import buffers_of, rows_of, true_rows
 from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
-_MANY = 0.05
+_SCAN_ALL_SHARE = 0.05
 """Share of lead bytes above which looking at each of them costs more than the search."""
 DIGIT = re.compile("([0-9])")
 """Its `split` cuts a string as `cut_at_digits` cuts an array."""
@@ -37,7 +37,7 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedTokenizer:
     """A tokenizer.json for gigatoken; documents with one of the bytes `missing` get wrong ids.
 
     With `digits` its text must be split before and after every digit. Without `compared` its
@@ -45,33 +45,33 @@ class Adapted:
     """
 
     content: bytes
-    missing: bytes = b""
+    missing_bytes: bytes = b""
     digits: bool = False
-    compared: bool = True
+    is_comparable: bool = True
 
 
-def adapted(content: bytes) -> Adapted:
+def adapt_tokenizer(content: bytes) -> AdaptedTokenizer:
     """The tokenizer unchanged, or adapted."""
-    about = parse_json(content)
-    digits = _without_digits(about)
-    missing = _with_all_bytes(about)
-    if digits or missing:
-        content = json.dumps(about).encode()
-    return Adapted(
+    config = parse_json(content)
+    digits = _without_digits(config)
+    missing_bytes = _with_all_bytes(config)
+    if digits or missing_bytes:
+        content = json.dumps(config).encode()
+    return AdaptedTokenizer(
         content,
-        bytes(b for b in missing if b in _IN_UTF8),
+        bytes(b for b in missing_bytes if b in _IN_UTF8),
         digits,
-        _compared(about.get("normalizer")),
+        _covers_normalizer(config.get("normalizer")),
     )
 
 
-def _without_digits(about: dict[str, Any]) -> bool:
+def _without_digits(config: dict[str, Any]) -> bool:
     """Remove a step that splits off every digit, if only byte-level words follow; True if there was
     one.
     """
-    before = about.get("pre_tokenizer") or {}
-    steps = before.get("pretokenizers") or []
-    if before.get("type") != "Sequence" or [step.get("type") for step in steps] != [
+    pre_tokenizer = config.get("pre_tokenizer") or {}
+    steps = pre_tokenizer.get("pretokenizers") or []
+    if pre_tokenizer.get("type") != "Sequence" or [step.get("type") for step in steps] != [
         "Digits",
         "ByteLevel",
     ]:
@@ -79,36 +79,38 @@ def _without_digits(about: dict[str, Any]) -> bool:
     byte_level = steps[1]
     if not steps[0].get("individual_digits") or byte_level.get("add_prefix_space", True):
         return False
-    if not byte_level.get("use_regex", True) or about.get("normalizer"):
+    if not byte_level.get("use_regex", True) or config.get("normalizer"):
         return False
     if any(
         character.isnumeric()
-        for token in about.get("added_tokens") or []
+        for token in config.get("added_tokens") or []
         for character in token["content"]
     ):
         return False
-    about["pre_tokenizer"] = byte_level
+    config["pre_tokenizer"] = byte_level
     return True
 
 
-def _with_all_bytes(about: dict[str, Any]) -> bytes:
+def _with_all_bytes(config: dict[str, Any]) -> bytes:
     """Add missing bytes to the vocabulary of a byte-level BPE; return them."""
-    model = about.get("model") or {}
+    model = config.get("model") or {}
     vocabulary = model.get("vocab")
     if (
         model.get("type") != "BPE"
         or not isinstance(vocabulary, dict)
-        or not _byte_level(about.get("pre_tokenizer"))
+        or not _byte_level(config.get("pre_tokenizer"))
     ):
         return b""
     free = 1 + max(
-        [*vocabulary.values(), *(token["id"] for token in about.get("added_tokens") or [])],
+        [*vocabulary.values(), *(token["id"] for token in config.get("added_tokens") or [])],
         default=-1,
     )
-    missing = [byte for byte, spelled in enumerate(_spelled()) if spelled not in vocabulary]
-    for number, byte in enumerate(missing):
-        vocabulary[_spelled()[byte]] = free + number
-    return bytes(missing)
+    missing_bytes = [
+        byte for byte, spelling in enumerate(_byte_spellings()) if spelling not in vocabulary
+    ]
+    for number, byte in enumerate(missing_bytes):
+        vocabulary[_byte_spellings()[byte]] = free + number
+    return bytes(missing_bytes)
 
 
 def _byte_level(step: dict[str, Any] | None) -> bool:
@@ -120,13 +122,13 @@ def _byte_level(step: dict[str, Any] | None) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _spelled() -> list[str]:
+def _byte_spellings() -> list[str]:
     """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the rest from
     U+0100.
     """
-    own = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in own else next(others)) for byte in range(256)]
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    spare_codes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(spare_codes)) for byte in range(256)]
 
 
 @lru_cache(maxsize=1)
@@ -157,10 +159,10 @@ def cut_at_digits(texts: Any) -> Any:
     )
 
 
-def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
+def find_bytes(content: NDArray[np.uint8], searched_bytes: bytes) -> NDArray[np.int64]:
     """The places of any of these bytes."""
     return np.concatenate(
-        [np.zeros(0, np.int64), *(np.flatnonzero(content == byte) for byte in wanted)]
+        [np.zeros(0, np.int64), *(np.flatnonzero(content == byte) for byte in searched_bytes)]
     )
 
 
@@ -174,9 +176,9 @@ class Differences:
     gets wrong.
     """
 
-    def __init__(self, others: str = "", missing: bytes = b"") -> None:
-        characters = f"{CHARACTERS} {others}"
-        self._pattern, self._missing = _class(characters), missing
+    def __init__(self, extra_characters: str = "", missing_bytes: bytes = b"") -> None:
+        characters = f"{CHARACTERS} {extra_characters}"
+        self._pattern, self._missing = _class(characters), missing_bytes
         # True for the first two bytes of any of the characters
         self._leads = np.zeros(1 << 16, bool)
         for first, last in _ranges(characters):
@@ -189,23 +191,25 @@ class Differences:
         """Numbers of such documents in `texts` (Arrow large_string), ascending."""
         if not len(texts):
             return np.zeros(0, np.int64)
-        near = self._near(texts)
-        if len(near):
-            some = rows_of(texts, near) if len(near) < len(texts) else texts
-            near = near[true_rows(pc.match_substring_regex(some, self._pattern))]
-        return np.union1d(near, self._with_missing(texts)) if self._missing else near
+        candidates = self._candidates(texts)
+        if len(candidates):
+            candidate_texts = rows_of(texts, candidates) if len(candidates) < len(texts) else texts
+            candidates = candidates[
+                true_rows(pc.match_substring_regex(candidate_texts, self._pattern))
+            ]
+        return np.union1d(candidates, self._with_missing(texts)) if self._missing else candidates
 
     def _with_missing(self, texts: Any) -> NDArray[np.int64]:
         bounds, data = buffers_of(texts)
-        places = holding(data[bounds[0] : bounds[-1]], self._missing)
+        places = find_bytes(data[bounds[0] : bounds[-1]], self._missing)
         return np.unique(np.searchsorted(bounds, places + bounds[0], "right") - 1)
 
-    def _near(self, texts: Any) -> NDArray[np.int64]:
+    def _candidates(self, texts: Any) -> NDArray[np.int64]:
         """Documents with a character that has the same first two bytes as one of the characters."""
         bounds, data = buffers_of(texts)
         content = data[bounds[0] : bounds[-1]]
         places = np.flatnonzero(content >= self._least)
-        if len(places) > _MANY * len(content):
+        if len(places) > _SCAN_ALL_SHARE * len(content):
             return np.arange(len(texts))
         places = places[places + 1 < len(content)]
         pairs = content[places].astype(np.uint16) << 8 | content[places + 1]
@@ -213,12 +217,12 @@ class Differences:
         return np.unique(np.searchsorted(bounds, places, "right") - 1)
 
 
-def _compared(normalizer: dict[str, Any] | None) -> bool:
+def _covers_normalizer(normalizer: dict[str, Any] | None) -> bool:
     """Whether the table covers the normalizer of a tokenizer.json."""
     if normalizer is None:
         return True
     if normalizer.get("type") == "Sequence":
-        return all(_compared(part) for part in normalizer.get("normalizers", []))
+        return all(_covers_normalizer(part) for part in normalizer.get("normalizers", []))
     return normalizer.get("type") in ("NFC", "Replace", "Prepend", "Strip")
 
 

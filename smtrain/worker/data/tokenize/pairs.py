@@ -21,9 +21,9 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.record_fields import PAIRS
-from smtrain.worker.data.read.unread import UnreadText, unread_fields
+from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate
-from smtrain.worker.data.tokenize.dialogue import Dialogue, renamed
+from smtrain.worker.data.tokenize.dialogue import Dialogue, rename_columns
 from smtrain.worker.data.tokenize.preference import COLUMNS, Preference, Turns, preference
 from smtrain.worker.data.tokenize.samples import (
     OTHER_TURNS,
@@ -35,7 +35,7 @@ from smtrain.worker.data.tokenize.samples import (
 )
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
 from smtrain.worker.data.tokenize.turns import holds_other_turns
-from smtrain.worker.data.tokenize.unwritten import Rendered
+from smtrain.worker.data.tokenize.unwritten import Rendering
 from smtrain.worker.data.tokenizer import load_tokenizer
 from smtrain.worker.object_store import is_of_machine, unreadable_error
 
@@ -44,7 +44,7 @@ _LONG = "pairs with an answer longer than {} tokens"
 _FULL = "pairs whose prompt leaves no room for an answer in {} tokens"
 _EMPTY = "pairs with an answer of no tokens"
 _EQUAL = "pairs of two equal answers, from which nothing is learned"
-_TURNED = (
+_CHANGED_PROMPT = (
     "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
 )
 TWO_BEGINNINGS = "text prompts that begin with {}, which the tokenizer adds once more, as in TRL"
@@ -55,7 +55,7 @@ class PairMaker(RecordMaker):
     """Turns preferences into pairs of samples."""
 
     sequences = 2
-    known = COLUMNS
+    known_columns = COLUMNS
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
         super().__init__(folder, options)
@@ -92,34 +92,34 @@ class PairMaker(RecordMaker):
     def decides(self) -> list[Any]:
         source = str(self._tokenizer.chat_template)
         values = dict(self.options.chat_template_kwargs)
-        about = ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]
-        return [source, about, *([values] if values else [])]
+        settings = ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]
+        return [source, settings, *([values] if values else [])]
 
     def _columns_fault(self, names: list[str]) -> str | None:
-        ours = {name: self.options.columns.get(name, name) for name in COLUMNS}
-        if any(all(ours[name] in names for name in pair) for pair in PAIRS):
+        column_of = {name: self.options.columns.get(name, name) for name in COLUMNS}
+        if any(all(column_of[name] in names for name in pair) for pair in PAIRS):
             return None
         return (
             f" has the columns {', '.join(names)}, and not {' and '.join(PAIRS[0])}; name the"
             " columns of the better and the worse answer in data.columns as chosen and rejected."
         )
 
-    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
-        pair = preference(renamed(row, self.options.columns))
+    def _read(self, row: dict[str, Any]) -> tuple[Any, IgnoredText]:
+        pair = preference(rename_columns(row, self.options.columns))
         texts = self._texts(pair)
-        unread = UnreadText()
-        unread.count(self._unread(row, pair, texts))
-        return (pair, texts), unread
+        ignored_text = IgnoredText()
+        ignored_text.count(self._ignored_names(row, pair, texts))
+        return (pair, texts), ignored_text
 
     def _samples(
         self, read: list[Any], counts: Counter[str]
     ) -> Iterator[tuple[int, Any, list[Document]]]:
-        for at, ((pair, _), ids) in enumerate(zip(read, self._encoded(read), strict=True)):
+        for at, ((pair, _), ids) in enumerate(zip(read, self._encode_texts(read), strict=True)):
             counts[OTHER_TURNS] += any(map(_holds_other_turns, (pair.chosen, pair.rejected)))
             bos, prompt = self._tokenizer.bos_token_id, ids[0][:2]
-            twice = isinstance(pair.prompt, str) and bos is not None and prompt == [bos, bos]
-            counts[self._twice] += twice
-            yield at, [{"prompt": pair.prompt}], self._fitted(ids, counts)
+            has_two_bos = isinstance(pair.prompt, str) and bos is not None and prompt == [bos, bos]
+            counts[self._twice] += has_two_bos
+            yield at, [{"prompt": pair.prompt}], self._fit_samples(ids, counts)
 
     @cached_property
     def _end(self) -> str:
@@ -139,13 +139,15 @@ class PairMaker(RecordMaker):
         """Prompt, prompt with the chosen answer, and prompt with the rejected one."""
         if isinstance(pair.prompt, str):
             answers = (str(text) for text in (pair.chosen, pair.rejected))
-            ended = [text if text.endswith(self._end) else text + self._end for text in answers]
-            return [pair.prompt, *(pair.prompt + text for text in ended)]
+            ended_answers = [
+                text if text.endswith(self._end) else text + self._end for text in answers
+            ]
+            return [pair.prompt, *(pair.prompt + text for text in ended_answers)]
         prompt = self._dialogue(pair, [])
         texts = [self.template.text(prompt, len(prompt.messages), add_generation_prompt=True)]
         for answer in (pair.chosen, pair.rejected):
-            whole = self._dialogue(pair, answer)
-            texts.append(self.template.text(whole, len(whole.messages)))
+            dialogue = self._dialogue(pair, answer)
+            texts.append(self.template.text(dialogue, len(dialogue.messages)))
         return texts
 
     def _dialogue(self, pair: Preference, answer: Any, column: str = "messages") -> Dialogue:
@@ -154,28 +156,34 @@ class PairMaker(RecordMaker):
             [*pair.prompt, *answer], pair.tools, prompt, column=column, options=pair.options
         )  # type: ignore[list-item]
 
-    def _unread(self, row: dict[str, Any], pair: Preference, texts: list[str]) -> list[str]:
+    def _ignored_names(self, row: dict[str, Any], pair: Preference, texts: list[str]) -> list[str]:
         """The text of a record that its pair does not have, and options that the template does not
         read.
         """
         read = {self.options.columns.get(name, name) for name in pair.read}
         names = [
-            *unread_fields(row, read),
+            *ignored_fields(row, read),
             *(name for name in (KWARGS, *OPTIONS) if _is_unused(row, name, read)),
         ]
-        for name, answer, whole in zip(
+        for name, answer, full_text in zip(
             PAIRS[0], (pair.chosen, pair.rejected), texts[1:], strict=True
         ):
             if isinstance(answer, list):
                 start = next(
-                    (i for i, (a, b) in enumerate(zip(texts[0], whole, strict=False)) if a != b),
+                    (
+                        i
+                        for i, (a, b) in enumerate(zip(texts[0], full_text, strict=False))
+                        if a != b
+                    ),
                     len(texts[0]),
                 )
-                rendered = Rendered(whole, [(start, len(whole))])
-                names += self.template.unread(self._dialogue(pair, answer, name), [rendered])
+                rendering = Rendering(full_text, [(start, len(full_text))])
+                names += self.template.unwritten_names(
+                    self._dialogue(pair, answer, name), [rendering]
+                )
         return list(dict.fromkeys(names))
 
-    def _encoded(self, pairs: list[tuple[Preference, list[str]]]) -> Iterator[list[list[int]]]:
+    def _encode_texts(self, pairs: list[tuple[Preference, list[str]]]) -> Iterator[list[list[int]]]:
         """The ids of the texts of each pair."""
         for first in range(0, len(pairs), _RECORDS):
             group = pairs[first : first + _RECORDS]
@@ -194,29 +202,31 @@ class PairMaker(RecordMaker):
                     wholes[i] = ids[3 * number : 3 * number + 3]
             yield from wholes
 
-    def _fitted(self, ids: list[list[int]], counts: Counter[str]) -> list[Document]:
+    def _fit_samples(self, ids: list[list[int]], counts: Counter[str]) -> list[Document]:
         """The two samples of a pair, each its ids and the mask of its answer; none if the pair is
         left out.
         """
         prompt, *wholes = (np.array(tokens, np.int32) for tokens in ids)
-        start = min(common_tokens(prompt, whole) for whole in wholes)
-        counts[_TURNED] += start < len(prompt)
+        start = min(common_tokens(prompt, sequence) for sequence in wholes)
+        counts[_CHANGED_PROMPT] += start < len(prompt)
         if start >= self.limit:
             counts[_FULL.format(self.limit)] += 1
             return []
-        if any(len(whole) > self.limit for whole in wholes):
+        if any(len(sequence) > self.limit for sequence in wholes):
             drop = self.options.overlong == "drop"
             counts[(_LONG if drop else _CUT).format(self.limit)] += 1
             if drop:
                 return []
         if any(
-            len(whole) < max(start + 1, 2) for whole in wholes
+            len(sequence) < max(start + 1, 2) for sequence in wholes
         ):  # the first token is predicted from nothing
             counts[_EMPTY] += 1
             return []
-        cut = [whole[: self.limit] for whole in wholes]
+        cut = [sequence[: self.limit] for sequence in wholes]
         counts[_EQUAL] += np.array_equal(cut[0], cut[1])
-        return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]
+        return [
+            (sequence, (np.arange(len(sequence)) >= start).astype(np.uint8)) for sequence in cut
+        ]
 
 
 def _is_unused(row: dict[str, Any], name: str, read: set[str]) -> bool:

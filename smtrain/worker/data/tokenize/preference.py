@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.worker.data.read.record_fields import PAIRS, SEEN
+from smtrain.worker.data.read.record_fields import MEDIA_FIELDS, PAIRS
 from smtrain.worker.data.tokenize.template_options import (
     KWARGS,
     OPTIONS,
@@ -20,7 +20,17 @@ PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
 """Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part
 of an instruction.
 """
-COLUMNS = (*PROMPTS, "system", "tools", "functions", KWARGS, *OPTIONS, *PAIRS[0], *PAIRS[1], *SEEN)
+COLUMNS = (
+    *PROMPTS,
+    "system",
+    "tools",
+    "functions",
+    KWARGS,
+    *OPTIONS,
+    *PAIRS[0],
+    *PAIRS[1],
+    *MEDIA_FIELDS,
+)
 """Every column of a table to read or refuse."""
 
 
@@ -40,15 +50,17 @@ class Preference:
 
 def preference(row: dict[str, Any]) -> Preference:
     """The pair of a record. Raises RecordFault."""
-    for name in SEEN:
+    for name in MEDIA_FIELDS:
         if row.get(name):
             raise RecordFault(
                 f"{name!r} is not read, as the model reads text only; leave out records with it"
             )
     names = next((pair for pair in PAIRS if all(row.get(name) is not None for name in pair)), None)
     if names is None:
-        known = [repr(name) for name, value in row.items() if value is not None]
-        raise RecordFault(f"no columns chosen and rejected, only {', '.join(known) or 'nothing'}")
+        present_columns = [repr(name) for name, value in row.items() if value is not None]
+        raise RecordFault(
+            f"no columns chosen and rejected, only {', '.join(present_columns) or 'nothing'}"
+        )
     chosen, rejected = (_answer(row[name], name) for name in names)
     prompt, read = _prompt(row)
     if isinstance(prompt, str) and isinstance(
@@ -64,15 +76,15 @@ def preference(row: dict[str, Any]) -> Preference:
     if isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
         chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
     if prompt is None:
-        prompt, chosen, rejected = _parted(chosen, rejected)
-    if _repeated(row, prompt, chosen):
+        prompt, chosen, rejected = _split_prompt(chosen, rejected)
+    if _is_repeated(row, prompt, chosen):
         read = {*read, "messages"}
     if isinstance(prompt, str):
         return Preference(prompt, chosen, rejected, read=frozenset({*names, *read}))
     return _conversation(row, prompt, chosen, rejected, {*names, *read})
 
 
-def _repeated(row: dict[str, Any], prompt: Any, chosen: Any) -> bool:
+def _is_repeated(row: dict[str, Any], prompt: Any, chosen: Any) -> bool:
     """Whether `messages` is the chosen conversation a second time, as UltraFeedback has it."""
     if not isinstance(prompt, list) or not isinstance(row.get("messages"), list):
         return False
@@ -140,8 +152,8 @@ def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
     if value is not None and value != []:
         return _turns(value, "prompt"), {"prompt"}
     if isinstance(row.get("instruction"), str):
-        more = row.get("input")
-        parts = [row["instruction"], more if isinstance(more, str) else ""]
+        extra_input = row.get("input")
+        parts = [row["instruction"], extra_input if isinstance(extra_input, str) else ""]
         return [{"role": "user", "content": clean("\n\n".join(filter(None, parts)))}], {
             "instruction",
             "input",
@@ -157,7 +169,7 @@ def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
     return None, set()
 
 
-def _parted(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+def _split_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     """The common beginning of two texts or lists of messages, and what follows it in each, as TRL
     parts them.
 

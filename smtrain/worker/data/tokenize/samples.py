@@ -21,26 +21,26 @@ from smtrain.worker.data.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.records import RecordColumns, read_records
-from smtrain.worker.data.read.unread import Findings, UnreadText
+from smtrain.worker.data.read.unread import Findings, IgnoredText
 from smtrain.worker.data.tokenize.chat import ChatTemplate
 from smtrain.worker.data.tokenize.dialogue import (
     COLUMNS,
-    NAMED,
+    MAPPABLE_COLUMNS,
     Shape,
     conversation,
-    named,
+    ignored_fields_of,
+    map_columns,
     refuse_pairs,
-    unread_of,
 )
 from smtrain.worker.data.tokenize.turns import RecordFault, holds_other_turns
-from smtrain.worker.data.tokenize.unwritten import Rendered
+from smtrain.worker.data.tokenize.unwritten import Rendering
 from smtrain.worker.data.tokenizer import load_tokenizer, model_vocabulary, unknown_token
 
 OTHER_TURNS = "answers with turns of a user or of tools in them, which are learned like the answer"
 SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
 LONG = "samples longer than seq_len + 1 tokens"
-UNLEARNED = "conversations whose answers are all marked as not to be learned"
+ALL_SKIPPED = "conversations whose answers are all marked as not to be learned"
 NO_ANSWER = "samples without an answer in seq_len + 1 tokens"
 _GROUP_CHARACTERS = 1 << 20
 Document = tuple[NDArray[Any], NDArray[np.uint8]]
@@ -58,7 +58,7 @@ class RecordMaker(ABC):
     """
 
     sequences: ClassVar[int]
-    known: ClassVar[tuple[str, ...]]
+    known_columns: ClassVar[tuple[str, ...]]
     """Every column of a table to read, refuse or count."""
     reasons: tuple[str, ...]
     slips: tuple[str, ...] = (OTHER_TURNS,)
@@ -71,7 +71,9 @@ class RecordMaker(ABC):
     @property
     def columns(self) -> RecordColumns:
         """The columns that may be read of a table."""
-        return RecordColumns((*self.known, *self.options.columns.values()), self._columns_fault)
+        return RecordColumns(
+            (*self.known_columns, *self.options.columns.values()), self._columns_fault
+        )
 
     @property
     @abstractmethod
@@ -81,7 +83,7 @@ class RecordMaker(ABC):
     def _columns_fault(self, names: list[str]) -> str | None: ...
 
     @abstractmethod
-    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
+    def _read(self, row: dict[str, Any]) -> tuple[Any, IgnoredText]:
         """The part of a record that becomes samples, and counts of the rest. Raises RecordFault."""
 
     @abstractmethod
@@ -97,7 +99,7 @@ class RecordMaker(ABC):
     def piece(self, block: Block) -> Piece:
         """The samples of a block."""
         records = read_records(block)
-        findings = Findings(unread=UnreadText(block.unread))
+        findings = Findings(unread=IgnoredText(block.ignored_text))
         read: list[Any] = []
         lines: list[int] = []
         documents: list[Document] = []
@@ -105,21 +107,25 @@ class RecordMaker(ABC):
         try:
             for line, row in records.rows:
                 try:
-                    one, unread = self._read(row)
+                    record, ignored_text = self._read(row)
                 except RecordFault as fault:
                     records.bad.append(BadLine(block.file.name, line, str(fault)))
                     continue
-                read.append(one)
+                read.append(record)
                 lines.append(line)
-                findings.unread.count(unread)
+                findings.unread.count(ignored_text)
             for at, of_one in groupby(self._samples(read, findings.noted), key=itemgetter(0)):
-                samples = [(decides, some) for _, decides, some in of_one]
-                if reason := self._unknown_token(ids for _, some in samples for ids, _ in some):
+                samples = [(decides, record_documents) for _, decides, record_documents in of_one]
+                if reason := self._unknown_token(
+                    ids for _, record_documents in samples for ids, _ in record_documents
+                ):
                     records.bad.append(BadLine(block.file.name, lines[at], reason))
                     continue
-                for decides, some in samples:
-                    documents += some
-                    hashes += [conversation_hash(decides)] * len(some) if self.holdout else []
+                for decides, record_documents in samples:
+                    documents += record_documents
+                    hashes += (
+                        [conversation_hash(decides)] * len(record_documents) if self.holdout else []
+                    )
         except DataError as error:
             raise DataError(f"{block.file.name}: {error}") from None
         findings.noted = +findings.noted
@@ -137,7 +143,10 @@ class RecordMaker(ABC):
     def _unknown_token(self, ids: Iterable[NDArray[Any]]) -> str:
         """The reason to refuse a record with these ids if the model lacks one; else empty."""
         return next(
-            filter(None, (unknown_token(some, self._vocabulary, self.folder) for some in ids)), ""
+            filter(
+                None, (unknown_token(token_ids, self._vocabulary, self.folder) for token_ids in ids)
+            ),
+            "",
         )
 
 
@@ -145,8 +154,8 @@ class SampleMaker(RecordMaker):
     """Turns conversations into samples."""
 
     sequences = 1
-    known = COLUMNS
-    reasons = (LONG, NO_ANSWER, UNLEARNED)
+    known_columns = COLUMNS
+    reasons = (LONG, NO_ANSWER, ALL_SKIPPED)
 
     def __init__(self, folder: Path, options: PrepareOptions) -> None:
         super().__init__(folder, options)
@@ -159,20 +168,20 @@ class SampleMaker(RecordMaker):
 
     @property
     def decides(self) -> list[Any]:
-        about = [self.options.seq_len, self.shape, self.options.overlong]
+        settings = [self.options.seq_len, self.shape, self.options.overlong]
         return [
             self.template.source,
-            about,
+            settings,
             *([self.template.options] if self.template.options else []),
         ]
 
     def _columns_fault(self, names: list[str]) -> str | None:
-        theirs = self.options.columns.values()
+        source_columns = self.options.columns.values()
         try:
-            refuse_pairs(names, {name: name for name in (*COLUMNS, *theirs)})
+            refuse_pairs(names, {name: name for name in (*COLUMNS, *source_columns)})
         except DataError as error:
             return f": {error}"
-        spoken = [*NAMED, *theirs]
+        spoken = [*MAPPABLE_COLUMNS, *source_columns]
         if any(name in spoken for name in names):
             return None
         return (
@@ -181,35 +190,35 @@ class SampleMaker(RecordMaker):
             " instruction and output."
         )
 
-    def _read(self, row: dict[str, Any]) -> tuple[Any, UnreadText]:
-        dialogue = conversation(named(row, self.options.columns), self.shape)
+    def _read(self, row: dict[str, Any]) -> tuple[Any, IgnoredText]:
+        dialogue = conversation(map_columns(row, self.options.columns), self.shape)
         texts = self.template.render(dialogue)
-        unread = UnreadText(dialogue.unread)
-        unread.count(unread_of(row, dialogue, self.options.columns))
-        unread.count(self.template.unread(dialogue, texts) if texts else [])
-        return (dialogue.messages, texts), unread
+        ignored_text = IgnoredText(dialogue.ignored_text)
+        ignored_text.count(ignored_fields_of(row, dialogue, self.options.columns))
+        ignored_text.count(self.template.unwritten_names(dialogue, texts) if texts else [])
+        return (dialogue.messages, texts), ignored_text
 
     def _samples(
         self, read: list[Any], counts: Counter[str]
     ) -> Iterator[tuple[int, Any, list[Document]]]:
         for turns, texts in read:
             counts[SPLIT] += len(texts) > 1
-            counts[UNLEARNED] += not texts
+            counts[ALL_SKIPPED] += not texts
             answers = (m.get("content") for m in turns if m["role"] == "assistant")
             counts[OTHER_TURNS] += any(holds_other_turns(answer) for answer in answers if answer)
         of = [(at, messages) for at, (messages, texts) in enumerate(read) for _ in texts]
-        rendered = [text for _, texts in read for text in texts]
-        for (at, messages), (ids, mask) in zip(of, self._encoded(rendered), strict=True):
-            yield at, messages, self._fitted(ids, mask, counts)
+        renderings = [text for _, texts in read for text in texts]
+        for (at, messages), (ids, mask) in zip(of, self._encode_texts(renderings), strict=True):
+            yield at, messages, self._fit_sample(ids, mask, counts)
 
-    def _encoded(self, rendered: list[Rendered]) -> Iterator[Document]:
+    def _encode_texts(self, renderings: list[Rendering]) -> Iterator[Document]:
         """Ids and mask of every text.
 
         A place in a text is mapped to its tokens by encoding the text before it; a token that spans
         the place counts as after it. Offsets are not used, because tokenizers disagree about them
         at blanks.
         """
-        for group in _groups(rendered):
+        for group in _groups(renderings):
             texts = [piece for r in group for piece in (r.text, *(r.text[:at] for at in _inner(r)))]
             encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
             for r in group:
@@ -222,7 +231,7 @@ class SampleMaker(RecordMaker):
                     mask[at[start] : at[end]] = 1
                 yield ids, mask
 
-    def _fitted(
+    def _fit_sample(
         self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]
     ) -> list[Document]:
         if len(ids) > self._limit:
@@ -237,9 +246,11 @@ class SampleMaker(RecordMaker):
         return [(ids, mask)]
 
 
-def refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
+def refuse_other_tokens(
+    folder: Path, template_tokens: Mapping[str, int], tokenizer: Tokenizer
+) -> None:
     """Refuse a token that only tokenizer_config.json knows: it would be learned in pieces."""
-    for token, number in written.items():
+    for token, number in template_tokens.items():
         if tokenizer.token_to_id(token) != number:
             raise DataError(
                 f"{folder}: the chat template writes {token!r}, which tokenizer_config.json calls a"
@@ -248,11 +259,11 @@ def refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tok
             )
 
 
-def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
+def _groups(renderings: list[Rendering]) -> Iterator[list[Rendering]]:
     """Groups whose encodings, some hundred bytes per token, do not fill the memory."""
-    group: list[Rendered] = []
+    group: list[Rendering] = []
     characters = 0
-    for r in rendered:
+    for r in renderings:
         group.append(r)
         characters += len(r.text) + sum(_inner(r))
         if characters > _GROUP_CHARACTERS:
@@ -261,9 +272,9 @@ def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
     yield group
 
 
-def _inner(rendered: Rendered) -> list[int]:
+def _inner(rendering: Rendering) -> list[int]:
     """The starts and ends of answers within a text, each once."""
-    return sorted({at for answer in rendered.answers for at in answer} - {0, len(rendered.text)})
+    return sorted({at for answer in rendering.answers for at in answer} - {0, len(rendering.text)})
 
 
 def common_tokens(ids: NDArray[Any], prefix: NDArray[Any]) -> int:

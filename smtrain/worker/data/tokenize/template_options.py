@@ -60,10 +60,10 @@ def values_of(options: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
 
 def ignored_options(options: Mapping[str, Any], variables: Collection[str]) -> str:
     """A clause about options for all records that a template does not read; "" if it reads all."""
-    ignored = sorted(options.keys() - set(variables))
+    unused_names = sorted(options.keys() - set(variables))
     return (
-        f"the chat template does not read {', '.join(ignored)} of chat_template_kwargs"
-        if ignored
+        f"the chat template does not read {', '.join(unused_names)} of chat_template_kwargs"
+        if unused_names
         else ""
     )
 
@@ -77,10 +77,10 @@ def template_variables(source: str) -> frozenset[str]:
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     source = _COMMENT.sub("", _GENERATION.sub("", source))
     try:
-        undeclared = meta.find_undeclared_variables(environment.parse(source))
+        free_variables = meta.find_undeclared_variables(environment.parse(source))
     except TemplateError:
         return frozenset(re.findall(r"\w+", source))
-    return frozenset(name for name in undeclared if not _is_set_first(name, source))
+    return frozenset(name for name in free_variables if not _is_set_first(name, source))
 
 
 def _is_set_first(name: str, source: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from smtrain.core.files import parse_json
 from smtrain.worker.data.read.record_fields import turn_fields
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 
 ROLES = {
     "human": "user",
@@ -32,7 +32,7 @@ ROLES = {
 """Every role name that the forms document."""
 _NATIVE = ("observation",)
 """Roles of OpenAI's form that some templates know by this name."""
-AFTER = "turns after the last answer"
+AFTER_LAST_ANSWER = "turns after the last answer"
 _KEYS = {
     "messages": (("role", "from"), ("content", "value")),
     "conversations": (("from", "role"), ("value", "content")),
@@ -45,7 +45,7 @@ _HEADINGS = re.compile(
     re.MULTILINE,
 )
 """Headings of a user's turn or of a tool's result in published templates and data sets."""
-_SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
+_SWITCHES, _REFUSED_FIELDS = turn_fields("decides"), turn_fields("refused")
 
 
 class RecordFault(Exception):  # noqa: N818 - a property of the data, reported with its line
@@ -59,15 +59,15 @@ class Turns:
     """
 
     messages: list[dict[str, Any]]
-    skipped: frozenset[int]
-    unread: UnreadText
+    skipped_turns: frozenset[int]
+    ignored_text: IgnoredText
 
 
 def read_turns(turns: Any, column: str) -> Turns:
     """The turns in `column` (messages or conversations). Raises RecordFault."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RecordFault(f"{column!r} is not a list of objects")
-    unread, skipped = UnreadText(), set()
+    ignored_text, skipped_turns = IgnoredText(), set()
     messages: list[dict[str, Any]] = []
     idle: set[str] = set()  # switches that are on in turns that are no answers
     for number, turn in enumerate(turns, start=1):
@@ -76,7 +76,7 @@ def read_turns(turns: Any, column: str) -> Turns:
         if message["role"] != "assistant":
             idle |= {f"{column}[].{name}" for name, on in switches.items() if on}
         elif not all(switches.values()):
-            skipped.add(len(messages))
+            skipped_turns.add(len(messages))
         messages.append(message)
     first_question = next(
         (i for i, message in enumerate(messages) if message["role"] == "user"), len(messages)
@@ -86,10 +86,10 @@ def read_turns(turns: Any, column: str) -> Turns:
     )
     if last < first_question:
         raise RecordFault("no answer of the assistant to a user")
-    unread.count(sorted(idle))
-    if left := len(messages) - last - 1:
-        unread.count({AFTER: left})
-    return Turns(messages[: last + 1], frozenset(skipped), unread)
+    ignored_text.count(sorted(idle))
+    if trailing_turns := len(messages) - last - 1:
+        ignored_text.count({AFTER_LAST_ANSWER: trailing_turns})
+    return Turns(messages[: last + 1], frozenset(skipped_turns), ignored_text)
 
 
 def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
@@ -106,25 +106,32 @@ def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, An
         role = name  # the template may know it
     if role is None:
         raise RecordFault(f"turn {number} has {role_key} {name!r}, which is no known role")
-    for field in _REFUSED:
+    for field in _REFUSED_FIELDS:
         if turn.get(field):
             raise RecordFault(
                 f"turn {number} has {field}, which is not read: say train of the whole turn"
             )
-    left_out = (role_key, content_key, *_SWITCHES, *_REFUSED, "function_call")
-    rest = {k: v for k, v in turn.items() if k not in left_out and v is not None}
+    left_out = (role_key, content_key, *_SWITCHES, *_REFUSED_FIELDS, "function_call")
+    other_fields = {k: v for k, v in turn.items() if k not in left_out and v is not None}
     content = _content(turn.get(content_key))
     if isinstance(name, str) and name.lower() == "function_call":
-        rest["tool_calls"], content = _calls(read_json(content, f"turn {number}"), number), None
-    elif turn.get("function_call"):
-        rest["tool_calls"] = _calls(turn["function_call"], number)
-    elif rest.get("tool_calls"):
-        rest["tool_calls"] = _calls(
-            read_json(rest["tool_calls"], f"turn {number}: tool_calls"), number
+        other_fields["tool_calls"], content = (
+            _calls(read_json(content, f"turn {number}"), number),
+            None,
         )
-    if content is None and not rest.get("tool_calls"):
+    elif turn.get("function_call"):
+        other_fields["tool_calls"] = _calls(turn["function_call"], number)
+    elif other_fields.get("tool_calls"):
+        other_fields["tool_calls"] = _calls(
+            read_json(other_fields["tool_calls"], f"turn {number}: tool_calls"), number
+        )
+    if content is None and not other_fields.get("tool_calls"):
         raise RecordFault(f"turn {number} has no text in {content_key!r}")
-    return {"role": role, **({} if content is None else {"content": clean(content)}), **rest}
+    return {
+        "role": role,
+        **({} if content is None else {"content": clean(content)}),
+        **other_fields,
+    }
 
 
 def holds_other_turns(answer: str) -> bool:
@@ -153,15 +160,15 @@ def _calls(calls: Any, number: int) -> list[Any]:
     """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are
     objects.
     """
-    listed = [
+    call_list = [
         read_json(call, f"turn {number}: a call")
         for call in (calls if isinstance(calls, list) else [calls])
     ]
-    if not all(isinstance(call, dict) for call in listed):
+    if not all(isinstance(call, dict) for call in call_list):
         raise RecordFault(
             f"turn {number} calls a function and is no object with name and arguments"
         )
-    return [_call(call) for call in listed]
+    return [_call(call) for call in call_list]
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -219,29 +226,30 @@ def _as_text(call: dict[str, Any]) -> dict[str, Any]:
 
 def read_tools(value: Any, name: str) -> list[Any] | None:
     """Functions in the form of templates, or None. Raises RecordFault."""
-    listed = read_json(value, repr(name)) if value else None
-    if not listed:
+    tool_list = read_json(value, repr(name)) if value else None
+    if not tool_list:
         return None
-    listed = [
-        read_json(tool, repr(name)) for tool in (listed if isinstance(listed, list) else [listed])
+    tool_list = [
+        read_json(tool, repr(name))
+        for tool in (tool_list if isinstance(tool_list, list) else [tool_list])
     ]
-    if not all(isinstance(tool, dict) for tool in listed):
+    if not all(isinstance(tool, dict) for tool in tool_list):
         raise RecordFault(f"{name!r} is not a list of objects")
     tools = [
         {"type": "function", "function": t} if "name" in t and "function" not in t else t
-        for t in listed
+        for t in tool_list
     ]
     return [_with_object(tool, "parameters") for tool in tools]
 
 
-def read_json(value: Any, what: str) -> Any:
+def read_json(value: Any, label: str) -> Any:
     """A value, or what JSON in a string says; None for an empty string. Raises RecordFault."""
     if not isinstance(value, str):
         return value
     try:
         return parse_json(value) if value.strip() else None
     except ValueError:
-        raise RecordFault(f"{what} is text and not JSON") from None
+        raise RecordFault(f"{label} is text and not JSON") from None
 
 
 def _content(value: Any) -> str | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smtrain.worker.data.tokenize.template_options import KWARGS, OPTIONS
-from smtrain.worker.data.tokenize.turns import AFTER
+from smtrain.worker.data.tokenize.turns import AFTER_LAST_ANSWER
 from smtrain.worker.data.tokenize.unwritten import GREETING, SEEN_ONLY, SPACE
 
-_OWN = "put a chat_template.jinja that writes it next to tokenizer.json in model.path (docs/sft.md)"
+_TEMPLATE_REMEDY = (
+    "put a chat_template.jinja that writes it next to tokenizer.json in model.path (docs/sft.md)"
+)
 _OF_CONVERSATIONS = ("system", "tools", "functions", KWARGS, *OPTIONS)
 
 
@@ -34,7 +36,7 @@ def cause_of(name: str, *, text: bool = False) -> UnreadCause:
             "put a question before them, or a template with generation marks in"
             " chat_template.jinja",
         )
-    if name == AFTER:
+    if name == AFTER_LAST_ANSWER:
         return UnreadCause(", which nothing learns", "leave them out")
     if (
         name in (SPACE, SEEN_ONLY)
@@ -43,13 +45,13 @@ def cause_of(name: str, *, text: bool = False) -> UnreadCause:
     ):
         return UnreadCause(
             ", which the chat template leaves out or changes",
-            f"{_OWN}, or leave it out of the data",
+            f"{_TEMPLATE_REMEDY}, or leave it out of the data",
             True,
         )
     if name == "tools" and not text:
         return UnreadCause(
             ", which the chat template does not write",
-            f"{_OWN}, or leave them out of the data",
+            f"{_TEMPLATE_REMEDY}, or leave them out of the data",
             True,
         )
     if top in OPTIONS or top == KWARGS or name in _OF_CONVERSATIONS:

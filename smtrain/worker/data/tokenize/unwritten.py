@@ -24,7 +24,7 @@ LABELS = ("id", "name", "tool_call_id")
 GREETING = "answers before the first question (not learned)"
 SPACE = "white space of answers"
 SEEN_ONLY = "text of answers that is seen and not learned"
-_OPENED = 200
+_PREFIX_CHARACTERS = 200
 """The most characters of an answer that its prompt may have written already, such as an opened
 <think>.
 """
@@ -33,7 +33,7 @@ _USED = "\0"
 
 
 @dataclass(frozen=True)
-class Rendered:
+class Rendering:
     """A text, and (start, end) in characters of each answer to learn."""
 
     text: str
@@ -48,24 +48,26 @@ class TurnText:
     field: str
     """The name of the field; of an id of a call `tool_calls[].id`."""
     text: str
-    learned: bool
+    is_learned: bool
     """Whether it must be part of an answer to learn."""
 
 
-def turn_texts(messages: Sequence[Mapping[str, Any]], learned: Collection[int]) -> list[TurnText]:
+def turn_texts(
+    messages: Sequence[Mapping[str, Any]], learned_turns: Collection[int]
+) -> list[TurnText]:
     """The texts of all turns; `learned` has the indices of the answers to learn."""
     texts = []
     for i, message in enumerate(messages):
         for name, value in message.items():
             if name == "role" or not holds_text(value):
                 continue
-            must = i in learned and name not in LABELS
-            for field, text in _within(name, value):
+            must = i in learned_turns and name not in LABELS
+            for field, text in _field_texts(name, value):
                 texts.append(TurnText(i, field, text, must and field == name))
     return texts
 
 
-def _within(name: str, value: Any, inner: bool = False) -> Iterator[tuple[str, str]]:
+def _field_texts(name: str, value: Any, inner: bool = False) -> Iterator[tuple[str, str]]:
     """(field, text) of every string in a value, and of the numbers and keys of a call's
     arguments.
     """
@@ -73,17 +75,19 @@ def _within(name: str, value: Any, inner: bool = False) -> Iterator[tuple[str, s
         yield from [(name, value)] if value else []
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _within(name, item, inner)
+            yield from _field_texts(name, item, inner)
     elif isinstance(value, dict):
         for key, item in value.items():
             if name == "tool_calls" and not inner and key == "type":
                 continue  # "function", as all are
             if name == "tool_calls" and not inner and key == "id":
-                yield from ((f"{name}[].id", text) for _, text in _within(name, item))
+                yield from ((f"{name}[].id", text) for _, text in _field_texts(name, item))
                 continue
             if inner:
                 yield name, key
-            yield from _within(name, item, inner or (name == "tool_calls" and key == "arguments"))
+            yield from _field_texts(
+                name, item, inner or (name == "tool_calls" and key == "arguments")
+            )
     elif inner and isinstance(value, (int, float)) and not isinstance(value, bool):
         yield name, json.dumps(value)
 
@@ -93,46 +97,51 @@ class Places:
     once.
     """
 
-    def __init__(self, rendered: Sequence[Rendered], change: Callable[[str], str] = str) -> None:
+    def __init__(self, renderings: Sequence[Rendering], change: Callable[[str], str] = str) -> None:
         self._change = change
         self._answers: list[tuple[str, str]] = []
         """The text before an answer, and the answer."""
         self._rest: list[str] = []
-        for one in reversed(rendered):  # the last text has most turns
+        for rendering in reversed(renderings):  # the last text has most turns
             at = 0
-            for start, end in one.answers:
-                self._rest.append(change(one.text[at:start]))
+            for start, end in rendering.answers:
+                self._rest.append(change(rendering.text[at:start]))
                 at = end
-            self._rest.append(change(one.text[at:]))
-        for one in rendered:
-            answers = ((one.text[max(0, a - _OPENED) : a], one.text[a:b]) for a, b in one.answers)
-            self._answers += ((change(before), change(answer)) for before, answer in answers)
+            self._rest.append(change(rendering.text[at:]))
+        for rendering in renderings:
+            answers = (
+                (rendering.text[max(0, a - _PREFIX_CHARACTERS) : a], rendering.text[a:b])
+                for a, b in rendering.answers
+            )
+            self._answers += ((change(prefix), change(answer)) for prefix, answer in answers)
 
     def take(self, text: TurnText) -> Literal["answer", "rest"] | None:
         """Find one of the spellings of a text, and use up its place."""
-        for one in map(self._change, _spelled(text.text)):
-            if text.learned and self._take_answer(one, text.field == "content"):
+        for spelling in map(self._change, _spellings(text.text)):
+            if text.is_learned and self._take_answer(spelling, text.field == "content"):
                 return "answer"
-            if not text.learned and (self._take_rest(one) or self._take_answer(one, False)):
+            if not text.is_learned and (
+                self._take_rest(spelling) or self._take_answer(spelling, False)
+            ):
                 return "rest"
-        if text.learned and any(map(self._take_rest, map(self._change, _spelled(text.text)))):
+        if text.is_learned and any(map(self._take_rest, map(self._change, _spellings(text.text)))):
             return "rest"
         return None
 
-    def _take_answer(self, text: str, opened: bool) -> bool:
+    def _take_answer(self, text: str, can_start_in_prompt: bool) -> bool:
         """Find a text in an answer; `opened`: its beginning may stand in the prompt, such as an
         opened <think>.
         """
-        for i, (before, answer) in enumerate(self._answers):
+        for i, (prefix, answer) in enumerate(self._answers):
             at = answer.find(text)
             if at >= 0:
-                self._answers[i] = before, f"{answer[:at]}{_USED}{answer[at + len(text) :]}"
+                self._answers[i] = prefix, f"{answer[:at]}{_USED}{answer[at + len(text) :]}"
                 return True
-        for i, (before, answer) in enumerate(self._answers if opened else ()):
-            head = before[-len(text) :]
+        for i, (prefix, answer) in enumerate(self._answers if can_start_in_prompt else ()):
+            head = prefix[-len(text) :]
             at = f"{head}{answer}".find(text)
             if at >= 0 and (past := at + len(text) - len(head)) > 0:
-                self._answers[i] = before, f"{_USED}{answer[past:]}"
+                self._answers[i] = prefix, f"{_USED}{answer[past:]}"
                 return True
         return False
 
@@ -145,40 +154,40 @@ class Places:
         return False
 
 
-def fates(texts: Sequence[TurnText], rendered: Sequence[Rendered]) -> list[Fate]:
+def fates(texts: Sequence[TurnText], renderings: Sequence[Rendering]) -> list[Fate]:
     """The fate of each text in what a template wrote."""
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i].text))
-    places = Places(rendered)
+    places = Places(renderings)
     exact = {i: places.take(texts[i]) for i in order}
-    if all(place == ("answer" if texts[i].learned else "rest") for i, place in exact.items()):
+    if all(place == ("answer" if texts[i].is_learned else "rest") for i, place in exact.items()):
         return ["written"] * len(texts)
     # Again from the start: a short text may have been found within a long one that has other white
     # space.
-    places = Places(rendered, _squeezed)
-    found: list[Fate] = ["lost"] * len(texts)
+    places = Places(renderings, _without_spaces)
+    text_fates: list[Fate] = ["lost"] * len(texts)
     for i in order:
         place = places.take(replace(texts[i], text=texts[i].text.strip()))
-        if place == "rest" and texts[i].learned:
-            found[i] = "seen"
+        if place == "rest" and texts[i].is_learned:
+            text_fates[i] = "seen"
         elif place:
-            found[i] = "written" if exact[i] == place else "respaced"
-    return found
+            text_fates[i] = "written" if exact[i] == place else "respaced"
+    return text_fates
 
 
-def _spelled(text: str) -> Iterator[str]:
+def _spellings(text: str) -> Iterator[str]:
     """A text as a template may write it without loss: as it is, or as JSON, also as JSON in
     JSON.
     """
     yield text
-    once = json.dumps(text, ensure_ascii=False)[1:-1]
-    if once != text:
-        yield once
-        yield json.dumps(once, ensure_ascii=False)[1:-1]
+    json_text = json.dumps(text, ensure_ascii=False)[1:-1]
+    if json_text != text:
+        yield json_text
+        yield json.dumps(json_text, ensure_ascii=False)[1:-1]
     if not text.isascii():
         yield json.dumps(text)[1:-1]
 
 
-def _squeezed(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
@@ -188,18 +197,18 @@ def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
     """
     items = value if isinstance(value, list) else [value]
     for item in items:
-        whole = json.dumps(item, ensure_ascii=False)
-        if any(whole in text for text in texts):
+        item_json = json.dumps(item, ensure_ascii=False)
+        if any(item_json in text for text in texts):
             continue
-        squeezed = [_squeezed(text) for text in texts]
+        dense_texts = [_without_spaces(text) for text in texts]
         for text in _strings(item):
-            spelled = [_squeezed(one) for one in _spelled(text)]
-            if not any(one in text for one in spelled for text in squeezed):
+            spellings = [_without_spaces(spelling) for spelling in _spellings(text)]
+            if not any(spelling in text for spelling in spellings for text in dense_texts):
                 return True
     return False
 
 
-def _strings(value: Any, named: bool = False) -> Iterator[str]:
+def _strings(value: Any, has_named_keys: bool = False) -> Iterator[str]:
     """The strings of JSON schemas and documents, except types and formats; `named`: the keys are
     names too.
     """
@@ -210,7 +219,7 @@ def _strings(value: Any, named: bool = False) -> Iterator[str]:
             yield from _strings(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if named:
+            if has_named_keys:
                 yield key
-            if key not in ("type", "format") or named:
-                yield from _strings(item, key == "properties" and not named)
+            if key not in ("type", "format") or has_named_keys:
+                yield from _strings(item, key == "properties" and not has_named_keys)

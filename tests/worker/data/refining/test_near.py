@@ -110,7 +110,7 @@ def test_a_table_that_grows_answers_like_a_set(batches: list[list[int]]) -> None
     for batch in batches:
         keys = np.array(batch, np.uint64)
         zeros = {1 if key == 0 else key for key in batch}  # 0 and 1 are one
-        assert table.known(keys).tolist() == [(key or 1) in known for key in batch]
+        assert table.contains(keys).tolist() == [(key or 1) in known for key in batch]
         table = table.with_room(len(batch))
         fresh = table.new(keys)
         expected = []

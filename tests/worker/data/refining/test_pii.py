@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
-from smtrain.worker.data.clean.refiner import refining
+from smtrain.worker.data.clean.refiner import open_refiner
 from smtrain.worker.data.read.unread import EXAMPLES
 from tests.extras import need
 from tests.tiers import examples
@@ -117,13 +117,13 @@ def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{draw.random()} mail {draw.random()}@host.org " * draw.randrange(4) for _ in range(200)
     ]
     cleaning = Cleaning(pii="mask")
-    with refining(cleaning, 1, 1 << 40) as here:
+    with open_refiner(cleaning, 1, 1 << 40) as here:
         assert here is not None
         wanted = here(texts)
-    with refining(cleaning, 2, 1 << 40) as elsewhere:
+    with open_refiner(cleaning, 2, 1 << 40) as elsewhere:
         assert elsewhere is not None
         assert elsewhere(texts) == wanted
-    with refining(Cleaning(), 2, 1 << 40) as nothing:
+    with open_refiner(Cleaning(), 2, 1 << 40) as nothing:
         assert nothing is None
     found = wanted.findings
     assert found.noted[EMAIL] > 9 == len(found.examples[EMAIL]) - 1 == EXAMPLES - 1

@@ -448,7 +448,7 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="lt"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     own = tempfile.mkdtemp(prefix="smray", dir=folder)
-    nodes._locked(own)
+    nodes._lock_folder(own)
     make = (
         "import sys, time; from smtrain.worker.data.prepare.spread import nodes;"
         " nodes._locked(sys.argv[1]); "
@@ -585,11 +585,11 @@ def test_a_cluster_that_dies_without_a_finished_task_ends_the_job_with_a_sentenc
         yield executor
 
     def again(*_: object) -> None:
-        raise _Again(os.environ[nodes._STARTED])
+        raise _Again(os.environ[nodes._STARTS])
 
     monkeypatch.setattr(nodes, "head", started)
     monkeypatch.setattr(os, "execv", again)
-    monkeypatch.setenv(nodes._STARTED, "0")
+    monkeypatch.setenv(nodes._STARTS, "0")
     place, said = SharedPlace(str(tmp_path)), list[str]()
 
     def dies(tasks: int) -> None:
@@ -602,7 +602,7 @@ def test_a_cluster_that_dies_without_a_finished_task_ends_the_job_with_a_sentenc
     for tasks in (0, 0, 0, 0, 7, 0, 0, 0, 0):
         with pytest.raises(_Again) as started_again:
             dies(tasks)
-        monkeypatch.setenv(nodes._STARTED, str(started_again.value))
+        monkeypatch.setenv(nodes._STARTS, str(started_again.value))
     assert len(said) == 9
     with pytest.raises(SystemExit, match="has died 5 times without finishing a task"):
         dies(0)

@@ -232,7 +232,7 @@ def test_a_share_that_crashes_is_set_aside_by_name(tmp_path: Path, tokenizer_fol
 
     def fault(name: str, label: Any) -> TaskOutcome | None:
         poisoned = name == "do_share" and label.spans[0][0] == 1
-        return TaskOutcome(error="it died", crashed=True) if poisoned else None
+        return TaskOutcome(error="it died", has_crashed=True) if poisoned else None
 
     options = PrepareOptions(seq_len=8, workers=1, cleaning=EXACT)
     said: list[str] = []

@@ -82,9 +82,9 @@ class TaskExecutor(Protocol):
     def run(
         self,
         function: Callable[..., Any],
-        shared: tuple[Any, ...],
+        common_arguments: tuple[Any, ...],
         items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None],
+        on_wait: Callable[[], None],
         *,
         large: bool = False,
         threads: bool = False,
@@ -147,64 +147,74 @@ class Driver:
         cleaning = self.context.options.cleaning
         if cleaning.deduplicate and not self.context.sft:
             exact = self._duplicates(totals, "hashes", int(totals.documents.sum()))
-            totals = replace(totals, exact=exact)
+            totals = replace(totals, exact_offsets=exact)
             numbers = range(len(self.shards))
             name = f"kept-{totals.tag}{{:05}}.json"
-            kept = self._stage(name, keep_first, totals, [(n, (n,)) for n in numbers])
+            survivor_records = self._stage(name, keep_first, totals, [(n, (n,)) for n in numbers])
             totals = replace(
-                totals, survivors=np.array([kept[n]["left"] for n in numbers], np.int64)
+                totals, survivors=np.array([survivor_records[n]["left"] for n in numbers], np.int64)
             )
         if cleaning.near is not None and not self.context.sft:
-            left = int((totals.documents if totals.survivors is None else totals.survivors).sum())
-            self.tally.compared, bands = left, cleaning.near.shape[0]
-            totals = replace(totals, near=self._duplicates(totals, "bands", left * bands))
+            document_count = int(
+                (totals.documents if totals.survivors is None else totals.survivors).sum()
+            )
+            self.tally.compared, bands = document_count, cleaning.near.shape[0]
+            totals = replace(
+                totals, near_offsets=self._duplicates(totals, "bands", document_count * bands)
+            )
         outputs = self._outputs()
-        made = self._stage(
+        output_records = self._stage(
             f"output-{totals.tag}{{:05}}.json",
             write_output,
             totals,
-            [(one.number, (one,)) for one in outputs],
+            [(output.number, (output,)) for output in outputs],
             large=True,
         )
-        self.tally.add_outputs(outputs, [made[one.number] for one in outputs])
+        self.tally.add_outputs(outputs, [output_records[output.number] for output in outputs])
         return self.tally
 
     def _tokenize(self) -> ShareTotals:
         """Have every share done; fold the records in the order of the text."""
-        done = {
+        recorded_shares = {
             name[6:13]
             for name in self._place.names()
             if name.startswith("share-") and name.endswith(".json")
         }
         documents: list[int] = []
         firsts = np.zeros(len(self.shards) + 1, np.int64)
-        waiting: dict[int, dict[str, Any] | None] = {}
+        pending_records: dict[int, dict[str, Any] | None] = {}
         count = 0
 
         def fold() -> None:
-            while len(documents) in waiting:
-                record = waiting.pop(len(documents))
+            while len(documents) in pending_records:
+                record = pending_records.pop(len(documents))
                 documents.append(record["documents"] if record else 0)
                 if record:
                     self.tally.add_share(record)
 
         def ready(share: Share, record: dict[str, Any] | None) -> None:
             self._done_bytes += share.bytes if record else 0
-            waiting[share.number] = record
+            pending_records[share.number] = record
             fold()
 
-        def left() -> Iterator[tuple[Share, tuple[Any, ...]]]:
+        def missing_shares() -> Iterator[tuple[Share, tuple[Any, ...]]]:
             nonlocal count
-            every = cut_shares(
+            shares = cut_shares(
                 self.shards, self.files, self.context.options.separator, self.spread.share_bytes
             )
             with ThreadPoolExecutor(_READERS) as pool:
-                while some := list(islice(every, 4 * _READERS)):
-                    there = [s for s in some if f"{s.number:07}" in done]
+                while share_batch := list(islice(shares, 4 * _READERS)):
+                    finished_shares = [
+                        s for s in share_batch if f"{s.number:07}" in recorded_shares
+                    ]
                     read = dict(
-                        zip((s.number for s in there), pool.map(self._record, there), strict=True)
+                        zip(
+                            (s.number for s in finished_shares),
+                            pool.map(self._record, finished_shares),
+                            strict=True,
+                        )
                     )
-                    for share in some:
+                    for share in share_batch:
                         count = share.number + 1
                         firsts[share.shard + 1] = count
                         if record := read.get(share.number):
@@ -220,12 +230,14 @@ class Driver:
                         )
 
         context = self.context
-        for share, outcome in self._run(do_share, (context,), left(), threads=context.threaded):
-            if outcome.crashed:
+        for share, outcome in self._run(
+            do_share, (context,), missing_shares(), threads=context.can_use_threads
+        ):
+            if outcome.has_crashed:
                 self._lost[share.number] = share
-                self._say(f"prepare: {self._named(share)} is set aside: {outcome.error}")
+                self._say(f"prepare: {self._describe_share(share)} is set aside: {outcome.error}")
             self._count_host(share, outcome)
-            ready(share, None if outcome.crashed else self._value(outcome))
+            ready(share, None if outcome.has_crashed else self._value(outcome))
             self._report_progress()
         self._report_progress()
         np.maximum.accumulate(firsts, out=firsts)
@@ -240,17 +252,17 @@ class Driver:
 
     def _duplicates(self, totals: ShareTotals, kind: Pass, keys: int) -> NDArray[np.int64]:
         """The offsets of each shard in the files of a pass."""
-        least = _RANGES if len(totals.documents) > _RANGES else 1
-        ranges = max(least, -(-keys * _BYTES_A_KEY // PASS_BYTES))
+        min_ranges = _RANGES if len(totals.documents) > _RANGES else 1
+        ranges = max(min_ranges, -(-keys * _BYTES_A_KEY // PASS_BYTES))
         self._say(
             f"prepare: looking for {'exact' if kind == 'hashes' else 'near'} duplicates in {ranges}"
             " ranges"
         )
         items = [(number, (kind, ranges, number)) for number in range(ranges)]
-        made = self._stage(
+        range_records = self._stage(
             f"{kind}-{totals.tag}{ranges}-{{:04}}.json", find_duplicates, totals, items
         )
-        return np.array([made[number]["offsets"] for number in range(ranges)], np.int64)
+        return np.array([range_records[number]["offsets"] for number in range(ranges)], np.int64)
 
     def _stage(
         self,
@@ -277,7 +289,7 @@ class Driver:
             del results[number]
         todo = ((number, arguments) for number, arguments in items if number not in results)
         for number, outcome in self._run(function, (self.context, totals), todo, large=large):
-            if outcome.crashed:
+            if outcome.has_crashed:
                 raise CrashedError(
                     f"task {name.format(number)} crashed three times ({outcome.error}); give the"
                     " machines more memory, and run the same command again to resume."
@@ -289,15 +301,17 @@ class Driver:
     def _damaged_outputs(self, records: Mapping[int, dict[str, Any]]) -> list[int]:
         """The records whose files are missing or changed; the machines read them."""
         todo = ((number, (record["files"],)) for number, record in records.items())
-        checked = self._run(is_output_whole, (self.context,), todo, large=True)
+        check_outcomes = self._run(is_output_whole, (self.context,), todo, large=True)
         return [
-            number for number, outcome in checked if outcome.crashed or not self._value(outcome)
+            number
+            for number, outcome in check_outcomes
+            if outcome.has_crashed or not self._value(outcome)
         ]
 
     def _run(
         self,
         function: Callable[..., Any],
-        shared: tuple[Any, ...],
+        common_arguments: tuple[Any, ...],
         items: Iterable[tuple[Any, tuple[Any, ...]]],
         *,
         large: bool = False,
@@ -308,34 +322,41 @@ class Driver:
 
         Raises StorageError if that has no success.
         """
-        tries, started = Counter[Any](), dict[Any, tuple[Any, ...]]()
+        tries, running_arguments = Counter[Any](), dict[Any, tuple[Any, ...]]()
 
         def start(
-            some: Iterable[tuple[Any, tuple[Any, ...]]],
+            tasks: Iterable[tuple[Any, tuple[Any, ...]]],
         ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-            for label, arguments in some:
-                started[label] = arguments
+            for label, arguments in tasks:
+                running_arguments[label] = arguments
                 yield label, arguments
 
         todo, run = items, self.spread.executor.run
         while True:
-            failed = []
+            failed_tasks = []
             for label, outcome in run(
-                function, shared, start(todo), self._check_stop, large=large, threads=threads
+                function,
+                common_arguments,
+                start(todo),
+                self._check_stop,
+                large=large,
+                threads=threads,
             ):
-                arguments = started.pop(label)
+                arguments = running_arguments.pop(label)
                 if not outcome.unavailable:
                     yield label, outcome
                     continue
                 tries[label] += 1
-                if outcome.damaged or tries[label] > _UNAVAILABLE:
+                if outcome.is_damaged or tries[label] > _UNAVAILABLE:
                     raise StorageError(outcome.error)
-                failed.append((label, arguments))
-                why = outcome.error
-            if not failed:
+                failed_tasks.append((label, arguments))
+                reason = outcome.error
+            if not failed_tasks:
                 return
-            self._say(f"prepare: {len(failed)} tasks are given out again; the last one: {why}")
-            todo = failed
+            self._say(
+                f"prepare: {len(failed_tasks)} tasks are given out again; the last one: {reason}"
+            )
+            todo = failed_tasks
 
     def _check_stop(self) -> None:
         if self.spread.stop.is_set():
@@ -377,26 +398,26 @@ class Driver:
                     f" mb_per_s={rate:.1f}"
                 )
 
-    def _named(self, share: Share) -> str:
+    def _describe_share(self, share: Share) -> str:
         """The share by its files."""
         number, stretch = share.spans[0]
         part = f" from {stretch.start:,} to {stretch.stop:,}" if stretch else ""
-        more = f" and {len(share.spans) - 1} more files" if len(share.spans) > 1 else ""
-        return f"share {share.number} ({self.files[number].name}{part}{more})"
+        suffix = f" and {len(share.spans) - 1} more files" if len(share.spans) > 1 else ""
+        return f"share {share.number} ({self.files[number].name}{part}{suffix})"
 
     def _refuse_lost(self) -> None:
         if not self._lost:
             return
-        named = [self._named(share) for share in self._lost.values()]
+        share_names = [self._describe_share(share) for share in self._lost.values()]
         self.tally.left_out = [
-            f"{name} is left out: its task crashed three times" for name in sorted(named)
+            f"{name} is left out: its task crashed three times" for name in sorted(share_names)
         ]
-        if len(named) > self.spread.max_crashed:
-            more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        if len(share_names) > self.spread.max_crashed:
+            suffix = f" and {len(share_names) - 1} more" if len(share_names) > 1 else ""
             raise CrashedError(
-                f"{named[0]}{more} crashed three times, probably for lack of memory or because of a"
+                f"{share_names[0]}{suffix} crashed three times, probably for lack of memory or because of a"
                 " defect in a library; all other shares are done. Correct or remove that text, or"
-                f" leave it out with data.max_crashed: {len(named)}."
+                f" leave it out with data.max_crashed: {len(share_names)}."
             )
 
     def _outputs(self) -> list[OutputPair]:
@@ -417,9 +438,13 @@ class Driver:
 
         for number, shard in enumerate(self.shards):
             add(
-                corpus.prefixes[shard.part], MASK, shard.name, [number], 0 if corpus.sided else None
+                corpus.prefixes[shard.part],
+                MASK,
+                shard.name,
+                [number],
+                0 if corpus.has_sides else None,
             )
-        if corpus.sided:
+        if corpus.has_sides:
             names = corpus.held_names
             for number, name in enumerate(names):
                 shards = range(len(self.shards)) if len(names) == 1 else [number]
@@ -468,7 +493,7 @@ def spread_out(
         work,
         spread.out or str(journal.folder.absolute()),
         str(ml_root()),
-        corpus.held,
+        corpus.heldout_files,
         job.hub,
         read_tests(options.cleaning.tests) if options.cleaning.tests else None,
     )
@@ -493,15 +518,15 @@ def _clear(work: str) -> None:
             folder.rmdir()
 
 
-def _work_folder(where: str, key: str) -> str:
+def _work_folder(location: str, key: str) -> str:
     """The place of the shares of this text and these settings; removes shares of other settings on
     a shared disk.
     """
-    if "://" in where:
-        return f"{where.rstrip('/')}/{key[:16]}"
-    folder = Path(where).absolute()
+    if "://" in location:
+        return f"{location.rstrip('/')}/{key[:16]}"
+    folder = Path(location).absolute()
     if folder.is_dir():
-        for other in folder.iterdir():
-            if other.is_dir() and other.name != key[:16]:
-                shutil.rmtree(other, ignore_errors=True)
+        for subfolder in folder.iterdir():
+            if subfolder.is_dir() and subfolder.name != key[:16]:
+                shutil.rmtree(subfolder, ignore_errors=True)
     return str(folder / key[:16])

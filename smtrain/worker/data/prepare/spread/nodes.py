@@ -50,8 +50,8 @@ _STORE_BYTES = 100 << 20  # results of tasks are small; the least that Ray accep
 _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
 _OF_BEFORE = 60.0  # seconds for which an end found at once may belong to an earlier attempt
-_AGAIN = 5
-_STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
+_MAX_RESTARTS = 5
+_STARTS = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
 _FOLDER = "smray"
 _START = """
 import sys
@@ -92,7 +92,7 @@ class RayNode:
         remove_left_folders()
         threads = task_threads(cores)
         self._folder = tempfile.mkdtemp(prefix=_FOLDER, dir=_short_folder())
-        self._lock: int | None = _locked(self._folder)
+        self._lock: int | None = _lock_folder(self._folder)
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -162,10 +162,13 @@ def cluster_environment(token: str) -> dict[str, str]:
 
 def _short_folder() -> str | None:
     folders = [tempfile.gettempdir(), "/tmp", "/dev/shm"]  # noqa: S108
-    return next((one for one in folders if len(one) <= _LONGEST and os.access(one, os.W_OK)), None)
+    return next(
+        (folder for folder in folders if len(folder) <= _LONGEST and os.access(folder, os.W_OK)),
+        None,
+    )
 
 
-def _locked(folder: str) -> int:
+def _lock_folder(folder: str) -> int:
     """Lock a folder for the life of this process; it appears locked, so no other process takes it
     for left behind.
     """
@@ -199,22 +202,26 @@ def _ends_with_parent() -> None:
 
 def _of_session(leader: int, folder: str) -> list[int]:
     """The processes of a node: those of its session, and those that name its folder."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             try:
                 session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
-                named = folder.encode() in (entry / "cmdline").read_bytes()
+                has_folder_name = folder.encode() in (entry / "cmdline").read_bytes()
             except (OSError, ValueError, IndexError):
                 continue
-            if session == leader or named:
-                found.append(int(entry.name))
-    return found
+            if session == leader or has_folder_name:
+                processes.append(int(entry.name))
+    return processes
 
 
 @contextmanager
 def head(
-    place: SharedPlace, address: str, port: int, cores: int, gone: Callable[[], None] = lambda: None
+    place: SharedPlace,
+    address: str,
+    port: int,
+    cores: int,
+    on_loss: Callable[[], None] = lambda: None,
 ) -> Iterator[RayExecutor]:
     """The cluster of a job, from its first host: an executor on it.
 
@@ -239,7 +246,7 @@ def head(
         while not ends.wait(_LOOK_S):
             if not node.runs:
                 node.close()
-                gone()
+                on_loss()
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -314,36 +321,36 @@ def on_cluster(
     few times without a finished task `fail` gets a sentence, in any thread, and has to end the
     process.
     """
-    started = int(os.environ.get(_STARTED, "0")) + 1
+    start_count = int(os.environ.get(_STARTS, "0")) + 1
     executor: RayExecutor | None = None
 
-    def gone(
+    def restart_or_fail(
         error: object = f"the Ray cluster at {address}:{port} is gone (its process ended).",
     ) -> None:
-        fruitless = 0 if executor and executor.finished else started
-        if fruitless < _AGAIN:
+        fruitless = 0 if executor and executor.finished else start_count
+        if fruitless < _MAX_RESTARTS:
             say(f"prepare: {error} It is started again.")
             sys.stdout.flush()
-            os.environ[_STARTED] = str(fruitless)
+            os.environ[_STARTS] = str(fruitless)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
-        told = threading.Thread(target=_tell_end, args=(place,), daemon=True)
-        told.start()
-        told.join(_ENDS_WITHIN)
+        end_message = threading.Thread(target=_tell_end, args=(place,), daemon=True)
+        end_message.start()
+        end_message.join(_ENDS_WITHIN)
         fail(
-            f"{error} It has died {_AGAIN} times without finishing a task, probably for lack of"
+            f"{error} It has died {_MAX_RESTARTS} times without finishing a task, probably for lack of"
             " memory; give the first machine more, and run the same command again to resume."
         )
 
     try:
-        with head(place, address, port, cores_here(), gone) as executor:
+        with head(place, address, port, cores_here(), restart_or_fail) as executor:
             result = run(executor)
     except LostClusterError as error:
-        gone(error)
+        restart_or_fail(error)
         raise
     finally:
         # not reached if this process starts again
         _tell_end(place)
-        os.environ.pop(_STARTED, None)
+        os.environ.pop(_STARTS, None)
     return result
 
 
@@ -359,38 +366,40 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
     """
     require_ray()
     node: RayNode | None = None
-    known: dict[str, Any] = {}
-    began = seen = time.monotonic()
+    cluster: dict[str, Any] = {}
+    began = last_answer = time.monotonic()
     try:
         while not stop.is_set():
             try:
-                now = place.record(MEETING) or {}
+                meeting = place.record(MEETING) or {}
             except (
                 StorageError
             ):  # the cluster may do well, and the first host ends the job if its tasks fail too
-                if time.monotonic() - seen > COMES_WITHIN:
+                if time.monotonic() - last_answer > COMES_WITHIN:
                     raise
-                now = known
-            if now.get("ended") and (known or time.monotonic() - began > _OF_BEFORE):
+                meeting = cluster
+            if meeting.get("ended") and (cluster or time.monotonic() - began > _OF_BEFORE):
                 return
-            now = {} if now.get("ended") else now
-            if now and now != known:  # the first, or one that the first host has started again
+            meeting = {} if meeting.get("ended") else meeting
+            if (
+                meeting and meeting != cluster
+            ):  # the first, or one that the first host has started again
                 if node:
                     node.close()
-                node, known = None, now
-            if known and (node is None or not node.runs) and answers(known["address"]):
+                node, cluster = None, meeting
+            if cluster and (node is None or not node.runs) and answers(cluster["address"]):
                 if node:
                     node.close()
                 node = RayNode(
-                    [f"--address={known['address']}", f"--node-ip-address={address}"],
-                    known["token"],
+                    [f"--address={cluster['address']}", f"--node-ip-address={address}"],
+                    cluster["token"],
                     cores or cores_here(),
                 )
-            if known and answers(known["address"]):
-                seen = time.monotonic()
-            elif time.monotonic() - seen > COMES_WITHIN:
+            if cluster and answers(cluster["address"]):
+                last_answer = time.monotonic()
+            elif time.monotonic() - last_answer > COMES_WITHIN:
                 raise SmtrainError(
-                    f"the job's first host {known.get('address', '')} is not there; its log says"
+                    f"the job's first host {cluster.get('address', '')} is not there; its log says"
                     " why. Start the job again."
                 )
             stop.wait(_LOOK_S)

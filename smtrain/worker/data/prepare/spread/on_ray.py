@@ -23,7 +23,7 @@ RETRIES = 2
 """Further tries of a task whose process or machine died; a share that crashes each time is set
 aside.
 """
-_LOST = 20  # tries of a task whose machine was lost
+_MACHINE_LOSS_TRIES = 20  # tries of a task whose machine was lost
 _AHEAD = 2
 _LARGE = 2  # large tasks of a machine at a time, on our own clusters in one process
 _LOOK_S = 1.0
@@ -74,11 +74,16 @@ class RayExecutor:
         *,
         ships_code: bool = False,
         alive: Callable[[], bool] = lambda: True,
-        lost: Callable[[str], object] | None = None,
+        on_loss: Callable[[str], object] | None = None,
         unit: int = 1,
     ) -> None:
         self._unit = unit
-        self._address, self._ships_code, self._alive, self._lost = address, ships_code, alive, lost
+        self._address, self._ships_code, self._alive, self._lost = (
+            address,
+            ships_code,
+            alive,
+            on_loss,
+        )
         self._left = threading.Event()
         self.finished = 0
 
@@ -124,8 +129,8 @@ class RayExecutor:
         self._left.set()
         ray_package().shutdown()
 
-    def _unusable(self, why: str) -> str:
-        return f"data.ray_address: the Ray cluster at {self._address} cannot be used: {why}."
+    def _unusable(self, reason: str) -> str:
+        return f"data.ray_address: the Ray cluster at {self._address} cannot be used: {reason}."
 
     def _give_up(self) -> None:
         if self._lost:
@@ -138,24 +143,24 @@ class RayExecutor:
 
     def _watch(self, address: str) -> None:
         """Call `lost` if nothing answers at the address for a while."""
-        seen = time.monotonic()
+        last_answer = time.monotonic()
         while not self._left.wait(_LOOK_S):
             if answers(address):
-                seen = time.monotonic()
-            elif self._lost and time.monotonic() - seen > _ANSWERS_WITHIN:
-                self._lost(str(self._gone(f"no answer for {_ANSWERS_WITHIN:.0f} s")))
+                last_answer = time.monotonic()
+            elif self._lost and time.monotonic() - last_answer > _ANSWERS_WITHIN:
+                self._lost(str(self._cluster_loss(f"no answer for {_ANSWERS_WITHIN:.0f} s")))
                 return
 
-    def _gone(self, why: str) -> LostClusterError:
+    def _cluster_loss(self, reason: str) -> LostClusterError:
         remedy = "; start it again, and run the same command again to resume" if self._lost else ""
-        return LostClusterError(f"the Ray cluster at {self._address} is gone ({why}){remedy}.")
+        return LostClusterError(f"the Ray cluster at {self._address} is gone ({reason}){remedy}.")
 
     def run(
         self,
         function: Callable[..., Any],
-        shared: tuple[Any, ...],
+        common_arguments: tuple[Any, ...],
         items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None],
+        on_wait: Callable[[], None],
         *,
         large: bool = False,
         threads: bool = False,
@@ -163,57 +168,59 @@ class RayExecutor:
         """See `TaskExecutor`. Raises LostClusterError if the cluster is gone."""
         ray = ray_package()
         remote = ray.remote(outcomes)
-        known = [ray.put(value) for value in shared]
-        running: dict[Any, list[tuple[Any, tuple[Any, ...]]]] = {}
-        lost: Counter[Any] = Counter()
+        common_references = [ray.put(value) for value in common_arguments]
+        tasks_in_flight: dict[Any, list[tuple[Any, tuple[Any, ...]]]] = {}
+        machine_losses: Counter[Any] = Counter()
 
-        def submit(some: list[tuple[Any, tuple[Any, ...]]]) -> None:
-            take = max(1, each * together // _LARGE) if large else share
+        def submit(group: list[tuple[Any, tuple[Any, ...]]]) -> None:
+            take = max(1, machine_cpus * group_size // _LARGE) if large else share
             task = remote.options(num_cpus=take, max_retries=RETRIES)
-            running[task.remote(function, [arguments for _, arguments in some], *known)] = some
+            tasks_in_flight[
+                task.remote(function, [arguments for _, arguments in group], *common_references)
+            ] = group
 
         share = 1 if threads else round(1 / self._unit, 4)
-        together = (
+        group_size = (
             min(_LARGE, self._unit) if large else 1
         )  # a whole machine may never be free on a shared cluster
-        cpus, each, looked, more = 0, 1, 0.0, True
+        cpus, machine_cpus, last_look, has_more = 0, 1, 0.0, True
         try:
             while True:
                 if not self._alive():
-                    raise self._gone("its process ended")
-                if time.monotonic() - looked >= _LOOK_S:
-                    cpus, each = _cpus(ray)
-                    looked = time.monotonic()
-                    waiting()
-                while more and len(running) < max(2, _AHEAD * cpus / share):
-                    some = list(islice(items, together))
-                    if not some:
-                        more = False
+                    raise self._cluster_loss("its process ended")
+                if time.monotonic() - last_look >= _LOOK_S:
+                    cpus, machine_cpus = _cpus(ray)
+                    last_look = time.monotonic()
+                    on_wait()
+                while has_more and len(tasks_in_flight) < max(2, _AHEAD * cpus / share):
+                    task_group = list(islice(items, group_size))
+                    if not task_group:
+                        has_more = False
                         break
-                    submit(some)
-                if not running:
+                    submit(task_group)
+                if not tasks_in_flight:
                     return
-                ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+                ready, _ = ray.wait(list(tasks_in_flight), num_returns=1, timeout=_LOOK_S)
                 for reference in ready:
-                    some = running.pop(reference)
+                    task_group = tasks_in_flight.pop(reference)
                     try:
-                        results = _results(ray, reference, len(some))
+                        results = _results(ray, reference, len(task_group))
                     except ray.exceptions.NodeDiedError:  # says nothing about the task
-                        label = some[0][0]
-                        lost[label] += 1
-                        if lost[label] > _LOST:
+                        label = task_group[0][0]
+                        machine_losses[label] += 1
+                        if machine_losses[label] > _MACHINE_LOSS_TRIES:
                             raise
-                        submit(some)
+                        submit(task_group)
                         continue
-                    for (label, _), result in zip(some, results, strict=True):
+                    for (label, _), result in zip(task_group, results, strict=True):
                         yield label, result
                         self.finished += 1
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
-            raise self._gone(first_line(error)) from None
+            raise self._cluster_loss(first_line(error)) from None
         finally:
-            for reference in running if self._alive() else ():
+            for reference in tasks_in_flight if self._alive() else ():
                 ray.cancel(reference, force=True)
 
 
@@ -228,5 +235,5 @@ def _results(ray: Any, reference: Any, count: int) -> list[TaskOutcome]:
     try:
         results: list[TaskOutcome] = ray.get(reference)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-        return [TaskOutcome(error=first_line(error), crashed=True)] * count
+        return [TaskOutcome(error=first_line(error), has_crashed=True)] * count
     return results

@@ -112,11 +112,11 @@ class SharedPlace:
                     yield file.write
                 (folder / name).replace(self.local / name)
             return
-        written = 0
+        sent_bytes = 0
 
         def append(data: memoryview) -> None:
-            nonlocal written
-            written += len(data)
+            nonlocal sent_bytes
+            sent_bytes += len(data)
             with self._errors():
                 stream.write(data)
 
@@ -128,7 +128,7 @@ class SharedPlace:
             # any more.
             with suppress(OSError):
                 stream.close()
-            retry(lambda: self._require_size(name, written), WAITS[:4])
+            retry(lambda: self._require_size(name, sent_bytes), WAITS[:4])
 
     def write(self, name: str, content: bytes) -> None:
         if self.local:
@@ -150,17 +150,17 @@ class SharedPlace:
 
     def fingerprint(self, name: str) -> dict[str, Any] | None:
         """Size and SHA-256 of a file; None if it does not exist."""
-        whole, size = hashlib.sha256(), 0
+        file_hash, size = hashlib.sha256(), 0
         try:
-            with self._opened(name) as file:
+            with self._open_file(name) as file:
                 while block := file.read(_COPY):
-                    whole.update(block)
+                    file_hash.update(block)
                     size += len(block)
         except OSError as error:
             if is_absent(error):
                 return None
             raise self._unavailable(error) from error
-        return {"bytes": size, "sha256": whole.hexdigest()}
+        return {"bytes": size, "sha256": file_hash.hexdigest()}
 
     def read_sealed(self, name: str, record: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes start:stop of the content of a sealed file, which `record` says to be complete.
@@ -172,9 +172,9 @@ class SharedPlace:
             with self.open(name) as file:
                 return read_sealed(file, start, stop)
         except DamagedError:
-            raise self.damaged(name, record) from None
+            raise self.damage_error(name, record) from None
 
-    def damaged(self, name: str, record: str) -> StorageError:
+    def damage_error(self, name: str, record: str) -> StorageError:
         """The error for a file that differs from the written one; removes its record, so that it is
         made again.
         """
@@ -191,7 +191,7 @@ class SharedPlace:
     def record(self, name: str) -> dict[str, Any] | None:
         """The content of `write_record`; None without one, or if it is damaged."""
         try:
-            with self._opened(name) as file:
+            with self._open_file(name) as file:
                 read = json.loads(bytes(file.read()))
             content: dict[str, Any] = read["record"]
             return content if read["crc32"] == zlib.crc32(json.dumps(content).encode()) else None
@@ -205,10 +205,10 @@ class SharedPlace:
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
         """A seekable file for reading, whose errors while it is open are StorageError."""
-        with self._errors(), self._opened(name) as file:
+        with self._errors(), self._open_file(name) as file:
             yield file
 
-    def _opened(self, name: str) -> Any:
+    def _open_file(self, name: str) -> Any:
         return (self.local / name).open("rb") if self.local else self._steady(name)
 
     def _steady(self, name: str) -> Any:
@@ -257,11 +257,11 @@ class SharedPlace:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: OSError) -> StorageError:
-        why = f" ({first_line(error)}); check that every one of them can read and write it"
+        reason = f" ({first_line(error)}); check that every one of them can read and write it"
         if is_of_store(error):
-            why = f": {explain(error)}"
+            reason = f": {explain(error)}"
         return StorageError(
-            f"{self.uri}, which all machines of a preparation share, cannot be used{why}, and run"
+            f"{self.uri}, which all machines of a preparation share, cannot be used{reason}, and run"
             " the same command again to resume."
         )
 

@@ -41,9 +41,9 @@ def connection_fault(address: str, limit: float) -> str | None:
             start = b""
             while len(start) < _FRAME_HEADER:
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
-                if not (more := connection.recv(_FRAME_HEADER - len(start))):
+                if not (chunk := connection.recv(_FRAME_HEADER - len(start))):
                     break
-                start += more
+                start += chunk
     except TimeoutError:
         return f"no answer within {limit:.0f} s; {_LOOK}"
     except socket.gaierror:
@@ -86,9 +86,9 @@ def answers(address: str) -> bool:
 def _endpoint(address: str) -> tuple[str, int] | None:
     """Host and port; None for an address that Ray finds by itself."""
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _running()
-    scheme, _, rest = address.rpartition("://")
-    host, colon, port = rest.partition("?")[0].rstrip("/").rpartition(":")
+        address = os.environ.get("RAY_ADDRESS") or _running_cluster()
+    scheme, _, authority = address.rpartition("://")
+    host, colon, port = authority.partition("?")[0].rstrip("/").rpartition(":")
     if scheme == "ray" and not colon:
         host, port = port, str(_CLIENT_PORT)
     if scheme not in ("", "ray") or not host or not port.isdigit() or int(port) > 65535:
@@ -96,7 +96,7 @@ def _endpoint(address: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _running() -> str:
+def _running_cluster() -> str:
     """The address of the cluster that this machine belongs to, as Ray finds it; empty without
     one.
     """

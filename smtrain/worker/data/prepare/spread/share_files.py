@@ -80,7 +80,7 @@ class ShareWriter:
         """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held
         out.
         """
-        bad = [[one.file, one.line, one.reason] for one in piece.bad[:BAD_LINES_KEPT]]
+        bad = [[line.file, line.line, line.reason] for line in piece.bad[:BAD_LINES_KEPT]]
         block = piece.block
         self.runs.append(
             [block.file.number, block.first, piece.lines, len(piece.lengths), len(piece.bad), bad]
@@ -92,7 +92,7 @@ class ShareWriter:
             self._append("sides", sides.astype("i1").data)
         if piece.mask is not None:
             self._append("mask", piece.mask.data)
-        for name, keys in (("hashes", piece.hashes), ("bands", piece.near)):
+        for name, keys in (("hashes", piece.hashes), ("bands", piece.band_keys)):
             if keys is not None:
                 self._keys[name].append(keys)
         self.documents += len(piece.lengths)
@@ -126,10 +126,10 @@ class ShareWriter:
         return record
 
 
-def sorted_keys(keys: NDArray[np.uint64], each: int) -> bytes:
+def sorted_keys(keys: NDArray[np.uint64], keys_per_document: int) -> bytes:
     """The content of a file of keys, `each` of them per document, sealed."""
     rows = np.empty(len(keys), KEY)
-    rows["key"], rows["document"] = keys, np.arange(len(keys)) // max(each, 1)
+    rows["key"], rows["document"] = keys, np.arange(len(keys)) // max(keys_per_document, 1)
     return seal(rows[np.argsort(keys, kind="stable")].tobytes())
 
 
@@ -156,7 +156,7 @@ def keys_between(place: SharedPlace, share: int, end: str, first: int, last: int
                     read_sealed(file, low * KEY.itemsize, high * KEY.itemsize), KEY
                 )
             except (DamagedError, ValueError):
-                raise place.damaged(f"{name}.{end}", f"{name}.json") from None
+                raise place.damage_error(f"{name}.{end}", f"{name}.json") from None
             keys = rows["key"]
             if (low == 0 or keys[0] < first) and (high == count or keys[-1] > last):
                 return rows[
@@ -188,11 +188,11 @@ class ShareReader:
             return None
         raw, mark = self.place.read(f"{self.name}.{end}"), self.record["files"][end]
         if len(raw) != mark["bytes"] or hashlib.sha256(raw).hexdigest() != mark["sha256"]:
-            raise self._damaged(end)
+            raise self._damage_error(end)
         return np.frombuffer(raw, dtype)
 
     def tokens(
-        self, kept: NDArray[np.bool_] | None, *, mask: bool = False
+        self, keep_mask: NDArray[np.bool_] | None, *, mask: bool = False
     ) -> Iterator[tuple[Any, NDArray[np.int32]]]:
         """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those
         of the masks.
@@ -204,28 +204,31 @@ class ShareReader:
         assert lengths is not None
         bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if self.record["files"][end]["bytes"] != bounds[-1] * kind.itemsize:
-            raise self._damaged(end)
-        whole = hashlib.sha256()
+            raise self._damage_error(end)
+        file_hash = hashlib.sha256()
         with self.place.open(f"{self.name}.{end}") as file:
             first = 0
             while first < len(lengths):
                 stop = max(
                     first + 1, int(np.searchsorted(bounds, bounds[first] + _GROUP, "right")) - 1
                 )
-                some = slice(first, stop)
-                wanted = int(bounds[stop] - bounds[first]) * kind.itemsize
-                raw = file.read(wanted)
-                whole.update(raw)
-                if len(raw) != wanted:
-                    raise self._damaged(end)
+                document_range = slice(first, stop)
+                byte_count = int(bounds[stop] - bounds[first]) * kind.itemsize
+                raw = file.read(byte_count)
+                file_hash.update(raw)
+                if len(raw) != byte_count:
+                    raise self._damage_error(end)
                 tokens = np.frombuffer(raw, kind)
-                if kept is None:
-                    yield tokens, lengths[some]
-                elif kept[some].any():
-                    yield tokens[np.repeat(kept[some], lengths[some])], lengths[some][kept[some]]
+                if keep_mask is None:
+                    yield tokens, lengths[document_range]
+                elif keep_mask[document_range].any():
+                    yield (
+                        tokens[np.repeat(keep_mask[document_range], lengths[document_range])],
+                        lengths[document_range][keep_mask[document_range]],
+                    )
                 first = stop
-        if whole.hexdigest() != self.record["files"][end]["sha256"]:
-            raise self._damaged(end)
+        if file_hash.hexdigest() != self.record["files"][end]["sha256"]:
+            raise self._damage_error(end)
 
-    def _damaged(self, end: str) -> StorageError:
-        return self.place.damaged(f"{self.name}.{end}", f"{self.name}.json")
+    def _damage_error(self, end: str) -> StorageError:
+        return self.place.damage_error(f"{self.name}.{end}", f"{self.name}.json")

@@ -28,18 +28,20 @@ class SpreadTally(CorpusTally):
 
     def add_share(self, record: dict[str, Any]) -> None:
         """Add the counts of the next share. Raises DataError beyond `max_bad` bad lines."""
-        for number, first, lines, documents, bad, kept in record["runs"]:
-            some = [BadLine(*one) for one in kept]
-            self.bad.add(number, first, lines, some, self.corpus.options.max_bad, bad - len(kept))
+        for number, first, lines, documents, bad, bad_rows in record["runs"]:
+            bad_lines = [BadLine(*row) for row in bad_rows]
+            self.bad.add(
+                number, first, lines, bad_lines, self.corpus.options.max_bad, bad - len(bad_rows)
+            )
             if self.corpus.sequences:
                 self.per_file[number] += documents // self.corpus.sequences
         self.findings.add(Findings.of(record))
         self.read_documents += record["documents"]
         self.read_tokens += record["tokens"]
 
-    def add_outputs(self, outputs: Sequence[OutputPair], made: Sequence[dict[str, Any]]) -> None:
+    def add_outputs(self, outputs: Sequence[OutputPair], results: Sequence[dict[str, Any]]) -> None:
         """Add the files that were written, in their order."""
-        for output, result in zip(outputs, made, strict=True):
+        for output, result in zip(outputs, results, strict=True):
             prefix, dash, _ = output.prefix.partition("-")
             if not self._sets or self._sets[-1].prefix != prefix:
                 self._sets.append(PairSet(prefix, bool(dash)))

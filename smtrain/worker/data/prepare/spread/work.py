@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.protocol.container import Container, ml_root
-from smtrain.worker.data.clean.dedup import DUPLICATES, EXAMPLE_TOKENS, NEAR
-from smtrain.worker.data.clean.holdout import HELD, TEST, TEST_PART, TRAIN
+from smtrain.worker.data.clean.dedup import DUPLICATES, EXAMPLE_TOKENS, NEAR_DUPLICATES
+from smtrain.worker.data.clean.holdout import HOLDOUT, TEST, TEST_PART, TRAIN
 from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import Refiner
 from smtrain.worker.data.piece import Piece
@@ -91,12 +91,12 @@ class WorkContext:
     work: str
     out: str
     root: str
-    held: frozenset[int]
+    heldout_files: frozenset[int]
     hub: tuple[tuple[str, str | None], ...] = ()
     tests: OverlapFinder | None = None
 
     @property
-    def threaded(self) -> bool:
+    def can_use_threads(self) -> bool:
         """Whether `do_share` can use several cores; filters and conversations are Python, which
         runs one thread.
         """
@@ -116,16 +116,16 @@ class ShareTotals:
     tag: str
     documents: NDArray[np.int64]
     firsts: NDArray[np.int64]
-    lost: frozenset[int] = frozenset()
-    exact: NDArray[np.int64] | None = None
+    lost_shares: frozenset[int] = frozenset()
+    exact_offsets: NDArray[np.int64] | None = None
     survivors: NDArray[np.int64] | None = None
-    near: NDArray[np.int64] | None = None
+    near_offsets: NDArray[np.int64] | None = None
 
     def shares(self, shard: int) -> list[int]:
         return [
             n
             for n in range(int(self.firsts[shard]), int(self.firsts[shard + 1]))
-            if n not in self.lost
+            if n not in self.lost_shares
         ]
 
     def in_shard(self, shard: int) -> int:
@@ -158,7 +158,7 @@ class _TaskProcess:
 
     def __init__(self, context: WorkContext) -> None:
         self.key = context.key
-        tokenizer = Path(here(context.tokenizer, context.root))
+        tokenizer = Path(path_on_host(context.tokenizer, context.root))
         options = context.options
         self.maker: RecordMaker | None = None
         if context.sft:
@@ -167,7 +167,7 @@ class _TaskProcess:
             return
         cleaning = options.cleaning
         if cleaning.languages and cleaning.languages.model:
-            model = here(cleaning.languages.model, context.root)
+            model = path_on_host(cleaning.languages.model, context.root)
             cleaning = replace(cleaning, languages=replace(cleaning.languages, model=model))
         refine = Refiner(cleaning, context.tests).refine if cleaning.refines else None
         self.settings = TokenizeSettings(options, tokenizer, context.facts, refine)
@@ -178,7 +178,7 @@ class _TaskProcess:
 _machine: _TaskProcess | None = None
 
 
-def _prepared(context: WorkContext) -> _TaskProcess:
+def _task_process(context: WorkContext) -> _TaskProcess:
     global _machine
     if _machine is None or _machine.key != context.key:
         _machine = _TaskProcess(context)
@@ -187,24 +187,28 @@ def _prepared(context: WorkContext) -> _TaskProcess:
 
 def named_encoder(tokenizer: Path, name: str) -> Encoder:
     """The encoder that the driver uses. Raises DataError if this machine lacks it."""
-    fast, why = encoder.choose(tokenizer, _threads())
-    chosen = fast if fast.name == name else TokenizersEncoder(tokenizer)
-    if chosen.name != name:
+    fast, reason = encoder.choose(tokenizer, _threads())
+    text_encoder = fast if fast.name == name else TokenizersEncoder(tokenizer)
+    if text_encoder.name != name:
         raise DataError(
-            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({why})' if why else ''} and the"
+            f"{socket.gethostname()} tokenizes with {fast.name}{f' ({reason})' if reason else ''} and the"
             f" driver with {name}; install the same packages on both."
         )
-    return chosen
+    return text_encoder
 
 
 def _threads() -> int:
     return int(os.environ.get(THREADS, "1"))
 
 
-def here(path: str, root: str) -> str:
+def path_on_host(path: str, root: str) -> str:
     """The driver's path as this host names it."""
-    own = str(ml_root())
-    return own + path[len(root) :] if root and own != root and path.startswith(f"{root}/") else path
+    host_root = str(ml_root())
+    return (
+        host_root + path[len(root) :]
+        if root and host_root != root and path.startswith(f"{root}/")
+        else path
+    )
 
 
 @dataclass
@@ -216,10 +220,10 @@ class TaskOutcome:
     value: Any = None
     error: str = ""
     mismatch: bool = False
-    crashed: bool = False
+    has_crashed: bool = False
     unavailable: bool = False
     """A store, the network or a disk failed: the task may succeed later."""
-    damaged: bool = False
+    is_damaged: bool = False
     """It failed because of a damaged file of earlier work, which the next attempt makes again."""
     host: str = ""
     seconds: float = 0.0
@@ -235,7 +239,7 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         return TaskOutcome(error=str(error), mismatch=True)
     except StorageError as error:
         return TaskOutcome(
-            error=str(error), unavailable=True, damaged=error.damaged, host=host_name()
+            error=str(error), unavailable=True, is_damaged=error.damaged, host=host_name()
         )
     except DataError as error:
         return TaskOutcome(error=str(error))
@@ -247,10 +251,14 @@ def outcome(function: Any, *arguments: Any) -> TaskOutcome:
         )
 
 
-def outcomes(function: Any, several: list[tuple[Any, ...]], *shared: Any) -> list[TaskOutcome]:
+def outcomes(
+    function: Any, several: list[tuple[Any, ...]], *common_arguments: Any
+) -> list[TaskOutcome]:
     """Call a task with each of several arguments at the same time."""
     with ThreadPoolExecutor(len(several)) as pool:
-        return list(pool.map(lambda arguments: outcome(function, *shared, *arguments), several))
+        return list(
+            pool.map(lambda arguments: outcome(function, *common_arguments, *arguments), several)
+        )
 
 
 def host_name() -> str:
@@ -264,10 +272,10 @@ def do_share(context: WorkContext, share: Share, files: Mapping[int, SourceFile]
 
     Raises DataError for text that cannot be used, or is not here.
     """
-    machine = _prepared(context)
-    own = {number: _same_file(context, file) for number, file in files.items()}
+    machine = _task_process(context)
+    host_files = {number: _same_file(context, file) for number, file in files.items()}
     with ShareWriter(place(context.work), share, np.dtype(context.facts.dtype)) as writer:
-        for piece in _pieces(context, machine, share, own):
+        for piece in _pieces(context, machine, share, host_files):
             writer.add(piece, _sides(context, piece))
         return writer.finish()
 
@@ -283,7 +291,7 @@ def _pieces(
         return
     todo = span_blocks(share.spans, files, context.options)
     threads = _threads()
-    if context.threaded and threads > 1:
+    if context.can_use_threads and threads > 1:
         settings = replace(machine.settings, options=replace(context.options, workers=threads))
         with ThreadPoolExecutor(threads, thread_name_prefix="tokenize") as pool:
             yield from pieces(todo, settings, machine.encoder, pool)
@@ -295,8 +303,8 @@ def _pieces(
 def _sides(context: WorkContext, piece: Piece) -> NDArray[np.int8] | None:
     if piece.sides is not None or not context.sft or context.options.holdout is None:
         return piece.sides
-    held = piece.block.file.number in context.held
-    return np.full(len(piece.lengths), HELD if held else TRAIN, np.int8)
+    is_held_out = piece.block.file.number in context.heldout_files
+    return np.full(len(piece.lengths), HOLDOUT if is_held_out else TRAIN, np.int8)
 
 
 def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
@@ -306,12 +314,14 @@ def _same_file(context: WorkContext, file: SourceFile) -> SourceFile:
     """
     if "://" in file.path:
         return replace(file)
-    path = here(file.path, context.root)
+    path = path_on_host(file.path, context.root)
     if not os.path.exists(path) and context.hub:
-        machine = _prepared(context)
+        machine = _task_process(context)
         if machine.hub is None:
-            found = (find_files(uri, commits={uri: at} if at else None) for uri, at in context.hub)
-            machine.hub = {one.name: one for files in found for one in files}
+            file_lists = (
+                find_files(uri, commits={uri: at} if at else None) for uri, at in context.hub
+            )
+            machine.hub = {hub_file.name: hub_file for files in file_lists for hub_file in files}
         path = machine.hub[file.name].path if file.name in machine.hub else path
     try:
         size = retry(lambda: os.stat(path).st_size)
@@ -339,11 +349,11 @@ def find_duplicates(
     target = place(context.work)
     first, last = key_range(number, ranges)
     keys, positions, ranks = [np.zeros(0, "<u8")], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    before = 0
+    earlier_survivors = 0
     for shard in range(len(totals.firsts) - 1):
-        kept = _kept(context, totals, shard) if kind == "bands" else None
-        rank = None if kept is None else before + np.cumsum(kept) - 1
-        before += 0 if kept is None else int(kept.sum())
+        survivors = _survivor_mask(context, totals, shard) if kind == "bands" else None
+        rank = None if survivors is None else earlier_survivors + np.cumsum(survivors) - 1
+        earlier_survivors += 0 if survivors is None else int(survivors.sum())
         at = 0
         for share in totals.shares(shard):
             count = int(totals.documents[share])
@@ -352,8 +362,8 @@ def find_duplicates(
                 if count
                 else np.zeros(0, [("key", "u8")])
             )
-            if count and kept is not None and rank is not None:
-                rows = rows[kept[at + rows["document"].astype(np.int64)]]
+            if count and survivors is not None and rank is not None:
+                rows = rows[survivors[at + rows["document"].astype(np.int64)]]
                 ranks.append(rank[at + rows["document"].astype(np.int64)])
             if len(rows):
                 keys.append(rows["key"])
@@ -361,21 +371,21 @@ def find_duplicates(
                     (np.uint64(share) << np.uint64(32)) | rows["document"].astype(np.uint64)
                 )
             at += count
-    every, places = np.concatenate(keys), np.concatenate(positions)
-    order = np.argsort(every, kind="stable")
-    every = every[order]
-    leads = np.ones(len(every), bool)
-    leads[1:] = every[1:] != every[:-1]
+    all_keys, places = np.concatenate(keys), np.concatenate(positions)
+    order = np.argsort(all_keys, kind="stable")
+    all_keys = all_keys[order]
+    leads = np.ones(len(all_keys), bool)
+    leads[1:] = all_keys[1:] != all_keys[:-1]
     repeats = ~leads
-    near = context.options.cleaning.near
-    if kind == "bands" and near is not None:
+    near_duplicates = context.options.cleaning.near
+    if kind == "bands" and near_duplicates is not None:
         rank_of = np.concatenate(ranks)[order]
         lead = (
-            np.maximum.accumulate(np.where(leads, np.arange(len(every)), 0))
-            if len(every)
-            else every.astype(int)
+            np.maximum.accumulate(np.where(leads, np.arange(len(all_keys)), 0))
+            if len(all_keys)
+            else all_keys.astype(int)
         )
-        repeats &= rank_of[lead] < near.documents
+        repeats &= rank_of[lead] < near_duplicates.documents
     losers = np.unique(places[order[repeats]])
     name = f"{kind}-{totals.tag}{ranges}-{number:04}"
     target.write(f"{name}.losers", seal(losers.astype("<u8").tobytes()))
@@ -387,7 +397,7 @@ def _losers(
     context: WorkContext, totals: ShareTotals, kind: Pass, offsets: NDArray[np.int64], shard: int
 ) -> NDArray[Any]:
     """The documents of a shard that `find_duplicates` named, as numbers within the shard."""
-    found = [np.zeros(0, "<u8")]
+    position_parts = [np.zeros(0, "<u8")]
     for number, row in enumerate(offsets):
         first, stop = int(row[shard]), int(row[shard + 1])
         if stop > first:
@@ -396,9 +406,9 @@ def _losers(
                 f"{name}.losers", f"{name}.json", 8 * first, 8 * stop
             )
             if len(raw) != 8 * (stop - first):
-                raise place(context.work).damaged(f"{name}.losers", f"{name}.json")
-            found.append(np.frombuffer(raw, "<u8"))
-    positions = np.unique(np.concatenate(found))
+                raise place(context.work).damage_error(f"{name}.losers", f"{name}.json")
+            position_parts.append(np.frombuffer(raw, "<u8"))
+    positions = np.unique(np.concatenate(position_parts))
     shares = totals.shares(shard)
     bases = np.zeros(int(totals.firsts[-1]) + 1, np.int64)
     bases[shares] = np.cumsum([0, *totals.documents[shares]])[:-1]
@@ -410,28 +420,28 @@ def keep_first(context: WorkContext, totals: ShareTotals, shard: int) -> dict[st
     """Write a bit per document of a shard, set unless it is an exact duplicate; returns how many
     are left.
     """
-    assert totals.exact is not None
-    kept = np.ones(totals.in_shard(shard), bool)
-    kept[_losers(context, totals, "hashes", totals.exact, shard)] = False
+    assert totals.exact_offsets is not None
+    keep_mask = np.ones(totals.in_shard(shard), bool)
+    keep_mask[_losers(context, totals, "hashes", totals.exact_offsets, shard)] = False
     place(context.work).write(
-        f"{_kept_name(totals, shard)}.bits", seal(np.packbits(kept).tobytes())
+        f"{_kept_name(totals, shard)}.bits", seal(np.packbits(keep_mask).tobytes())
     )
-    return {"left": int(kept.sum())}
+    return {"left": int(keep_mask.sum())}
 
 
 def _kept_name(totals: ShareTotals, shard: int) -> str:
     return f"kept-{totals.tag}{shard:05}"
 
 
-def _kept(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.bool_]:
+def _survivor_mask(context: WorkContext, totals: ShareTotals, shard: int) -> NDArray[np.bool_]:
     """A mask of the documents of a shard that are no exact duplicates."""
     count = totals.in_shard(shard)
-    if totals.exact is None:
+    if totals.exact_offsets is None:
         return np.ones(count, bool)
     name = _kept_name(totals, shard)
     raw = place(context.work).read_sealed(f"{name}.bits", f"{name}.json")
     if len(raw) != -(-count // 8):
-        raise place(context.work).damaged(f"{name}.bits", f"{name}.json")
+        raise place(context.work).damage_error(f"{name}.bits", f"{name}.json")
     return np.unpackbits(np.frombuffer(raw, np.uint8), count=count).astype(bool)
 
 
@@ -440,7 +450,7 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
     kept as a record.
     """
     work, out, dtype = place(context.work), place(context.out), np.dtype(context.facts.dtype)
-    dropped: Counter[str] = Counter()
+    drop_counts: Counter[str] = Counter()
     examples: list[tuple[int, list[int]]] = []
     per_file: dict[int, int] = {}
     with out.scratch() as folder, ExitStack() as stack:
@@ -450,10 +460,10 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
             tally.begin()
             stack.callback(tally.close)
         for shard in output.shards:
-            first = _kept(context, totals, shard)
-            kept = first.copy()
-            if totals.near is not None:
-                kept[_losers(context, totals, "bands", totals.near, shard)] = False
+            first = _survivor_mask(context, totals, shard)
+            survivors = first.copy()
+            if totals.near_offsets is not None:
+                survivors[_losers(context, totals, "bands", totals.near_offsets, shard)] = False
             at = 0
             for share in totals.shares(shard):
                 record = work.record(f"{share_name(share)}.json")
@@ -464,20 +474,22 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
                 reader = ShareReader(work, record, dtype)
                 rows = slice(at, at + int(totals.documents[share]))
                 at = rows.stop
-                left = kept[rows]
+                output_mask = survivors[rows]
                 if output.counts:
-                    dropped[DUPLICATES] += int((~first[rows]).sum())
-                    dropped[NEAR] += int((first[rows] & ~left).sum())
-                    _keep_examples(examples, reader, first[rows] & ~left)
+                    drop_counts[DUPLICATES] += int((~first[rows]).sum())
+                    drop_counts[NEAR_DUPLICATES] += int((first[rows] & ~output_mask).sum())
+                    _keep_examples(examples, reader, first[rows] & ~output_mask)
                 sides = reader.column("sides", "i1")
                 if sides is not None and output.side is not None:
                     if output.counts:
-                        dropped[TEST_PART] += int((left & (sides == TEST)).sum())
-                    left = left & (sides == output.side)
+                        drop_counts[TEST_PART] += int((output_mask & (sides == TEST)).sum())
+                    output_mask = output_mask & (sides == output.side)
                 for tally, mask in zip(tallies, (False, True), strict=False):
-                    for tokens, lengths in reader.tokens(None if left.all() else left, mask=mask):
+                    for tokens, lengths in reader.tokens(
+                        None if output_mask.all() else output_mask, mask=mask
+                    ):
                         tally.add(tokens, lengths)
-                _count_files(per_file, record["runs"], left)
+                _count_files(per_file, record["runs"], output_mask)
         files: dict[str, Any] = {}
         documents, tokens = tallies[0].documents, tallies[0].tokens
         for tally in tallies:
@@ -490,7 +502,7 @@ def write_output(context: WorkContext, totals: ShareTotals, output: OutputPair) 
         "documents": documents,
         "tokens": tokens,
         "files": files,
-        "dropped": +dropped,
+        "dropped": +drop_counts,
         "examples": examples,
         "per_file": list(per_file.items()),
     }
@@ -502,11 +514,13 @@ def is_output_whole(context: WorkContext, files: Mapping[str, Mapping[str, Any]]
     return all(out.fingerprint(name) == dict(mark) for name, mark in files.items())
 
 
-def _count_files(counts: dict[int, int], runs: list[list[Any]], kept: NDArray[np.bool_]) -> None:
+def _count_files(
+    counts: dict[int, int], runs: list[list[Any]], keep_mask: NDArray[np.bool_]
+) -> None:
     """Add the documents that each file keeps; a run of a record is [file, first, lines, documents,
     ...].
     """
-    ends = np.concatenate([[0], np.cumsum(kept)])
+    ends = np.concatenate([[0], np.cumsum(keep_mask)])
     at = 0
     for number, _, _, documents, *_ in runs:
         counts[number] = counts.get(number, 0) + int(ends[at + documents] - ends[at])
@@ -520,14 +534,14 @@ def _keep_examples(
     numbers = np.flatnonzero(left_out)[: EXAMPLES - len(examples)]
     if not len(numbers):
         return
-    chosen = np.zeros(len(left_out), bool)
-    chosen[numbers] = True
+    example_mask = np.zeros(len(left_out), bool)
+    example_mask[numbers] = True
     ends = np.cumsum([run[3] for run in reader.record["runs"]])
     file_of = [
         reader.record["runs"][int(np.searchsorted(ends, number, "right"))][0] for number in numbers
     ]
     at = 0
-    for tokens, lengths in reader.tokens(chosen):
+    for tokens, lengths in reader.tokens(example_mask):
         starts = np.concatenate([[0], np.cumsum(lengths)])
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=False):
             examples.append(

@@ -10,7 +10,7 @@ from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.forms import archives, rows, wiki
 from smtrain.worker.data.read.reading import BadLine, Documents, add_text, strings
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 
 _READERS = {
     "json": rows.array_documents,
@@ -31,29 +31,32 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
     texts: list[str] = []
     places: list[int] = []
     bad: list[BadLine] = []
-    unread = UnreadText()
-    size = lines = done = 0
+    ignored_text = IgnoredText()
+    size = lines = block_start = 0
     first = True
 
     def block(at: int) -> Block:
-        nonlocal texts, places, bad, unread, size, done, first
+        nonlocal texts, places, bad, ignored_text, size, block_start, first
         block_ = Block(
-            file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread, places)
+            file,
+            max(at - block_start, 0),
+            first,
+            Documents(strings(texts), bad, 0, ignored_text, places),
         )
-        texts, places, bad, unread, size, done, first = (
+        texts, places, bad, ignored_text, size, block_start, first = (
             [],
             [],
             [],
-            UnreadText(),
+            IgnoredText(),
             0,
-            max(at, done),
+            max(at, block_start),
             False,
         )
         return block_
 
     for item in _READERS[file.kind](file, stream, text_column):
-        if isinstance(item, UnreadText):
-            unread.count(item)
+        if isinstance(item, IgnoredText):
+            ignored_text.count(item)
             continue
         lines += 1
         if isinstance(item, BadLine):

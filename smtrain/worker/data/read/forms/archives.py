@@ -14,12 +14,12 @@ from typing import Any
 
 from smtrain.core.config import textfiles
 from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffered
+from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffer_stream
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.forms.rows import text_of
 from smtrain.worker.data.read.reading import BadLine, parse_line
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 
 _TEXT = (".txt", ".md", ".rst", "")
 _LONGEST_LINE = 1 << 22
@@ -31,28 +31,28 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
     Raises DataError for an incomplete archive, or one without text.
     """
     column = TextColumn(text_column)
-    others: dict[str, int] = {}
+    other_counts: dict[str, int] = {}
     texts = 0
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 if not member.isfile():
                     if not member.isdir():
-                        others["links"] = others.get("links", 0) + 1
+                        other_counts["links"] = other_counts.get("links", 0) + 1
                     continue
                 kind = textfiles.kind(member.name)
                 ending = PurePosixPath(member.name).suffix.lower()
-                inside = archive.extractfile(member)
+                member_file = archive.extractfile(member)
                 if (
-                    inside is None
+                    member_file is None
                     or (kind != "jsonl" and ending not in _TEXT)
                     or textfiles.compression(member.name)
                 ):
-                    others[ending] = others.get(ending, 0) + 1
+                    other_counts[ending] = other_counts.get(ending, 0) + 1
                     continue
                 texts += 1
                 if kind == "jsonl":
-                    yield from _lines(member.name, inside, column, file)
+                    yield from _lines(member.name, member_file, column, file)
                     continue
                 if member.size > LARGEST_DOCUMENT:
                     raise DataError(
@@ -60,7 +60,7 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
                         " split it."
                     )
                 try:
-                    yield inside.read().decode()
+                    yield member_file.read().decode()
                 except UnicodeDecodeError as error:
                     yield BadLine(
                         f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}"
@@ -71,21 +71,22 @@ def tar_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
         raise DataError(
             f"{file.path} is not a whole tar archive ({first_line(error)}); write it again."
         ) from None
-    ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {
+    ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in other_counts} | {
         "links": "links of a tar"
     }
-    yield UnreadText({ends[name]: count for name, count in others.items()})
+    yield IgnoredText({ends[name]: count for name, count in other_counts.items()})
     if not texts:
         content = (
-            ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
+            ", ".join(f"{count} {ending}" for ending, count in sorted(other_counts.items()))
+            or "nothing"
         )
         raise DataError(
             f"{file.path} holds no text ({content}); unpack it and give what holds the text."
         )
 
 
-def _lines(name: str, inside: Any, column: TextColumn, file: SourceFile) -> Iterator[object]:
-    for number, raw in enumerate(inside, start=1):
+def _lines(name: str, lines: Any, column: TextColumn, file: SourceFile) -> Iterator[object]:
+    for number, raw in enumerate(lines, start=1):
         if not raw.strip():
             continue
         row, fault = parse_line(raw)
@@ -98,7 +99,7 @@ def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
 
     Raises DataError for a broken archive, or one that holds only pages.
     """
-    reader = buffered(stream)
+    reader = buffer_stream(stream)
     texts = pages = number = 0
     while line := reader.readline(_LONGEST_LINE):
         if not line.strip():
@@ -109,14 +110,14 @@ def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
                 f"{file.path} is not a WARC file (record {number} does not begin as one); write it"
                 " again."
             )
-        about = _headers(reader)
-        length = about.get("content-length", "")
+        headers = _headers(reader)
+        length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_DOCUMENT:
             raise DataError(f"{file.path}: record {number} has no readable length; write it again.")
         body = reader.read(int(length))
         if len(body) < int(length):
             raise DataError(f"{file.path} ends within record {number}; write it again.")
-        kind, media = about.get("warc-type"), about.get("content-type", "")
+        kind, media = headers.get("warc-type"), headers.get("content-type", "")
         if kind == "response":
             head, _, body = body.partition(b"\r\n\r\n")
             media = _media(head)
@@ -132,7 +133,7 @@ def warc_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
                     file.name, number, f"not UTF-8 at byte {error.start + 1} of the record"
                 )
         elif kind in ("response", "resource", "conversion"):
-            yield UnreadText({f"records of {media.partition(';')[0] or 'no type'}": 1})
+            yield IgnoredText({f"records of {media.partition(';')[0] or 'no type'}": 1})
     if pages and not texts:
         raise DataError(
             f"{file.path} holds {pages} web pages and no text; give the WET files of the crawl, or"

@@ -13,11 +13,11 @@ from typing import Any
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffered
+from smtrain.worker.data.read.blocks import LARGEST_DOCUMENT, buffer_stream
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText, unread_fields
+from smtrain.worker.data.read.unread import IgnoredText, ignored_fields
 
 _READ = 1 << 20
 
@@ -26,7 +26,7 @@ def text_of(column: TextColumn, row: dict[str, Any], name: str, line: int) -> It
     """The text of a row, or its fault, and counts of text in other fields."""
     text, fault = column.of(row)
     yield BadLine(name, line, fault) if fault else text
-    yield UnreadText(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))
+    yield IgnoredText(dict.fromkeys([] if fault else ignored_fields(row, column.source_fields), 1))
 
 
 def array_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
@@ -43,39 +43,39 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
     """The values of the array. Raises DataError with the byte of a fault."""
     decoder = json.JSONDecoder()
     utf8 = codecs.getincrementaldecoder("utf-8-sig")()
-    text, at, before, more = "", 0, 0, True
-    inside = comma = False
+    text, at, passed_bytes, has_more = "", 0, 0, True
+    in_array = comma = False
 
     def fill() -> bool:
-        nonlocal text, at, before, more
+        nonlocal text, at, passed_bytes, has_more
         read = stream.read(max(_READ, len(text) - at))
-        more = bool(read)
+        has_more = bool(read)
         if len(text) - at > LARGEST_DOCUMENT:
             raise DataError(
                 f"{file.path} has a value of more than {LARGEST_DOCUMENT >> 20} MiB, which is no"
                 " document."
             )
-        before += len(text[:at].encode())
+        passed_bytes += len(text[:at].encode())
         try:
             text, at = text[at:] + utf8.decode(read, final=not read), 0
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{file.path} is not UTF-8 near byte {before + error.start:,};"
+                f"{file.path} is not UTF-8 near byte {passed_bytes + error.start:,};"
                 f" {encoding_remedy(read, file.path)}."
             ) from None
-        return more
+        return has_more
 
     while True:
         while at < len(text) and text[at] in " \t\r\n":
             at += 1
         if at == len(text):
             if not fill():
-                raise _broken(file, before + len(text.encode()), "it ends early")
+                raise _array_error(file, passed_bytes + len(text.encode()), "it ends early")
             continue
-        if not inside:
+        if not in_array:
             if text[at] != "[":
-                raise _broken(file, before, "it is no array")
-            inside, at = True, at + 1
+                raise _array_error(file, passed_bytes, "it is no array")
+            in_array, at = True, at + 1
             continue
         if text[at] == "]":
             at += 1
@@ -83,29 +83,33 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
                 at = len(text)
                 if not fill():
                     return
-            raise _broken(file, before + len(text[:at].encode()), "more follows after its end")
+            raise _array_error(
+                file, passed_bytes + len(text[:at].encode()), "more follows after its end"
+            )
         if comma:
             if text[at] != ",":
-                raise _broken(file, before + len(text[:at].encode()), "a comma is missing")
+                raise _array_error(
+                    file, passed_bytes + len(text[:at].encode()), "a comma is missing"
+                )
             comma, at = False, at + 1
             continue
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            if more:
+            if has_more:
                 fill()
                 continue
-            raise _broken(file, before + len(text[:at].encode()), str(error)) from None
-        if end == len(text) and more:  # a number may continue
+            raise _array_error(file, passed_bytes + len(text[:at].encode()), str(error)) from None
+        if end == len(text) and has_more:  # a number may continue
             fill()
             continue
         yield value
         at, comma = end, True
 
 
-def _broken(file: SourceFile, at: int, why: str) -> DataError:
+def _array_error(file: SourceFile, at: int, reason: str) -> DataError:
     return DataError(
-        f"{file.path} is not a whole JSON array ({why}, at byte {at:,}); write it again."
+        f"{file.path} is not a whole JSON array ({reason}, at byte {at:,}); write it again."
     )
 
 
@@ -118,11 +122,11 @@ def csv_documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[o
     column = TextColumn(text_column)
 
     def fault(names: list[str]) -> str | None:
-        missing = next((name for name in column.needed if name not in names), None)
-        if missing is None:
+        absent = next((name for name in column.source_fields if name not in names), None)
+        if absent is None:
             return None
         return (
-            f" has no column {missing!r} but {', '.join(names)}; set data.text_column to one of"
+            f" has no column {absent!r} but {', '.join(names)}; set data.text_column to one of"
             " them."
         )
 
@@ -142,17 +146,17 @@ def csv_rows(
     follow its path.
     """
     csv.field_size_limit(LARGEST_DOCUMENT)
-    lines = io.TextIOWrapper(buffered(stream), "utf-8-sig", newline="")
+    lines = io.TextIOWrapper(buffer_stream(stream), "utf-8-sig", newline="")
     small = file.name.lower()
     delimiter = "\t" if ".tsv" in small[small.rfind("/") + 1 :] else ","
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         names = next(rows, [])
-        if why := fault(names):
-            raise DataError(f"{file.path}{why}")
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if column_fault := fault(names):
+            raise DataError(f"{file.path}{column_fault}")
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
             raise DataError(
-                f"{file.path} has two columns of the name {twice!r}; rename one of them."
+                f"{file.path} has two columns of the name {duplicate!r}; rename one of them."
             )
         for row in rows:
             if not row:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
-from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.read.unread import IgnoredText
 
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
 _LEFT_OUT = (
@@ -67,7 +67,7 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             " install smtrain[wiki]`, or give WikiExtractor's output.",
             code="package.missing",
         ) from None
-    dropped = {"file", "image", "category"}
+    skipped_namespaces = {"file", "image", "category"}
     number = 0
     try:
         events = ElementTree.iterparse(stream, events=("start", "end"))  # noqa: S314  # expat bounds expansion
@@ -84,13 +84,13 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             if event == "start":
                 continue
             if name == "namespace" and element.get("key") in ("6", "14"):
-                dropped.add((element.text or "").strip().lower())
+                skipped_namespaces.add((element.text or "").strip().lower())
             if name != "page":
                 continue
             number += 1
             fields = {child.tag.rpartition("}")[2]: child for child in element.iter()}
             if _field(fields, "ns") not in ("", "0") or "redirect" in fields:
-                yield UnreadText(
+                yield IgnoredText(
                     {
                         (
                             "redirects"
@@ -102,9 +102,9 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             elif _field(fields, "text"):
                 revisions = sum(child.tag.rpartition("}")[2] == "revision" for child in element)
                 if revisions > 1:  # in a dump with histories only the last one is read
-                    yield UnreadText({"earlier revisions": revisions - 1})
+                    yield IgnoredText({"earlier revisions": revisions - 1})
                 try:
-                    text = plain(_field(fields, "text"), dropped)
+                    text = plain(_field(fields, "text"), skipped_namespaces)
                 except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
                     yield BadLine(file.name, number, f"wikitext that cannot be parsed ({error})")
                 else:
@@ -124,23 +124,23 @@ def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Ite
     """The documents between `<doc id=...>` and `</doc>` that WikiExtractor writes into wiki_00,
     wiki_01...
     """
-    held, number, inside = b"", 0, False
+    buffer, number, in_document = b"", 0, False
     while True:
         read = stream.read(1 << 20)
-        held += read
+        buffer += read
         while True:
-            if not inside:
-                match = _OPEN.search(held)
-                if match is None or (read and match.end() == len(held)):
+            if not in_document:
+                match = _OPEN.search(buffer)
+                if match is None or (read and match.end() == len(buffer)):
                     break
-                if held[: match.start()].strip():
+                if buffer[: match.start()].strip():
                     raise _not_extracted(file, number)
-                held, inside = held[match.end() :], True
+                buffer, in_document = buffer[match.end() :], True
                 number += 1
-            body, end, rest = held.partition(b"\n</doc>")
+            body, end, tail = buffer.partition(b"\n</doc>")
             if not end:
                 break
-            held, inside = rest, False
+            buffer, in_document = tail, False
             try:
                 yield body.decode().strip("\n")
             except UnicodeDecodeError as error:
@@ -148,7 +148,7 @@ def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Ite
                     file.name, number, f"not UTF-8 at byte {error.start + 1} of the document"
                 )
         if not read:
-            if inside or held.strip():
+            if in_document or buffer.strip():
                 raise _not_extracted(file, number)
             return
 
@@ -160,7 +160,7 @@ def _not_extracted(file: SourceFile, number: int) -> DataError:
     )
 
 
-def plain(wikitext: str, dropped: set[str]) -> str:
+def plain(wikitext: str, skipped_namespaces: set[str]) -> str:
     """Wikitext as plain text, without links into the namespaces `dropped`.
 
     Raises errors of mwparserfromhell.
@@ -168,9 +168,9 @@ def plain(wikitext: str, dropped: set[str]) -> str:
     import mwparserfromhell
 
     # twice, because the first pass can uncover more: a comment in a reference
-    without = _TAGS.sub("", _TAGS.sub("", wikitext))
-    code = mwparserfromhell.parse("".join(_without_tables(without)))
-    text = "".join(_words(code, dropped))
+    clean_text = _TAGS.sub("", _TAGS.sub("", wikitext))
+    code = mwparserfromhell.parse("".join(_without_tables(clean_text)))
+    text = "".join(_words(code, skipped_namespaces))
     text = _SWITCH.sub("", _LEFT_LINK.sub("", _QUOTES.sub("", text)))
     text = _COMMA.sub(",", _FIRST.sub("(", _EMPTY.sub("", text)))
     lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
@@ -181,13 +181,13 @@ def plain(wikitext: str, dropped: set[str]) -> str:
 
 def _without_tables(text: str) -> Iterator[str]:
     """The text outside of {| and |}, which nest. A table without an end loses only its rows."""
-    opened: list[int] = []
+    open_starts: list[int] = []
     cuts: list[tuple[int, int]] = []
     for mark in _TABLE.finditer(text):
         if mark[1]:
-            opened.append(mark.start())
-        elif opened:
-            start = opened.pop()
+            open_starts.append(mark.start())
+        elif open_starts:
+            start = open_starts.pop()
             cuts = [cut for cut in cuts if cut[0] < start]  # nested ones
             cuts.append((start, mark.end()))
     at = 0
@@ -197,40 +197,40 @@ def _without_tables(text: str) -> Iterator[str]:
     yield text[at:]
 
 
-def _words(code: Any, dropped: set[str]) -> Iterator[str]:
+def _words(code: Any, skipped_namespaces: set[str]) -> Iterator[str]:
     """The words of parsed wikitext. Links in captions are dropped with their pictures."""
     for node in code.nodes:
         kind = type(node).__name__
         if kind == "Text":
             yield _LEFT_TAG.sub("", str(node))
         elif kind == "Wikilink":
-            yield from _link(node, dropped)
+            yield from _link(node, skipped_namespaces)
         elif kind == "ExternalLink":
             yield from (
-                _words(node.title, dropped)
+                _words(node.title, skipped_namespaces)
                 if node.title
                 else ("" if node.brackets else str(node.url),)
             )
         elif kind == "Heading":
-            yield from _words(node.title, dropped)
+            yield from _words(node.title, skipped_namespaces)
         elif kind == "HTMLEntity":
             yield str(node.normalize())
         elif kind == "Argument":
-            yield from _words(node.default, dropped) if node.default else ()
+            yield from _words(node.default, skipped_namespaces) if node.default else ()
         elif kind == "Tag":
             tag = str(node.tag).strip().lower()
             if tag in _BREAKS and not node.wiki_markup:
                 yield "\n"
             if node.contents and tag not in _LEFT_OUT:
-                yield from _words(node.contents, dropped)
+                yield from _words(node.contents, skipped_namespaces)
 
 
-def _link(node: Any, dropped: set[str]) -> Iterator[str]:
+def _link(node: Any, skipped_namespaces: set[str]) -> Iterator[str]:
     title = str(node.title).strip()
     namespace = title.partition(":")[0].strip().lower() if ":" in title else ""
-    if namespace in dropped or (node.text is None and _LANGUAGE.match(title)):
+    if namespace in skipped_namespaces or (node.text is None and _LANGUAGE.match(title)):
         return
     if node.text is not None:
-        yield from _words(node.text, dropped)
+        yield from _words(node.text, skipped_namespaces)
     else:
         yield title.removeprefix(":")
