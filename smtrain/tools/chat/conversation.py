@@ -65,7 +65,7 @@ class Speaker:
     name: str
     """Heading of its answers; empty if only one model answers."""
     loaded: Any
-    """`smtrain.worker.generation.load.Loaded`; None for an endpoint."""
+    """`smtrain.worker.generation.load.LoadedModel`; None for an endpoint."""
     plain: bool
     """Without the model's adapter."""
     conversation: Conversation

@@ -33,12 +33,12 @@ class StoppedError(SmtrainError):
 
 
 class PartUploads:
-    """The copies in `folder`, a part for every `every` bytes of input, and one when `stop` is
+    """The copies in `folder`, a part for every `part_bytes` bytes of input, and one when `stop` is
     set.
     """
 
     def __init__(self, folder: Path, part_bytes: int = PART_BYTES) -> None:
-        self.folder, self.every = folder, part_bytes
+        self.folder, self.part_bytes = folder, part_bytes
         self.stop = threading.Event()
         self._files: list[
             list[Any]
@@ -76,7 +76,7 @@ class PartUploads:
         the last copy.
         """
         gain = mark["done_bytes"] - self._done
-        if gain < self.every and not (gain and self.stop.is_set()):
+        if gain < self.part_bytes and not (gain and self.stop.is_set()):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         copied_bytes: dict[str, int] = {}

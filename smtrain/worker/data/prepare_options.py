@@ -164,7 +164,7 @@ def resolve(
 
     Raises DataError.
 
-    `listed` has the objects of s3:// sources that the caller has listed.
+    `file_lists` has the objects of s3:// sources that the caller has listed.
     """
     if options.seq_len < 1:
         raise DataError(f"train.seq_len is {options.seq_len}; give at least 1.")

@@ -184,7 +184,7 @@ def publish(
     """Move the finished files into `output`, the manifest last: without it the folder is no
     dataset.
 
-    If the files are `elsewhere`, only the manifest is written.
+    If the files are in a `shared_folder`, only the manifest is written.
     """
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
         if shared_folder is None or old.name not in manifest.files or old.name == NAME:

@@ -128,7 +128,7 @@ def save(result: dict[str, Any], folder: Path, *, with_pictures: bool = False) -
     """Replace the report in a folder, and the heat maps of long texts next to it; returns the
     report's path.
 
-    With `drawn` it has heat maps. A job draws none: its image may have no templates.
+    With `with_pictures` it has heat maps. A job draws none: its image may have no templates.
     """
     with replacing_files(folder, report.NAME, f"{NEEDLE}-*.svg") as new:
         (new / report.NAME).write_text(

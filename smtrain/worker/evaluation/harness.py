@@ -138,7 +138,7 @@ def _no_task(name: str, task_names: Iterable[str]) -> ConfigError:
 
 
 def refuse_unreachable(request: EvaluationRequest) -> None:
-    """Raise as `reachable` does unless the folder of data has all tasks; faults of the folder are
+    """Raise as `can_reach_hub` does unless the folder of data has all tasks; faults of the folder are
     reported later.
     """
     folder = request.data

@@ -132,7 +132,11 @@ def measure(
 
     reader = _LoadedModel(load(folder, adapter=adapter))
     lengths = request.lengths or lengths_for(reader.positions)
-    if reader.learned and reader.positions is not None and lengths[-1] > reader.positions:
+    if (
+        reader.has_learned_positions
+        and reader.positions is not None
+        and lengths[-1] > reader.positions
+    ):
         raise DataError(
             f"lengths: {lengths[-1]} is beyond the {reader.positions} positions that the model in"
             f" {folder} has learned; give shorter ones."
@@ -216,8 +220,11 @@ class _LoadedModel:
             loaded_model.model,
             loaded_model.tokenizer,
         )
-        self.positions, self.learned = loaded_model.positions, loaded_model.learned
-        full_model = self._model.get_base_model() if loaded_model.adapted else self._model
+        self.positions, self.has_learned_positions = (
+            loaded_model.positions,
+            loaded_model.has_learned_positions,
+        )
+        full_model = self._model.get_base_model() if loaded_model.has_adapter else self._model
         is_known_family = full_model.config.model_type in FAMILIES
         self._scales = normalise(full_model.config.to_dict()).scales if is_known_family else None
         self._base = full_model.base_model if is_known_family else None

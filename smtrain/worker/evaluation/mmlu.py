@@ -29,7 +29,7 @@ Question = dict[str, Any]
 def write_tasks(subjects: Parts, out: Path, ignored_text: IgnoredText) -> list[str]:
     """Write the questions and one task a subject into `out`; returns the tasks and groups.
 
-    `unread` counts columns and files that no task uses. Raises `DataError` for a file without
+    `ignored_text` counts columns and files that no task uses. Raises `DataError` for a file without
     MMLU's layout.
     """
     questions = {split: _by_subject(subjects, split, ignored_text) for split in _SPLITS}

@@ -415,7 +415,7 @@ def start(path: str, config: dict[str, Any] | None, processes: int) -> Started:
 def load_divided(
     path: Path, hf_config: dict[str, Any], tokenizer_folder: Path, processes: int
 ) -> tuple[LoadedModel, str]:
-    """Load the weights of a folder over `processes`, and the tokenizer of `about`; returns also the
+    """Load the weights of a folder over `processes`, and the tokenizer of `tokenizer_folder`; returns also the
     mesh in words.
 
     Raises `CheckpointError` as `start` does, and if the tokenizer is missing.

@@ -519,9 +519,9 @@ def test_reading_ahead_keeps_order_and_errors_and_takes_few_items_early() -> Non
 def test_a_script_that_its_processes_would_run_again_is_told_what_it_lacks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from smtrain.worker.data.clean.refiner import refining\n"
+        "from smtrain.worker.data.clean.refiner import open_refiner\n"
         "from smtrain.worker.data.clean.cleaning import Cleaning\n"
-        "with refining(Cleaning(pii='mask'), 2, 1 << 40) as refine:\n"
+        "with open_refiner(Cleaning(pii='mask'), 2, 1 << 40) as refine:\n"
         "    refine(['some text'])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)

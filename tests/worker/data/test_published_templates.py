@@ -218,7 +218,7 @@ def test_calls_without_content_are_written_or_refused_in_a_sentence(makers: Any)
     )
     for name in ("phi3", "llama3"):
         with pytest.raises(RecordFault, match=refused):
-            makers(name).template.unread(dialogue, makers(name).template.render(dialogue))
+            makers(name).template.unwritten_names(dialogue, makers(name).template.render(dialogue))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_options_of_a_record_win_over_those_for_all(
     ((start, end),) = rendered.answers
     empty = "<think>\n\n</think>\n\n"
     assert rendered.text[start:end] == f"{empty if thinks else ''}four<|im_end|>"
-    assert made.unread(dialogue, [rendered]) == []
+    assert made.unwritten_names(dialogue, [rendered]) == []
     maker = copy.copy(makers("qwen3"))
     maker.__dict__["template"] = made
     other = [{"role": "assistant", "content": "five"}]

@@ -743,8 +743,8 @@ def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported
     code = (
         "import sys\nfrom smtrain.worker.evaluation.harness import EvaluationRequest\nfrom"
         " smtrain.worker.evaluation.harness import"
-        " refuse_unheard\nrefuse_unheard(EvaluationRequest(('hellaswag', 'mmlu_*',"
-        " 'gsm8k')))\ntry:\n    refuse_unheard(EvaluationRequest(('helaswag',)))\nexcept Exception"
+        " refuse_unknown_tasks\nrefuse_unknown_tasks(EvaluationRequest(('hellaswag', 'mmlu_*',"
+        " 'gsm8k')))\ntry:\n    refuse_unknown_tasks(EvaluationRequest(('helaswag',)))\nexcept Exception"
         " as error:\n    print(error)\nassert not {'lm_eval', 'torch'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -42,7 +42,7 @@ class Order:
         self._dealt = _dealt(self.epoch_samples, weights) if weights else None
         self._starts = np.concatenate([[0], np.cumsum(self._dealt or self._samples)])
         self._orders: dict[int, NDArray[Any]] = {}
-        self._own: dict[tuple[int, int], NDArray[Any]] = {}
+        self._part_orders: dict[tuple[int, int], NDArray[Any]] = {}
 
     def sample(self, index: int) -> tuple[int, int]:
         """Part and sample number in it of the stream's sample `index`."""
@@ -63,12 +63,14 @@ class Order:
         assert self._dealt is not None
         samples, dealt = self._samples[part], self._dealt[part]
         part_epoch, place = divmod(epoch * dealt + weighted_index, samples)
-        order = self._own.get((part, part_epoch))
+        order = self._part_orders.get((part, part_epoch))
         if order is None:
             first = (epoch - 1) * dealt // samples
-            self._own = {(p, e): o for (p, e), o in self._own.items() if p != part or e >= first}
+            self._part_orders = {
+                (p, e): o for (p, e), o in self._part_orders.items() if p != part or e >= first
+            }
             # its own seed, or parts of equal size would have the same order
-            order = self._own[part, part_epoch] = epoch_order(
+            order = self._part_orders[part, part_epoch] = epoch_order(
                 self._seed + (part + 1) * 0x9E3779B97F4A7C15, part_epoch, samples
             )
         return int(order[place])

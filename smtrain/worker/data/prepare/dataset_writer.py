@@ -134,7 +134,7 @@ class WrittenSet(PairSet):
         self.rows.append(self._shards[at][0].row())
 
     def add(self, piece: Piece, keep_mask: NDArray[np.bool_] | None = None) -> None:
-        """Append the documents of a piece that are `kept`."""
+        """Append the documents of a piece that `keep_mask` selects."""
         lengths = piece.lengths if keep_mask is None else piece.lengths[keep_mask]
         of_token = None if keep_mask is None else np.repeat(keep_mask, piece.lengths)
         for part, values in zip(

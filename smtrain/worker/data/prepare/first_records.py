@@ -59,7 +59,7 @@ class FirstRecords:
 
 
 def read_first(preparation: Preparation, limit: int = FIRST) -> list[FirstRecords]:
-    """The first `most` records of each source.
+    """The first `limit` records of each source.
 
     Raises DataError for a file that the preparation cannot read.
     """
@@ -113,7 +113,7 @@ def _of_source(preparation: Preparation, files: list[SourceFile], limit: int) ->
 
 
 def _add_file(first: FirstRecords, preparation: Preparation, file: SourceFile, limit: int) -> None:
-    """Add the records of a file until there are `most`."""
+    """Add the records of a file until there are `limit`."""
     for block in _until_enough(first, preparation.blocks(file), limit):
         cut = _cut(block, limit - first.count, preparation.corpus.options.separator)
         piece = preparation.piece(cut)
@@ -139,7 +139,7 @@ def _until_enough(first: FirstRecords, blocks: Iterator[Block], limit: int) -> I
 
 
 def _cut(block: Block, limit: int, separator: str | None) -> Block:
-    """The first `most` records of a block; the block itself if it has no more."""
+    """The first `limit` records of a block; the block itself if it has no more."""
     payload: Any = block.payload
     if isinstance(payload, Records) and len(payload.rows) > limit:
         end = payload.rows[limit][0]

@@ -50,7 +50,7 @@ class TokenizeSettings:
         return self.facts.eos_id if self.options.append_eod else None
 
     def digest(self, files: list[list[SourceFile]], *, portable: bool = False) -> str:
-        """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
+        """Equal for runs that write the same bytes; `portable` also on other machines."""
         names = [[file.identity(portable=portable) for file in part] for part in files]
         o = self.options
         settings = [

@@ -54,7 +54,7 @@ class Preparation(ABC):
 
     @abstractmethod
     def key(self, *, portable: bool) -> str:
-        """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
+        """Equal for runs that write the same bytes; `portable` also on other machines."""
 
     @abstractmethod
     def pieces(self, encoder: Encoder | None) -> AbstractContextManager[Pieces]:
@@ -202,7 +202,7 @@ class _Marker:
         self._total = sum(file.bytes for file in tally.files)
         self._before = self._marked = tally.done_bytes
         self._every = (
-            min(resumable.MARK_BYTES, journal.parts.every)
+            min(resumable.MARK_BYTES, journal.parts.part_bytes)
             if journal.parts
             else resumable.MARK_BYTES
         )

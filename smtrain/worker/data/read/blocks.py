@@ -44,7 +44,7 @@ class Block:
 
     `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines
     or of text, or an Arrow array of one value per row. `first` marks the beginning of the file.
-    `unread` counts text of its rows outside the payload.
+    `ignored_text` counts text of its rows outside the payload.
     """
 
     file: SourceFile

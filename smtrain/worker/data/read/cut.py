@@ -44,7 +44,7 @@ def cut_file(
     """The file in blocks of about blocks.BLOCK_BYTES, or a `stretch` of a file that `can_be_cut`.
 
     Raises DataError if it cannot be read at all, or if a table's column does not hold what is
-    `wanted`.
+    `payload_kind`.
     """
     try:
         if file.kind == "parquet":

@@ -366,7 +366,7 @@ def ask_hub(
 ) -> _ANSWER:
     """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refused` makes if it refuses, StorageError if it does not answer for
+    Raises the DataError that `refusal_error` makes if it refuses, StorageError if it does not answer for
     minutes.
     """
     try:

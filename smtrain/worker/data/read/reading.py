@@ -64,10 +64,10 @@ class BadLines:
         max_bad: int,
         extra_count: int = 0,
     ) -> None:
-        """Add those of a block of file number `file`, which has so many lines, and `more` without
+        """Add those of a block of file number `file`, which has so many lines, and `extra_count` without
         their places.
 
-        Raises DataError beyond `most`.
+        Raises DataError beyond `max_bad`.
         """
         earlier_lines = 0 if first or file != self.place[0] else self.place[1]
         self.place = file, earlier_lines + lines

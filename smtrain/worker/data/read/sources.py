@@ -68,7 +68,7 @@ class SourceFile:
     number: int = 0
 
     def identity(self, *, portable: bool) -> dict[str, Any]:
-        """The fields that identify the file; `elsewhere` for another machine, which has other paths
+        """The fields that identify the file; `portable` for another machine, which has other paths
         and times.
         """
         is_remote = "://" in self.path  # the same on every machine
@@ -116,7 +116,7 @@ def find_files(
     `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every
     file; a file named directly is read in the given format, whatever its ending. `commits`
     maps hf:// paths to the commits to read. `say` receives which files are not read, and why.
-    `listed` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
+    `file_list` are the objects of an s3:// source, if the caller has listed them. Raises DataError if
     there is nothing to read.
     """
     files = _find(source, format, exclude, say, commits or {}, file_list)

@@ -132,7 +132,7 @@ class ChatTemplate:
             raise _record_fault(error) from None
 
     def unwritten_names(self, conversation: Dialogue, renderings: list[Rendering]) -> list[str]:
-        """Names of what `rendered` does not have of a conversation as it is, and of options that
+        """Names of what `renderings` do not have of a conversation as it is, and of options that
         the template ignores.
 
         Raises RecordFault if an answer is only a call of a function and the template writes no

@@ -30,9 +30,9 @@ _LISTS = ("messages", "conversations")
 class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list.
 
-    `options` are further values for the template, each with its field of the record. `skipped` are
+    `options` are further values for the template, each with its field of the record. `skipped_turns` are
     indices of turns that are not learned. `read` names the fields of the record that are used,
-    `column` the field of the turns; `unread` counts unused text of the turns.
+    `column` the field of the turns; `ignored_text` counts unused text of the turns.
     """
 
     messages: list[dict[str, Any]]
@@ -45,7 +45,7 @@ class Dialogue:
 
 
 def map_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A record as `renamed` returns it.
+    """A record as `rename_columns` returns it.
 
     Raises DataError for a pair of preferences if no answer is named: as a conversation it would
     teach the wrong text.
@@ -57,7 +57,7 @@ def map_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, An
 
 
 def rename_columns(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A record with the columns of `columns` {ours: theirs} under our names."""
+    """A record with the columns of `columns` {our name: its name} under our names."""
     mapped_values = {target: row.get(column) for target, column in columns.items()}
     return {
         name: value for name, value in row.items() if name not in columns.values()

@@ -120,7 +120,7 @@ class GigatokenEncoder:
         lengths: NDArray[np.int64],
         mismatches: NDArray[np.int64],
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Replace the ids of the texts `other` by those of `tokenizers`."""
+        """Replace the ids of the texts `mismatches` by those of `tokenizers`."""
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()

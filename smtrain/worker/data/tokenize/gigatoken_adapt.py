@@ -38,9 +38,9 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 @dataclass(frozen=True)
 class AdaptedTokenizer:
-    """A tokenizer.json for gigatoken; documents with one of the bytes `missing` get wrong ids.
+    """A tokenizer.json for gigatoken; documents with one of the bytes `missing_bytes` get wrong ids.
 
-    With `digits` its text must be split before and after every digit. Without `compared` its
+    With `digits` its text must be split before and after every digit. Unless `is_comparable`, its
     normalizer may give other ids that are not known.
     """
 
@@ -172,7 +172,7 @@ def find_bytes(content: NDArray[np.uint8], searched_bytes: bytes) -> NDArray[np.
 class Differences:
     """Finds documents that get other ids from gigatoken than from `tokenizers`.
 
-    `others` are further characters, as ranges of code points; `missing` are bytes that gigatoken
+    `extra_characters` are further characters, as ranges of code points; `missing_bytes` are bytes that gigatoken
     gets wrong.
     """
 

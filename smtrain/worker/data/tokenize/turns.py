@@ -54,7 +54,7 @@ class RecordFault(Exception):  # noqa: N818 - a property of the data, reported w
 
 @dataclass(frozen=True)
 class Turns:
-    """Messages up to the last answer, the indices of `skipped` answers, and counts of what is not
+    """Messages up to the last answer, the indices of skipped answers, and counts of what is not
     read.
     """
 

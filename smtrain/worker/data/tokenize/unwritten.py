@@ -55,7 +55,7 @@ class TurnText:
 def turn_texts(
     messages: Sequence[Mapping[str, Any]], learned_turns: Collection[int]
 ) -> list[TurnText]:
-    """The texts of all turns; `learned` has the indices of the answers to learn."""
+    """The texts of all turns; `learned_turns` has the indices of the answers to learn."""
     texts = []
     for i, message in enumerate(messages):
         for name, value in message.items():
@@ -129,7 +129,7 @@ class Places:
         return None
 
     def _take_answer(self, text: str, can_start_in_prompt: bool) -> bool:
-        """Find a text in an answer; `opened`: its beginning may stand in the prompt, such as an
+        """Find a text in an answer; `can_start_in_prompt`: its beginning may stand in the prompt, such as an
         opened <think>.
         """
         for i, (prefix, answer) in enumerate(self._answers):
@@ -209,7 +209,7 @@ def unwritten_in(value: Any, texts: Sequence[str]) -> bool:
 
 
 def _strings(value: Any, has_named_keys: bool = False) -> Iterator[str]:
-    """The strings of JSON schemas and documents, except types and formats; `named`: the keys are
+    """The strings of JSON schemas and documents, except types and formats; `has_named_keys`: the keys are
     names too.
     """
     if isinstance(value, str):

@@ -113,7 +113,7 @@ def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_fold
         results = dict(
             executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None)
         )
-        assert results[2].crashed
+        assert results[2].has_crashed
         assert [results[label].value for label in (0, 1, 3)] == [0, 1, 3]
         assert listening([os.getpid(), *ours()]) == {"127.0.0.1"}
         killed = threading.Thread(target=kill_workers, args=(1,))
@@ -451,7 +451,7 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
     nodes._lock_folder(own)
     make = (
         "import sys, time; from smtrain.worker.data.prepare.spread import nodes;"
-        " nodes._locked(sys.argv[1]); "
+        " nodes._lock_folder(sys.argv[1]); "
     )
     other = tempfile.mkdtemp(prefix="smray", dir=folder)
     command = [sys.executable, "-c", f"{make}print(flush=True); time.sleep(60)", other]

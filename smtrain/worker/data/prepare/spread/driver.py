@@ -71,12 +71,12 @@ class CrashedError(SmtrainError):
 class TaskExecutor(Protocol):
     """Runs tasks somewhere.
 
-    `run` calls `function(*shared, *arguments)` for each item (label, arguments).
+    `run` calls `function(*common_arguments, *arguments)` for each item (label, arguments).
 
-    It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process
+    It yields (label, outcome) as tasks end, in any order. `outcome.has_crashed` says that the process
     of a task died each time it was tried. At most a few items for each core are taken ahead. A
     `large` task needs disk or memory: a machine runs at most two. One with `threads` can use
-    several cores. `waiting` is called about once a second.
+    several cores. `on_wait` is called about once a second.
     """
 
     def run(

@@ -225,7 +225,7 @@ def head(
 ) -> Iterator[RayExecutor]:
     """The cluster of a job, from its first host: an executor on it.
 
-    `gone` is called in a thread if the cluster dies, also while Ray blocks this one. Raises
+    `on_loss` is called in a thread if the cluster dies, also while Ray blocks this one. Raises
     SmtrainError if it does not start.
     """
     token = cluster_token()

@@ -60,7 +60,7 @@ class RayExecutor:
     machine belongs to).
 
     With `ships_code` the package smtrain travels to the cluster, which then needs only its
-    requirements. `alive` tells sooner than Ray that a cluster of our own is gone. `lost` gets a
+    requirements. `alive` tells sooner than Ray that a cluster of our own is gone. `on_loss` gets a
     sentence, in a thread, if any other cluster is gone; it has to end the process, whose main
     thread Ray blocks then. `unit` are the cores that Ray counts as one CPU, and that a task with
     threads uses. Use it as a context manager: it connects and disconnects, and leaves the cluster
@@ -142,7 +142,7 @@ class RayExecutor:
             )
 
     def _watch(self, address: str) -> None:
-        """Call `lost` if nothing answers at the address for a while."""
+        """Call `on_loss` if nothing answers at the address for a while."""
         last_answer = time.monotonic()
         while not self._left.wait(_LOOK_S):
             if answers(address):

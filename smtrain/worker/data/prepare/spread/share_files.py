@@ -127,7 +127,7 @@ class ShareWriter:
 
 
 def sorted_keys(keys: NDArray[np.uint64], keys_per_document: int) -> bytes:
-    """The content of a file of keys, `each` of them per document, sealed."""
+    """The content of a file of keys, `keys_per_document` of them per document, sealed."""
     rows = np.empty(len(keys), KEY)
     rows["key"], rows["document"] = keys, np.arange(len(keys)) // max(keys_per_document, 1)
     return seal(rows[np.argsort(keys, kind="stable")].tobytes())

@@ -77,7 +77,7 @@ class WorkContext:
     """The settings that all tasks of a preparation share.
 
     `work` and `out` name the places of shares and of the dataset's files. `root` is /opt/ml of the
-    driver, whose paths differ from those of other hosts on the local control plane. `held` are the
+    driver, whose paths differ from those of other hosts on the local control plane. `heldout_files` are the
     numbers of files held out whole. `hub` are the sources that every machine has to load by itself,
     with their commits.
     """
@@ -108,7 +108,7 @@ class ShareTotals:
     """The shares that are done: documents of each [shares], and the first share of each shard and
     the end [shards + 1].
 
-    The files of later passes have `tag` in their names. `exact` and `near` are the offsets [ranges,
+    The files of later passes have `tag` in their names. `exact_offsets` and `near_offsets` are the offsets [ranges,
     shards + 1] of each shard in the files of `find_duplicates`, and `survivors` the documents of
     each shard that are no exact duplicates.
     """

@@ -161,7 +161,7 @@ def _not_extracted(file: SourceFile, number: int) -> DataError:
 
 
 def plain(wikitext: str, skipped_namespaces: set[str]) -> str:
-    """Wikitext as plain text, without links into the namespaces `dropped`.
+    """Wikitext as plain text, without links into the `skipped_namespaces`.
 
     Raises errors of mwparserfromhell.
     """
