@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HISTORY = ROOT / "docs/benchmarks/history.jsonl"
 WIDTH, ROW, LABEL, LINE = 900, 34, 330, 430  # pixels
-MOST = 8  # numbers drawn of a benchmark
+MAX_NUMBERS = 8  # numbers drawn of a benchmark
 
 
 def machine() -> str:
@@ -41,13 +41,13 @@ def machine() -> str:
 
 def commit() -> str:
     """The commit that ran, with a + if the tree had changes."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    return done.stdout.strip() or "unknown"
+    return result.stdout.strip() or "unknown"
 
 
 def entry(name: str, text: str) -> dict[str, Any]:
@@ -56,8 +56,14 @@ def entry(name: str, text: str) -> dict[str, Any]:
     result = json.loads(lines[-1]) if lines else None
     if not isinstance(result, dict):
         raise ValueError(f"{name} --json printed no JSON object")
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"name": name, "at": now, "commit": commit(), "machine": machine(), "result": result}
+    timestamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {
+        "name": name,
+        "at": timestamp,
+        "commit": commit(),
+        "machine": machine(),
+        "result": result,
+    }
 
 
 def numbers(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -86,7 +92,7 @@ def picture(records: list[dict[str, Any]]) -> str:
     for record in records:
         panels.setdefault((record["name"], record["machine"]), []).append(record)
     out, y = [], 16
-    for (name, where), runs in sorted(panels.items()):
+    for (name, machine_name), runs in sorted(panels.items()):
         y += 28
         spans = (
             f"{runs[0]['at'][:10]} to {runs[-1]['at'][:10]}, {len(runs)}"
@@ -94,13 +100,13 @@ def picture(records: list[dict[str, Any]]) -> str:
         )
         out.append(f'<text class="title" x="16" y="{y}">{escape(name)}</text>')
         out.append(
-            f'<text class="note" x="{WIDTH - 16}" y="{y}" text-anchor="end">{escape(where)};'
+            f'<text class="note" x="{WIDTH - 16}" y="{y}" text-anchor="end">{escape(machine_name)};'
             f" {spans}</text>"
         )
-        keys = list(numbers(runs[-1]["result"]))[:MOST]
+        keys = list(numbers(runs[-1]["result"]))[:MAX_NUMBERS]
         for key in keys:
             y += ROW
-            values = [found[key] for run in runs if key in (found := numbers(run["result"]))]
+            values = [figures[key] for run in runs if key in (figures := numbers(run["result"]))]
             out += _line(key, values, y)
         y += 12
     height = y + 24
@@ -141,19 +147,19 @@ def main() -> None:
     parser.add_argument("what", choices=["append", "draw"])
     parser.add_argument("name", nargs="?")
     parser.add_argument("--history", type=Path, default=HISTORY)
-    given = parser.parse_args()
-    if given.what == "append":
-        if not given.name:
+    arguments = parser.parse_args()
+    if arguments.what == "append":
+        if not arguments.name:
             parser.error("append needs the benchmark's name")
         try:
-            record = entry(given.name, sys.stdin.read())
+            record = entry(arguments.name, sys.stdin.read())
         except ValueError as error:
             sys.exit(f"scripts/bench: {error}; nothing was kept")
-        given.history.parent.mkdir(parents=True, exist_ok=True)
-        with open(given.history, "a", encoding="utf-8") as file:
+        arguments.history.parent.mkdir(parents=True, exist_ok=True)
+        with open(arguments.history, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, sort_keys=True) + "\n")
         print(json.dumps(record["result"]))
-    given.history.with_suffix(".svg").write_text(picture(read(given.history)), "utf-8")
+    arguments.history.with_suffix(".svg").write_text(picture(read(arguments.history)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -51,15 +51,15 @@ SHAPES = {
         "intermediate_size": 7168,
     },
 }
-OURS = (
+CONVERT_CODE = (
     "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(sys.argv[1],"
     " sys.argv[2], {how})"
 )
-TO_NXD = OURS.format(how='to=Nxd(tp=8, pp=2, qkv="grouped")')
-TO_TORCH_DIST = OURS.format(how="to=Megatron()")
-TO_TORCH = OURS.format(how='to=Megatron(form="torch", tp=8, pp=2)')
-TO_HF = OURS.format(how="to=HuggingFace()")
-MERGED = (
+TO_NXD = CONVERT_CODE.format(how='to=Nxd(tp=8, pp=2, qkv="grouped")')
+TO_TORCH_DIST = CONVERT_CODE.format(how="to=Megatron()")
+TO_TORCH = CONVERT_CODE.format(how='to=Megatron(form="torch", tp=8, pp=2)')
+TO_HF = CONVERT_CODE.format(how="to=HuggingFace()")
+MERGE_CODE = (
     "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(*sys.argv[1::2],"
     " {how})".format(how="to=HuggingFace(), merge_adapter=sys.argv[2]")
 )
@@ -128,13 +128,13 @@ def main() -> None:
     result: dict[str, Any] = {}
     for size in options.billions:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-convert-") as folder:
-            measured = measure(
+            figures = measure(
                 Path(folder), size, options.rounds, memory=size == options.billions[0]
             )
         result |= (
-            measured
+            figures
             if size == options.billions[0]
-            else {f"{k}_{size}b": v for k, v in measured.items()}
+            else {f"{k}_{size}b": v for k, v in figures.items()}
         )
     print(
         json.dumps(result) if options.json else "\n".join(f"{k:22} {v}" for k, v in result.items())
@@ -147,12 +147,12 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     write_model(model, SHAPES[size])
     write_adapter(folder / "adapter", model)
     shards = folder / "nxd"
-    timed([sys.executable, "-c", TO_NXD, str(model), str(shards)])
+    run_timed([sys.executable, "-c", TO_NXD, str(model), str(shards)])
     cases = [
         ("to_nxd", TO_NXD, [model]),
         ("to_torch_dist", TO_TORCH_DIST, [model]),
         ("to_torch", TO_TORCH, [model]),
-        ("merge", MERGED, [model, folder / "adapter"]),
+        ("merge", MERGE_CODE, [model, folder / "adapter"]),
         ("to_hf", TO_HF, [shards]),
     ]
     if memory:
@@ -162,15 +162,16 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
         ]
     runs: dict[str, list[Run]] = {}
     runs["start"] = [
-        timed([sys.executable, "-c", "import smtrain.worker.checkpoint.convert"]) for _ in range(3)
+        run_timed([sys.executable, "-c", "import smtrain.worker.checkpoint.convert"])
+        for _ in range(3)
     ]
-    written: dict[str, int] = {}
+    written_bytes: dict[str, int] = {}
 
     def run(name: str, command: list[str]) -> None:
         target = folder / "target"
         os.sync()
-        runs.setdefault(name, []).append(timed([*command, str(target)]))
-        written[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
+        runs.setdefault(name, []).append(run_timed([*command, str(target)]))
+        written_bytes[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
         shutil.rmtree(target)
 
     for _ in range(rounds):
@@ -178,16 +179,19 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
             if not name.startswith("memory"):
                 run(f"cp_{name}", ["cp", "-r", str(read[0])])
             run(name, [sys.executable, "-c", code, *map(str, read)])
-    seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
+    seconds = {
+        name: statistics.median(run.seconds for run in measured_runs)
+        for name, measured_runs in runs.items()
+    }
     # ratio to the cp just before: other load on the machine affects both alike
-    over = {
+    ratios = {
         name: statistics.median(
             a.seconds / b.seconds for a, b in zip(runs[name], runs[f"cp_{name}"], strict=True)
         )
         for name in runs
         if f"cp_{name}" in runs
     }
-    result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
+    result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in ratios.items()}
     if memory:
         result["over_memory"] = round(
             max(seconds[n] / seconds[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3
@@ -195,14 +199,16 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     result |= {"peak_mib": peak(runs, "to_nxd", "to_hf"), "merge_peak_mib": peak(runs, "merge")}
     result["megatron_peak_mib"] = peak(runs, "to_torch_dist", "to_torch")
     if memory:
-        held = [run.peak_mib for name in ("to_nxd", "to_hf") for run in runs[f"memory_{name}"]]
-        result["memory_peak_mib"] = round(max(held))
+        peaks = [run.peak_mib for name in ("to_nxd", "to_hf") for run in runs[f"memory_{name}"]]
+        result["memory_peak_mib"] = round(max(peaks))
     result |= {f"{name}_s": round(value, 2) for name, value in seconds.items()}
     result |= {
-        f"{n}_cpu_s": round(statistics.median(run.cpu for run in made), 2)
-        for n, made in runs.items()
+        f"{n}_cpu_s": round(statistics.median(run.cpu for run in measured_runs), 2)
+        for n, measured_runs in runs.items()
     }
-    return result | {f"{name}_written_mb": round(value / 1e6) for name, value in written.items()}
+    return result | {
+        f"{name}_written_mb": round(value / 1e6) for name, value in written_bytes.items()
+    }
 
 
 def peak(runs: dict[str, list[Run]], *names: str) -> int:
@@ -220,7 +226,7 @@ class Run(NamedTuple):
     """MiB of RssAnon."""
 
 
-def timed(command: list[str]) -> Run:
+def run_timed(command: list[str]) -> Run:
     """Run a process to its end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     environment.pop(
@@ -228,11 +234,11 @@ def timed(command: list[str]) -> Run:
     )  # as an installed package: compiled once, not in every process
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment)
-    peak, ended = 0.0, threading.Event()
+    peak, has_ended = 0.0, threading.Event()
 
     def watch() -> None:
         nonlocal peak
-        while not ended.wait(0.02):
+        while not has_ended.wait(0.02):
             try:
                 text = Path(f"/proc/{process.pid}/status").read_text()
             except OSError:
@@ -245,7 +251,7 @@ def timed(command: list[str]) -> Run:
     _, status, used = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    ended.set()
+    has_ended.set()
     watcher.join()
     if status:
         raise SystemExit(f"{command[:3]} ended with {process.returncode}")
@@ -277,9 +283,9 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / "model.safetensors").open("wb") as file:
         file.write(container.fixed_blocks[0][1])
-        while (left := container.end - file.tell()) > 0:
+        while (remaining_bytes := container.end - file.tell()) > 0:
             start = file.tell() % 4093 * 2  # no two tensors alike
-            file.write(noise[start : start + min(left, len(noise) - 8192)])
+            file.write(noise[start : start + min(remaining_bytes, len(noise) - 8192)])
 
 
 def write_adapter(folder: Path, model: Path) -> None:

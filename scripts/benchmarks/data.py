@@ -81,7 +81,7 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything, with the text written under `folder`."""
-    text_bytes, repeated = write_text(
+    text_bytes, repetitions = write_text(
         folder, options.megabytes * 10**6, options.slow_megabytes * 10**6
     )
     rates: dict[str, list[float]] = {}
@@ -108,7 +108,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "peak_mib_double": round(double),
         "notebook_peak_mib": round(peaks["notebook"]),
         "text_mb": round(text_bytes / 1e6),
-        "repeated": repeated,
+        "repeated": repetitions,
         "slow_mb": options.slow_megabytes,
         **{f"{name}_mb_s": round(value, 1) for name, value in median.items()},
         **{f"{name}_mtokens_s": round(value * per_byte, 2) for name, value in median.items()},
@@ -177,33 +177,33 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
 
     texts = list(documents(size))
     save_tokenizer(texts[::20], folder / "tokenizer", vocabulary=32_000, end="<|endoftext|>")
-    once = sum(len(d.encode()) for d in texts)
-    repeated = max(0, -(-size // once) - 1)
+    bytes_per_pass = sum(len(d.encode()) for d in texts)
+    repetitions = max(0, -(-size // bytes_per_pass) - 1)
     schema = pa.schema([("text", pa.string())])
-    written = 0
+    written_bytes = 0
     with (
         (folder / "text.jsonl").open("w", encoding="utf-8") as lines,
         (folder / "slow.jsonl").open("w", encoding="utf-8") as part,
         pq.ParquetWriter(folder / "text.parquet", schema) as table,
     ):
-        for _ in range(repeated + 1):
+        for _ in range(repetitions + 1):
             for start in range(0, len(texts), 1000):
                 batch = texts[start : start + 1000]
                 table.write_table(pa.table({"text": pa.array(batch, pa.string())}))
                 for document in batch:
                     line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
                     lines.write(line)
-                    if written < slow:
+                    if written_bytes < slow:
                         part.write(line)
-                    written += len(document.encode())
-    (folder / "size").write_text(str(written))
-    return written, repeated
+                    written_bytes += len(document.encode())
+    (folder / "size").write_text(str(written_bytes))
+    return written_bytes, repetitions
 
 
 def documents(size: int) -> Iterator[str]:
     """Text of this machine, at most about so many bytes."""
     paths = sysconfig.get_paths()
-    gathered = 0
+    total_bytes = 0
     for root in (
         Path(paths["stdlib"]),
         Path(paths["purelib"]),
@@ -219,8 +219,8 @@ def documents(size: int) -> Iterator[str]:
                 continue
             if text and len(text) < 2_000_000:
                 yield text
-                gathered += len(text.encode())
-            if gathered >= size:
+                total_bytes += len(text.encode())
+            if total_bytes >= size:
                 return
 
 
@@ -279,15 +279,15 @@ def notebook(folder: Path) -> dict[str, Any]:
 
     size = _size(_texts(folder, "slow.jsonl"))
     shutil.rmtree(folder / "hf", ignore_errors=True)
-    made: Any = AutoTokenizer
-    tokenizer = made.from_pretrained(folder / "tokenizer")
+    tokenizer_class: Any = AutoTokenizer
+    tokenizer = tokenizer_class.from_pretrained(folder / "tokenizer")
 
     def group(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        whole = {key: list(chain(*rows[key])) for key in rows}
-        total = len(whole["input_ids"]) // SEQ_LEN * SEQ_LEN
+        joined_columns = {key: list(chain(*rows[key])) for key in rows}
+        total = len(joined_columns["input_ids"]) // SEQ_LEN * SEQ_LEN
         cut = {
             key: [ids[i : i + SEQ_LEN] for i in range(0, total, SEQ_LEN)]
-            for key, ids in whole.items()
+            for key, ids in joined_columns.items()
         }
         cut["labels"] = cut["input_ids"].copy()
         return cut
@@ -305,7 +305,7 @@ def notebook(folder: Path) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "bytes": size, "tokens": len(data) * SEQ_LEN}
 
 
-def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
+def _prepare_by_smtrain(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
     import awkward  # noqa: F401
     import gigatoken  # noqa: F401
     import pyarrow.json
@@ -337,15 +337,15 @@ def identical(folder: Path) -> dict[str, Any]:
     from smtrain.worker.data.indexed import IndexedDataset
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
-    made = [IndexedDataset(folder / name / "tokens") for name in ("ours_jsonl", "ours_parquet")]
-    at, same = 0, True
+    datasets = [IndexedDataset(folder / name / "tokens") for name in ("ours_jsonl", "ours_parquet")]
+    at, is_same = 0, True
     batch: list[str] = []
 
     def compare() -> None:
-        nonlocal at, same
+        nonlocal at, is_same
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             if encoding.ids:
-                same &= all(np.array_equal(data[at][:-1], encoding.ids) for data in made)
+                is_same &= all(np.array_equal(data[at][:-1], encoding.ids) for data in datasets)
                 at += 1
         batch.clear()
 
@@ -355,7 +355,10 @@ def identical(folder: Path) -> dict[str, Any]:
             if len(batch) == 500:
                 compare()
     compare()
-    return {"identical": bool(same and all(len(data) == at for data in made)), "documents": at}
+    return {
+        "identical": bool(is_same and all(len(data) == at for data in datasets)),
+        "documents": at,
+    }
 
 
 def our_loader(folder: Path) -> dict[str, Any]:
@@ -388,21 +391,21 @@ def datasets_loader(folder: Path) -> dict[str, Any]:
 
     batch, count = 8, 400
     data: Any = datasets.load_from_disk(str(folder)).with_format("torch")
-    loaded = iter(
+    batches = iter(
         DataLoader(data, batch_size=batch, shuffle=True, num_workers=min(2, cores_here()))
     )
-    next(loaded)
-    began, seen = time.perf_counter(), 0
-    for rows in loaded:
-        seen += len(rows["input_ids"])
-        if seen >= count:
+    next(batches)
+    began, sample_count = time.perf_counter(), 0
+    for rows in batches:
+        sample_count += len(rows["input_ids"])
+        if sample_count >= count:
             break
-    return {"rate": seen / (time.perf_counter() - began)}
+    return {"rate": sample_count / (time.perf_counter() - began)}
 
 
 def loaders(folder: Path, rounds: int) -> dict[str, Any]:
     """Samples a second from a folder, and through a FUSE mount of the local control plane's S3."""
-    _ours(folder, [folder / "slow.jsonl"], "ours_slow")  # the same text for both
+    _prepare_by_smtrain(folder, [folder / "slow.jsonl"], "ours_slow")  # the same text for both
     places = {"ours": folder / "ours_slow", "datasets": folder / "notebook"}
     result: dict[str, Any] = {}
     cases = {"ours": "our_loader", "datasets": "datasets_loader"}
@@ -411,8 +414,8 @@ def loaders(folder: Path, rounds: int) -> dict[str, Any]:
         result[f"loader_{name}"] = round(statistics.median(rates))
     for name, place in places.items():
         try:
-            with fuse_mount(place, folder / f"mount-{name}") as mounted:
-                rates = [run_case(cases[name], mounted)[0]["rate"] for _ in range(rounds)]
+            with fuse_mount(place, folder / f"mount-{name}") as mount_point:
+                rates = [run_case(cases[name], mount_point)[0]["rate"] for _ in range(rounds)]
             result[f"loader_{name}_fuse"] = round(statistics.median(rates), 1)
         except OSError as error:
             print(f"no FUSE: {error}", file=sys.stderr)
@@ -471,9 +474,11 @@ CASES = {
     "gigatoken": gigatoken_alone,
     "tokenizers": tokenizers_alone,
     "notebook": notebook,
-    "ours_jsonl": lambda folder: _ours(folder, [folder / "text.jsonl"], "ours_jsonl"),
-    "ours_parquet": lambda folder: _ours(folder, [folder / "text.parquet"], "ours_parquet"),
-    "ours_double": lambda folder: _ours(
+    "ours_jsonl": lambda folder: _prepare_by_smtrain(folder, [folder / "text.jsonl"], "ours_jsonl"),
+    "ours_parquet": lambda folder: _prepare_by_smtrain(
+        folder, [folder / "text.parquet"], "ours_parquet"
+    ),
+    "ours_double": lambda folder: _prepare_by_smtrain(
         folder, [folder / "text.jsonl", folder / "text.parquet"], "ours_double"
     ),
     "identical": identical,

@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 
 import tomllib
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [
         row
-        for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"]
+        for row in tomllib.loads((FOLDER / "faults.toml").read_text())["fault"]
         if options.only in row["what"]
     ]
     if not rows:
@@ -54,40 +54,47 @@ def main() -> None:
         groups.setdefault(
             json.dumps(row.get("many", {}) if options.many else {}, sort_keys=True), []
         ).append(row)
-    known = read(options.report) if options.report else None
+    earlier_results = read(options.report) if options.report else None
     table = []
-    for number, (many, members) in enumerate(groups.items(), 1):
-        if known is None:
+    for number, (variables, members) in enumerate(groups.items(), 1):
+        if earlier_results is None:
             print(
-                f"{number} of {len(groups)}: {len(members)} faults {many}",
+                f"{number} of {len(groups)}: {len(members)} faults {variables}",
                 file=sys.stderr,
                 flush=True,
             )
-        environment = {**os.environ, **{key: str(value) for key, value in json.loads(many).items()}}
+        environment = {
+            **os.environ,
+            **{key: str(value) for key, value in json.loads(variables).items()},
+        }
         tests = sorted({test for row in members for test in row["tests"]})
-        results = run(tests, environment, options.workers) if known is None else known
-        table += [(row["what"], *counted(row["tests"], results)) for row in members]
+        results = (
+            run(tests, environment, options.workers) if earlier_results is None else earlier_results
+        )
+        table += [(row["what"], *count_tries(row["tests"], results)) for row in members]
     order = [row["what"] for row in rows]
     table.sort(key=lambda row: order.index(row[0]))
-    lost = [what for what, tried, survived in table if survived < tried or not tried]
+    lost_faults = [fault for fault, tries, survivals in table if survivals < tries or not tries]
     total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
     if options.json:
         print(
-            json.dumps({**total, "lost": total["tried"] - total["survived"], "lost_faults": lost})
+            json.dumps(
+                {**total, "lost": total["tried"] - total["survived"], "lost_faults": lost_faults}
+            )
         )
     elif options.markdown:
         print("| fault | tries | survived | lost |\n|---|---|---|---|")
-        for what, tried, survived in table:
-            print(f"| {what} | {tried} | {survived} | {tried - survived} |")
+        for fault, tries, survivals in table:
+            print(f"| {fault} | {tries} | {survivals} | {tries - survivals} |")
     else:
         print(f"{'fault':100} {'tries':>6} {'survived':>9} {'lost':>5}")
-        for what, tried, survived in table:
-            print(f"{what:100} {tried:6} {survived:9} {tried - survived:5}")
+        for fault, tries, survivals in table:
+            print(f"{fault:100} {tries:6} {survivals:9} {tries - survivals:5}")
         print(
             f"{'all':100} {total['tried']:6} {total['survived']:9}"
             f" {total['tried'] - total['survived']:5}"
         )
-    sys.exit(1 if lost else 0)
+    sys.exit(1 if lost_faults else 0)
 
 
 def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str, tuple[int, bool]]:
@@ -131,14 +138,14 @@ def read(report: Path) -> dict[str, tuple[int, bool]]:
     return outcomes
 
 
-def counted(tests: list[str], results: dict[str, tuple[int, bool]]) -> tuple[int, int]:
+def count_tries(tests: list[str], results: dict[str, tuple[int, bool]]) -> tuple[int, int]:
     """Tries and survivals of a row's tests: files, functions, or single cases."""
-    tried = survived = 0
+    total_tries = survivals = 0
     for name, (tries, well) in results.items():
         if any(name == test or name.startswith((f"{test}::", f"{test}[")) for test in tests):
-            tried += tries
-            survived += tries if well else 0
-    return tried, survived
+            total_tries += tries
+            survivals += tries if well else 0
+    return total_tries, survivals
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def main() -> int:
     kinds = defaultdict(list)
     for fault in totals.faults:
         kinds[fault.kind].append(fault)
-    for kind, faults in sorted(kinds.items(), key=lambda one: -len(one[1])):
+    for kind, faults in sorted(kinds.items(), key=lambda item: -len(item[1])):
         print(f"\n{kind}: {len(faults)}", file=sys.stderr)
         for fault in faults[:3]:
             print(f"  {fault.case}\n    {fault.text[-1500:]}", file=sys.stderr)

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder, whose names are common
 
 from scripts.benchmarks.gpu_parts.driver import Driver, Line, child_command  # noqa: E402
-from scripts.benchmarks.gpu_parts.figures import completed, summary, table_of  # noqa: E402
-from scripts.benchmarks.gpu_parts.parts import CARRIED, OTHERS, PARTS  # noqa: E402
+from scripts.benchmarks.gpu_parts.figures import add_figures, summary, table_of  # noqa: E402
+from scripts.benchmarks.gpu_parts.parts import CARRIED_PACKAGES, NEEDED_PACKAGES, PARTS  # noqa: E402
 
 WHEELS = """\
 # For a machine with a GPU and no network that has Python 3.12, torch with triton, transformers and numpy.
@@ -64,16 +64,20 @@ def main() -> None:
     if options.list:
         print(
             "\n".join(
-                f"{name:22} {part.seconds:4.0f}  {part.about}" for name, part in PARTS.items()
+                f"{name:22} {part.seconds:4.0f}  {part.description}" for name, part in PARTS.items()
             )
         )
         return
     if options.wheels:
-        print(WHEELS.format(packages=" \\\n  ".join(CARRIED), others=" ".join(OTHERS)))
+        print(
+            WHEELS.format(
+                packages=" \\\n  ".join(CARRIED_PACKAGES), others=" ".join(NEEDED_PACKAGES)
+            )
+        )
         return
     names = options.only.split(",") if options.only else [*PARTS]
-    if unknown := [name for name in names if name not in PARTS]:
-        parser.error(f"--only: no part {', '.join(unknown)}; --list names them")
+    if unknown_parts := [name for name in names if name not in PARTS]:
+        parser.error(f"--only: no part {', '.join(unknown_parts)}; --list names them")
     toy = options.toy or not has_cuda()
     folder = options.out or Path(tempfile.mkdtemp(prefix="smtrain-bench-gpu-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +92,8 @@ def has_cuda() -> bool:
     """
     if any(Path("/dev").glob("nvidia[0-9]*")):
         return True
-    asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
-    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+    command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def run(names: list[str], toy: bool, seconds: float, folder: Path) -> list[Line]:
@@ -98,9 +102,9 @@ def run(names: list[str], toy: bool, seconds: float, folder: Path) -> list[Line]
     with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
 
         def keep(line: Line) -> None:
-            device = next((each for each in lines if "device" in each), None)
+            device = next((candidate for candidate in lines if "device" in candidate), None)
             try:
-                line = completed(line, device, toy)
+                line = add_figures(line, device, toy)
             except Exception as error:  # a result without its plan is better than no result
                 line = {**line, "plan": f"{type(error).__name__}: {error}"}
             lines.append(line)

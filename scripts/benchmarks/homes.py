@@ -48,14 +48,14 @@ def main() -> None:
         "--only", default="", metavar="TEXT", help="mutations whose name has this text"
     )
     options = parser.parse_args()
-    began, tried = time.monotonic(), 0
+    began, trial_count = time.monotonic(), 0
     faults: dict[str, list[str]] = {}
     with scratch("1G") as folder:
         forks = Forks()
         try:
-            known = make(folder, forks)
-            many = options.many or ":types:" in options.only  # the name of one variant
-            todo = mutations(known, everything=options.full, many=many)
+            home_files = make(folder, forks)
+            all_variants = options.many or ":types:" in options.only  # the name of one variant
+            todo = mutations(home_files, everything=options.full, many=all_variants)
             todo = [mutation for mutation in todo if options.only in str(mutation)]
             if not (options.full or options.many or options.only):
                 todo = random.Random(options.seed).sample(todo, min(options.count, len(todo)))
@@ -64,21 +64,21 @@ def main() -> None:
             for mutation in todo:
                 if time.monotonic() - began > options.seconds:
                     break
-                tried += 1
-                if problems := check(known, mutation, forks):
+                trial_count += 1
+                if problems := check(home_files, mutation, forks):
                     faults[str(mutation)] = problems
                     for text in problems[:3]:
                         print(f"{mutation}: {text}", file=sys.stderr, flush=True)
-                if tried % 20 == 0:
+                if trial_count % 20 == 0:
                     print(
-                        f"{tried} of {len(todo)}, {time.monotonic() - began:.0f} s",
+                        f"{trial_count} of {len(todo)}, {time.monotonic() - began:.0f} s",
                         file=sys.stderr,
                         flush=True,
                     )
         finally:
             forks.close()
     figures = {
-        "mutations": tried,
+        "mutations": trial_count,
         "seconds": round(time.monotonic() - began),
         "failed_starts": sum(
             "does not start" in text for problems in faults.values() for text in problems

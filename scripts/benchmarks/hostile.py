@@ -62,10 +62,10 @@ from tests.plane.planes import (  # noqa: E402
 )
 
 BLOCK = 25
-RESTARTED = "the local control plane was restarted"
+RESTART_REASON = "the local control plane was restarted"
 PATIENCE = 60.0  # seconds that a job may take; more on a busy machine
 SPACE = ("disk", "space", "No space", "full")
-OUTSIDE = hashlib.sha256(Path("/etc/passwd").read_bytes()).hexdigest()
+PASSWD_DIGEST = hashlib.sha256(Path("/etc/passwd").read_bytes()).hexdigest()
 
 
 def busy() -> float:
@@ -137,22 +137,22 @@ class Home:
 
     # Calls
 
-    def call(self, made: Callable[[], Any]) -> Any:
+    def call(self, request: Callable[[], Any]) -> Any:
         """Make a call; retry it if the plane was killed and is back. Raises `LostError`."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        until = time.monotonic() + 30 * busy()
+        deadline = time.monotonic() + 30 * busy()
         while True:
             try:
-                return made()
+                return request()
             except ClientError as error:
                 if (
                     error.response["ResponseMetadata"]["HTTPStatusCode"] < 500
-                    or time.monotonic() > until
+                    or time.monotonic() > deadline
                 ):
                     raise
             except BotoCoreError as error:
-                if self.lost.is_set() or time.monotonic() > until:
+                if self.lost.is_set() or time.monotonic() > deadline:
                     raise LostError(repr(error)) from None
             time.sleep(0.2)
 
@@ -195,8 +195,8 @@ class Home:
         self.call(lambda: self.sagemaker.create_training_job(**request))
 
     def wait(self, name: str, seconds: float) -> dict[str, Any] | None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             job = self.describe(name)
             if job["TrainingJobStatus"] in FINAL_STATUSES:
                 return job
@@ -228,13 +228,15 @@ class Home:
 
     def objects(self, prefix: str) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        more: dict[str, str] = {}
+        page_token: dict[str, str] = {}
         while True:
-            page = self.call(partial(self.s3.list_objects_v2, Bucket=BUCKET, Prefix=prefix, **more))
+            page = self.call(
+                partial(self.s3.list_objects_v2, Bucket=BUCKET, Prefix=prefix, **page_token)
+            )
             sizes.update({item["Key"]: item["Size"] for item in page.get("Contents", [])})
             if not (token := page.get("NextContinuationToken")):
                 return sizes
-            more = {"ContinuationToken": token}
+            page_token = {"ContinuationToken": token}
 
     def body(self, key: str) -> bytes:
         return bytes(self.call(lambda: self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()))
@@ -260,9 +262,12 @@ class Home:
             job = self.wait(name, patience)
             if job is None:
                 self.tainted = True
-                before = self.describe(name)
+                description = self.describe(name)
                 self.fault(
-                    seed, "never ends", f"{before['SecondaryStatus']} after {patience:.0f} s", plan
+                    seed,
+                    "never ends",
+                    f"{description['SecondaryStatus']} after {patience:.0f} s",
+                    plan,
                 )
                 with contextlib.suppress(self.sagemaker.exceptions.ClientError):
                     self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
@@ -287,33 +292,33 @@ class Home:
         def fault(kind: str, text: str) -> None:
             self.fault(seed, kind, text, plan)
 
-        restarted = RESTARTED in reason and self.killed_during(began)
-        if not restarted and (difference := _end_fault(plan, job)):
+        was_restarted = RESTART_REASON in reason and self.killed_during(began)
+        if not was_restarted and (difference := _end_fault(plan, job)):
             fault("end", f"{difference}: {status}, {job['SecondaryStatus']}, {reason!r}")
         if "root:x:" in reason:
             fault("leak", f"FailureReason has a file from outside: {reason[:100]!r}")
         lines = self.lines(name)
-        ours = [line for line in lines if line in set(hostile.marks_of(plan))]
+        our_marks = [line for line in lines if line in set(hostile.marks_of(plan))]
         marks = hostile.marks_of(plan)
         # A stop, a limit or a kill may come before the end; the lines until then are still in
         # order.
-        cut = restarted or plan.end[0] == "sleep"
-        if ours != marks[: len(ours)] or (len(ours) < len(marks) and not cut):
+        cut = was_restarted or plan.end[0] == "sleep"
+        if our_marks != marks[: len(our_marks)] or (len(our_marks) < len(marks) and not cut):
             fault(
                 "log",
-                f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last:"
+                f"{len(our_marks)} of {len(marks)} marks, after {len(lines)} lines; the last:"
                 f" {lines[-1:]!r:.200}",
             )
         wrote = marks[0] in lines
         final = {
             point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])
         }
-        good = [mark for mark in ours if "good=" in mark]
-        if good and not restarted and "backtracking" not in plan.families:
-            wanted = float(good[-1].rpartition("=")[2])
-            if final.get("good") != wanted:
-                fault("metric", f"the last good value is {wanted}, described is {final}")
-        if wrote and not restarted:
+        good = [mark for mark in our_marks if "good=" in mark]
+        if good and not was_restarted and "backtracking" not in plan.families:
+            last_good = float(good[-1].rpartition("=")[2])
+            if final.get("good") != last_good:
+                fault("metric", f"the last good value is {last_good}, described is {final}")
+        if wrote and not was_restarted:
             self._files(name, plan, lines, fault)
         self._leftovers(name, fault)
 
@@ -326,74 +331,74 @@ class Home:
         full = name in self.filled or "huge" in plan.families
         bases = {"checkpoints": f"checkpoints/{name}/", "model": f"out/{name}/output/model/"}
         bases["output/data"] = f"out/{name}/output/data/"
-        there = {**self.objects(f"checkpoints/{name}/"), **self.objects(f"out/{name}/")}
-        moved = {args["folder"] for family, args in plan.steps if family == "replaced"}
-        moved |= {"output/data"} if "output" in moved else set()
-        packed = {"model": "model.tar.gz", "output/data": "output.tar.gz"} if plan.archive else {}
+        objects = {**self.objects(f"checkpoints/{name}/"), **self.objects(f"out/{name}/")}
+        moved_folders = {args["folder"] for family, args in plan.steps if family == "replaced"}
+        moved_folders |= {"output/data"} if "output" in moved_folders else set()
+        archives = {"model": "model.tar.gz", "output/data": "output.tar.gz"} if plan.archive else {}
         contents: dict[str, dict[str, bytes]] = {}
-        for folder, archive in packed.items():
+        for folder, archive in archives.items():
             key = f"out/{name}/output/{archive}"
-            if key in there:
-                contents[folder] = _unpacked(self.body(key))
-        wanted = hostile.good_files(plan.seed)
+            if key in objects:
+                contents[folder] = _unpack_archive(self.body(key))
+        expected_files = hostile.good_files(plan.seed)
         for family, args in plan.steps:
             if family in ("names", "odd") and args["folder"] in hostile.UPLOADED:
                 for i in args["which"]:
                     path = f"{args['folder']}/names/{hostile.FINE[i]}"
-                    wanted[path] = hostile.content(0, hostile.FINE[i], 50)
-        for path, body in wanted.items():
+                    expected_files[path] = hostile.content(0, hostile.FINE[i], 50)
+        for path, body in expected_files.items():
             folder = next(folder for folder in hostile.UPLOADED if path.startswith(folder + "/"))
-            if folder in moved or (full and folder != "checkpoints"):
+            if folder in moved_folders or (full and folder != "checkpoints"):
                 continue
-            rest = path.removeprefix(folder + "/")
-            key = bases[folder] + rest
-            plain = None if folder in packed or key not in there else self.body(key)
-            got = contents.get(folder, {}).get(rest, plain)
+            inner_path = path.removeprefix(folder + "/")
+            key = bases[folder] + inner_path
+            plain = None if folder in archives or key not in objects else self.body(key)
+            got = contents.get(folder, {}).get(inner_path, plain)
             if got != body:
-                how = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
+                difference = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
                 notes = [line for line in lines if line.startswith("smtrain:")]
                 fault(
                     "files",
-                    f"{path!r} {how}; {len(there)} objects; the log says {notes[-2:]!r:.300}",
+                    f"{path!r} {difference}; {len(objects)} objects; the log says {notes[-2:]!r:.300}",
                 )
                 break
-        outside = [
-            key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")
+        outside_files = [
+            key for key in objects if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")
         ]
-        outside += [
-            key for key in there if any(f"/links/{name}" in key for name in hostile.OUTSIDE)
+        outside_files += [
+            key for key in objects if any(f"/links/{name}" in key for name in hostile.OUTSIDE)
         ]
-        outside += [
+        outside_files += [
             f"{a}/{n}"
             for a, files in contents.items()
             for n in files
             if n.rpartition("/")[2] == "shadow"
         ]
-        for key in outside[:3]:
+        for key in outside_files[:3]:
             if (
-                key in there
-                and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE
+                key in objects
+                and hashlib.sha256(self.body(key)).hexdigest() != PASSWD_DIGEST
                 and key.endswith("passwd")
             ):
                 continue  # one of the job's own files
             fault("leak", f"{key} is in S3")
 
     def _leftovers(self, name: str, fault: Callable[[str, str], None]) -> None:
-        folder, until = (
+        folder, deadline = (
             self.server.state / "jobs" / name / "hosts",
             time.monotonic() + 5 * min(busy(), 4),
         )
         while (
-            there := folder.exists() or traces(f"{name}/hosts") or traces(name)
-        ) and time.monotonic() < until:
+            has_leftovers := folder.exists() or traces(f"{name}/hosts") or traces(name)
+        ) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if there:
-            left = traces(name)
+        if has_leftovers:
+            processes = traces(name)
             fault(
                 "leftovers",
                 (
-                    f"processes {left[:3]}"
-                    if left
+                    f"processes {processes[:3]}"
+                    if processes
                     else f"{folder.relative_to(self.server.state)} is there"
                 ),
             )
@@ -425,7 +430,7 @@ class Home:
             return fault(f"{name} never ended: {self.describe(name)['SecondaryStatus']}")
         self.ended[name] = job["TrainingJobStatus"]
         reason = job.get("FailureReason", "")
-        if (RESTARTED in reason and self.killed_during(began)) or (
+        if (RESTART_REASON in reason and self.killed_during(began)) or (
             full and any(word in reason for word in SPACE)
         ):
             return None
@@ -443,9 +448,9 @@ class Home:
         if final != {"good": hostile.LINES - 1, "loss": float(f"{1 / hostile.LINES:.6f}")}:
             fault(f"metrics {final}")
         for path, body in hostile.good_files(name).items():
-            folder, _, rest = path.partition("/")
+            folder, _, inner_path = path.partition("/")
             key = (
-                f"checkpoints/{name}/{rest}"
+                f"checkpoints/{name}/{inner_path}"
                 if folder == "checkpoints"
                 else f"out/{name}/output/{path}"
             )
@@ -454,30 +459,30 @@ class Home:
                 fault(f"{key} differs")
         return None
 
-    def ping(self, until: threading.Event) -> None:
+    def ping(self, stopped_event: threading.Event) -> None:
         """Measure repeatedly how long an answer takes."""
         (client,), silent = self.server.clients("sagemaker"), 0
-        while not until.wait(0.2):
+        while not stopped_event.wait(0.2):
             with self.lock:
                 names = list(self.running) or list(self.ended)
             if not names:
                 continue
-            began, wall, answered = time.monotonic(), time.time(), True
+            began, wall, has_answered = time.monotonic(), time.time(), True
             try:
                 client.describe_training_job(TrainingJobName=names[0])
             except client.exceptions.ClientError:
                 continue  # the job does not exist yet
             except Exception:
-                answered = False
+                has_answered = False
             took = time.monotonic() - began
             if self.lost.is_set() or self.killed_during(wall):
                 continue
             self.totals.answers.append(took)
-            silent = 0 if answered else silent + 1
+            silent = 0 if has_answered else silent + 1
             if took > 1.0 * busy():
                 with self.lock:
                     seeds = [plan.seed for plan in self.running.values() if plan]
-                kind = "slow answer" if answered else "no answer"
+                kind = "slow answer" if has_answered else "no answer"
                 if silent < 2:
                     self.fault(
                         seeds[0] if seeds else -1,
@@ -495,16 +500,16 @@ class Home:
         Returns, if the plane is lost, the seeds that may have caused it and those that have not
         run.
         """
-        left: queue.Queue[int] = queue.Queue()
+        open_seeds: queue.Queue[int] = queue.Queue()
         for seed in seeds:
-            left.put(seed)
-        done, suspects = threading.Event(), set[int]()
+            open_seeds.put(seed)
+        stop_event, suspects = threading.Event(), set[int]()
         errors: list[BaseException] = []
 
         def worker() -> None:
             while not self.lost.is_set():
                 try:
-                    seed = left.get_nowait()
+                    seed = open_seeds.get_nowait()
                 except queue.Empty:
                     return
                 try:
@@ -517,7 +522,7 @@ class Home:
                     self.fault(seed, "call", repr(error), plan_of(seed, self.options.only))
 
         def neighbours() -> None:
-            while not done.is_set() and not self.lost.is_set():
+            while not stop_event.is_set() and not self.lost.is_set():
                 try:
                     self.neighbour(time.time_ns())
                 except LostError:
@@ -527,25 +532,25 @@ class Home:
                     time.sleep(1)
 
         threads = [threading.Thread(target=worker, daemon=True) for _ in range(at_once)]
-        others = [threading.Thread(target=neighbours, daemon=True)]
-        others += [threading.Thread(target=self.ping, args=(done,), daemon=True)]
-        for thread in [*threads, *others]:
+        helper_threads = [threading.Thread(target=neighbours, daemon=True)]
+        helper_threads += [threading.Thread(target=self.ping, args=(stop_event,), daemon=True)]
+        for thread in [*threads, *helper_threads]:
             thread.start()
         if at_once > 1 and chance.random() < 0.5:
             half = len(seeds) // 2
-            while left.qsize() > half and not self.lost.is_set():
+            while open_seeds.qsize() > half and not self.lost.is_set():
                 time.sleep(0.1)
             time.sleep(chance.random())
             if not self.lost.is_set():
                 self.restart(seeds)
         for thread in threads:
             thread.join()
-        done.set()
-        for thread in others:
+        stop_event.set()
+        for thread in helper_threads:
             thread.join()
         with self.lock:
             suspects |= {plan.seed for plan in self.running.values() if plan}
-        rest = list(left.queue)
+        remaining_seeds = list(open_seeds.queue)
         if self.lost.is_set():
             if at_once == 1 and errors:
                 self.fault(
@@ -554,8 +559,8 @@ class Home:
         else:
             self.restart(seeds)
         # A plane that does not start again may have been damaged by any job since its last start.
-        started = [seed for seed in seeds if seed not in rest]
-        return (started if self.unstartable else sorted(suspects)), rest
+        started_seeds = [seed for seed in seeds if seed not in remaining_seeds]
+        return (started_seeds if self.unstartable else sorted(suspects)), remaining_seeds
 
     def restart(self, seeds: list[int]) -> None:
         """kill -9, start, and compare the jobs that had ended."""
@@ -563,7 +568,7 @@ class Home:
         self.kills.append((began, float("inf")))
         self._note()
         with self.lock:
-            before = dict(self.ended)
+            previous_states = dict(self.ended)
         self.server.kill()
         try:
             self._connect(self.server.start(60 * min(busy(), 2)))
@@ -582,16 +587,18 @@ class Home:
                 )
             )
         )
-        after = {
+        current_states = {
             s["TrainingJobName"]: s["TrainingJobStatus"]
             for p in pages
             for s in p["TrainingJobSummaries"]
         }
-        for name, status in before.items():
-            if after.get(name) != status:
+        for name, status in previous_states.items():
+            if current_states.get(name) != status:
                 seed = int(name.split("-")[1]) if name.startswith("hostile") else -1
                 self.fault(
-                    seed, "restart", f"{name} was {status} and is {after.get(name)} after a restart"
+                    seed,
+                    "restart",
+                    f"{name} was {status} and is {current_states.get(name)} after a restart",
                 )
 
     def _note(self) -> None:
@@ -611,7 +618,7 @@ class Home:
 
         command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]
         environment = {**server_environment(), "SMTRAIN_HOME": str(self.server.home)}
-        cleaned = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=ROOT,
             env=environment,
@@ -620,25 +627,25 @@ class Home:
             check=False,
             timeout=600,
         )
-        if cleaned.returncode:
-            self.fault(-1, "clean", f"status {cleaned.returncode}: {cleaned.stderr[-500:]}")
+        if result.returncode:
+            self.fault(-1, "clean", f"status {result.returncode}: {result.stderr[-500:]}")
         jobs = self.call(lambda: self.sagemaker.list_training_jobs(MaxResults=100))[
             "TrainingJobSummaries"
         ]
         keys = list(self.objects(""))
         folders = [path.name for path in (self.server.state / "jobs").iterdir()]
-        left = traces(str(self.server.state / "jobs"))
-        for what, rest in (
+        processes = traces(str(self.server.state / "jobs"))
+        for kind, leftovers in (
             ("jobs", jobs),
             ("objects", keys),
             ("folders", folders),
-            ("processes", left),
+            ("processes", processes),
         ):
-            if rest:
+            if leftovers:
                 self.fault(
                     -1,
                     "clean",
-                    f"`smtrain local clean --all` leaves {len(rest)} {what}: {rest[:3]!r:.400}",
+                    f"`smtrain local clean --all` leaves {len(leftovers)} {kind}: {leftovers[:3]!r:.400}",
                 )
 
 
@@ -649,12 +656,12 @@ def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
         job["SecondaryStatus"],
         job.get("FailureReason", ""),
     )
-    how, what = plan.end
+    ending, detail = plan.end
     if "ModelArtifacts" not in job:
         return "DescribeTrainingJob has no ModelArtifacts"
     if len(reason) > 1024:
         return "a long FailureReason"
-    if how == "sleep":
+    if ending == "sleep":
         if plan.stop is not None:
             return None if (status, secondary) == ("Stopped", "Stopped") else "not stopped"
         return (
@@ -662,23 +669,23 @@ def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
         )
     if "huge" in plan.families and status == "Failed" and any(word in reason for word in SPACE):
         return None
-    if what == 0:
+    if detail == 0:
         return None if status == "Completed" and not reason else "a script that exits with 0"
     import signal
 
-    codes = [what] if how == "exit" else [99, 128 + getattr(signal, what)]
+    codes = [detail] if ending == "exit" else [99, 128 + getattr(signal, detail)]
     if status != "Failed" or not reason.startswith("AlgorithmError: "):
         return "a script that fails"
     if not any(reason.endswith(f", exit code: {code}") for code in codes):
         return f"exit code {codes}"
     texts = [args["kind"] for family, args in plan.steps if family == "failure"]
-    moved = any(family == "replaced" for family, _ in plan.steps)
-    if texts[:1] == ["text"] and not moved and "hostile text" not in reason:
+    moves_folders = any(family == "replaced" for family, _ in plan.steps)
+    if texts[:1] == ["text"] and not moves_folders and "hostile text" not in reason:
         return "the text of /opt/ml/output/failure is missing"
     return None
 
 
-def _unpacked(archive: bytes) -> dict[str, bytes]:
+def _unpack_archive(archive: bytes) -> dict[str, bytes]:
     import io
     import tarfile
 
@@ -691,14 +698,14 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
 def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
     """A new home, if possible on its own file system, because a job may fill it."""
     with scratch("2G") as folder:
-        made = Home(folder, options, totals)
+        new_home = Home(folder, options, totals)
         try:
-            yield made
-            made.end()
+            yield new_home
+            new_home.end()
         finally:
-            made.lost.set()
-            made.server.kill()
-            for line in traces(str(made.server.home)):
+            new_home.lost.set()
+            new_home.server.kill()
+            for line in traces(str(new_home.server.home)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(line.split()[0]), 9)
 
@@ -712,31 +719,31 @@ def fuzz(options: argparse.Namespace) -> Totals:
     todo = list(itertools.islice(seeds, options.jobs))
     while todo:
         suspects: list[int] = []
-        with home(options, totals) as made:
-            while todo and not made.lost.is_set() and not made.tainted:
+        with home(options, totals) as new_home:
+            while todo and not new_home.lost.is_set() and not new_home.tainted:
                 block, todo = todo[:BLOCK], todo[BLOCK:]
                 began = time.monotonic()
-                suspects, rest = made.block(block, chance, options.at_once)
-                todo = rest + todo
+                suspects, remaining_seeds = new_home.block(block, chance, options.at_once)
+                todo = remaining_seeds + todo
                 print(
                     f"{totals.jobs} jobs, {len(totals.faults)} faults,"
                     f" {time.monotonic() - began:.0f} s for the block",
                     file=sys.stderr,
                     flush=True,
                 )
-        if made.lost.is_set() and options.jobs > 1:
-            alone(options, totals, suspects)
+        if new_home.lost.is_set() and options.jobs > 1:
+            run_separately(options, totals, suspects)
     return totals
 
 
-def alone(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> None:
+def run_separately(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> None:
     """Run jobs that may have ended a plane one by one, each in a new home, until one does it
     again.
     """
     for seed in suspects:
-        with home(options, totals) as made:
-            made.block([seed], random.Random(seed), 1)
-        if made.lost.is_set():
+        with home(options, totals) as new_home:
+            new_home.block([seed], random.Random(seed), 1)
+        if new_home.lost.is_set():
             return
 
 

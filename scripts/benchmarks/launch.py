@@ -33,7 +33,7 @@ BUCKET = "smtrain-bench"
 WARM = 5  # launches of one process after its first; their median counts
 
 
-class Sent(Exception):  # noqa: N818
+class RequestSent(Exception):  # noqa: N818
     """CreateTrainingJob has reached the wire."""
 
 
@@ -50,7 +50,7 @@ def config_of(prefix: str) -> dict[str, Any]:
     }
 
 
-def ours(prefix: str) -> None:
+def launch_by_smtrain(prefix: str) -> None:
     """`smtrain.launch`."""
     import smtrain
 
@@ -152,30 +152,30 @@ def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
     send = botocore.httpsession.URLLib3Session.send
     calls: list[str] = []
 
-    def watched(self: Any, sent: Any) -> Any:
-        target = sent.headers.get("X-Amz-Target")
+    def send_and_count(self: Any, http_request: Any) -> Any:
+        target = http_request.headers.get("X-Amz-Target")
         name = (
             (target.decode() if isinstance(target, bytes) else target)
             if target
-            else f"{sent.method} {sent.url}"
+            else f"{http_request.method} {http_request.url}"
         )
         calls.append(
             name.rpartition(".")[2] if target else name.split("?")[0].split(" ")[0] + " S3"
         )
         if name.endswith("CreateTrainingJob"):
-            raise Sent
-        return send(self, sent)
+            raise RequestSent
+        return send(self, http_request)
 
-    botocore.httpsession.URLLib3Session.send = watched  # type: ignore[assignment,method-assign]
+    botocore.httpsession.URLLib3Session.send = send_and_count  # type: ignore[assignment,method-assign]
     result: dict[str, Any] = {}
     warm = []
     for number in range(1 + WARM):
         calls.clear()
         prefix = f"{side}-{uuid.uuid4().hex[:8]}"
         began = time.perf_counter() if number else began
-        with contextlib.suppress(Sent):
+        with contextlib.suppress(RequestSent):
             (
-                ours(prefix)
+                launch_by_smtrain(prefix)
                 if side == "ours"
                 else bare(prefix, request, {path: f"{prefix}/{key}" for path, key in files.items()})
             )
@@ -218,7 +218,7 @@ def main() -> None:
             "false"
         ),  # the SDK's own switch: v3 would simulate the role's policies in IAM
     }
-    seen: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+    runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
         bundle, config = Path(folder, "bundle.tar.gz"), Path(folder, "config.json")
         bundle.write_bytes(build_bundle().data)
@@ -229,33 +229,37 @@ def main() -> None:
         files = {str(bundle): "code", str(config): "configs"}
         for round_ in range(options.rounds + 1):
             # The order changes from round to round, so that other load on the machine affects both.
-            for side in (list(seen), list(seen)[::-1])[round_ % 2]:
+            for side in (list(runs_by_side), list(runs_by_side)[::-1])[round_ % 2]:
                 work = json.dumps({"side": side, "request": request, "files": files})
                 command = [sys.executable, __file__, "--worker", work]
-                done = subprocess.run(command, env=environment, capture_output=True, text=True)
-                if done.returncode:
-                    sys.exit(done.stderr)
+                worker_process = subprocess.run(
+                    command, env=environment, capture_output=True, text=True
+                )
+                if worker_process.returncode:
+                    sys.exit(worker_process.stderr)
                 if round_:  # the first round fills the page cache
-                    seen[side].append(json.loads(done.stdout.splitlines()[-1]))
+                    runs_by_side[side].append(json.loads(worker_process.stdout.splitlines()[-1]))
 
-    def ratio(which: str) -> float:
-        pairs = zip(seen["ours"], seen["bare"], strict=True)
-        return round(statistics.median(a[which] / b[which] for a, b in pairs), 3)
+    def ratio(phase: str) -> float:
+        pairs = zip(runs_by_side["ours"], runs_by_side["bare"], strict=True)
+        return round(statistics.median(a[phase] / b[phase] for a, b in pairs), 3)
 
-    def seconds(side: str, which: str) -> float:
-        return round(statistics.median(row[which] for row in seen[side]), 3)
+    def seconds(side: str, phase: str) -> float:
+        return round(statistics.median(row[phase] for row in runs_by_side[side]), 3)
 
     result = {
         "over_sdk": max(ratio("cold"), ratio("warm")),
         "over_sdk_cold": ratio("cold"),
         "over_sdk_warm": ratio("warm"),
-        "api_calls": len(seen["ours"][-1]["calls"]),
-        "api_calls_bare": len(seen["bare"][-1]["calls"]),
+        "api_calls": len(runs_by_side["ours"][-1]["calls"]),
+        "api_calls_bare": len(runs_by_side["bare"][-1]["calls"]),
         **{
-            f"{side}_{which}_s": seconds(side, which) for side in seen for which in ("cold", "warm")
+            f"{side}_{phase}_s": seconds(side, phase)
+            for side in runs_by_side
+            for phase in ("cold", "warm")
         },
-        "calls": seen["ours"][-1]["calls"],
-        "calls_bare": seen["bare"][-1]["calls"],
+        "calls": runs_by_side["ours"][-1]["calls"],
+        "calls_bare": runs_by_side["bare"][-1]["calls"],
         "sdk": _sdk(),
     }
     if options.json:

@@ -41,7 +41,9 @@ def draw(rng: random.Random, alphabet: str, length: int) -> str:
     return "".join(rng.choices(alphabet, k=length))
 
 
-def whole(prefix: str, alphabet: str, length: int, names: tuple[str, ...] = PLAIN_NAMES) -> Make:
+def make_with_prefix(
+    prefix: str, alphabet: str, length: int, names: tuple[str, ...] = PLAIN_NAMES
+) -> Make:
     def make(rng: random.Random) -> tuple[str, str, str]:
         value = prefix + draw(rng, alphabet, length)
         return rng.choice(names), value, value
@@ -88,7 +90,7 @@ def url_password(rng: random.Random) -> tuple[str, str, str]:
     )
 
 
-def named(*names: str) -> Make:
+def make_by_name(*names: str) -> Make:
     def make(rng: random.Random) -> tuple[str, str, str]:
         value = password(rng)
         return rng.choice(names), value, value
@@ -147,25 +149,28 @@ def webhook(rng: random.Random) -> tuple[str, str, str]:
     )
 
 
-def presigned(rng: random.Random) -> tuple[str, str, str]:
-    hexed, coded = (
+def make_presigned_url(rng: random.Random) -> tuple[str, str, str]:
+    hex_signature, base64_signature = (
         draw(rng, HEX, 64),
         base64.b64encode(rng.randbytes(20)).decode().replace("+", "%2B"),
     )
     value, part = rng.choice(
         [
             (
-                f"https://b.s3.amazonaws.com/k?X-Amz-Credential=x&X-Amz-Date=20261121T000000Z&X-Amz-Signature={hexed}",
-                hexed,
+                f"https://b.s3.amazonaws.com/k?X-Amz-Credential=x&X-Amz-Date=20261121T000000Z&X-Amz-Signature={hex_signature}",
+                hex_signature,
             ),
             (
-                f"https://b.s3.amazonaws.com/k?AWSAccessKeyId=x&Expires=1795262400&Signature={coded}",
-                coded,
+                f"https://b.s3.amazonaws.com/k?AWSAccessKeyId=x&Expires=1795262400&Signature={base64_signature}",
+                base64_signature,
             ),
-            (f"https://a.blob.core.windows.net/c/k?sv=2024-01-01&se=2027&sp=r&sig={coded}", coded),
             (
-                f"https://storage.googleapis.com/b/k?X-Goog-Algorithm=x&X-Goog-Signature={hexed}",
-                hexed,
+                f"https://a.blob.core.windows.net/c/k?sv=2024-01-01&se=2027&sp=r&sig={base64_signature}",
+                base64_signature,
+            ),
+            (
+                f"https://storage.googleapis.com/b/k?X-Goog-Algorithm=x&X-Goog-Signature={hex_signature}",
+                hex_signature,
             ),
         ]
     )
@@ -225,18 +230,18 @@ def slack(r: random.Random) -> tuple[str, str, str]:
 
 
 SECRETS: dict[str, Make] = {
-    "Hugging Face token": whole("hf_", LETTERS, 34),
-    "AWS access key id": whole("AKIA", string.ascii_uppercase + "234567", 16),
-    "AWS secret key, named": whole(
+    "Hugging Face token": make_with_prefix("hf_", LETTERS, 34),
+    "AWS access key id": make_with_prefix("AKIA", string.ascii_uppercase + "234567", 16),
+    "AWS secret key, named": make_with_prefix(
         "", BASE64, 40, ("AWS_SECRET_ACCESS_KEY", "SECRETKEY", "SECRET_KEY", "aws_secret")
     ),
-    "AWS secret key, any name": whole("", BASE64, 40),
-    "AWS session token": whole("IQoJb3JpZ2luX2Vj", BASE64, 300),
-    "GitHub token": lambda r: whole(
+    "AWS secret key, any name": make_with_prefix("", BASE64, 40),
+    "AWS session token": make_with_prefix("IQoJb3JpZ2luX2Vj", BASE64, 300),
+    "GitHub token": lambda r: make_with_prefix(
         *r.choice([("ghp_", ALNUM, 36), ("gho_", ALNUM, 36), ("github_pat_", ALNUM, 82)])
     )(r),
-    "GitLab token": whole("glpat-", ALNUM + "-_", 20),
-    "OpenAI, Anthropic": lambda r: whole(
+    "GitLab token": make_with_prefix("glpat-", ALNUM + "-_", 20),
+    "OpenAI, Anthropic": lambda r: make_with_prefix(
         *r.choice([("sk-proj-", ALNUM, 48), ("sk-ant-api03-", ALNUM, 90)])
     )(r),
     "Slack token": slack,
@@ -244,22 +249,24 @@ SECRETS: dict[str, Make] = {
     "JSON web token": jwt,
     "private key": pem,
     "password in a URL": url_password,
-    "password by name": named(
+    "password by name": make_by_name(
         "PGPASSWORD", "DB_PASS", "MYSQL_PWD", "ADMIN_PASSWORD", "dbPassword", "REDISCLI_AUTH"
     ),
-    "passphrase by name": named("PASSPHRASE", "SSH_PASSPHRASE", "KEY_PASSPHRASE", "GPG_PASSPHRASE"),
+    "passphrase by name": make_by_name(
+        "PASSPHRASE", "SSH_PASSPHRASE", "KEY_PASSPHRASE", "GPG_PASSPHRASE"
+    ),
     "authorization": authorization,
     "key by name": named_key(
         "SECRETKEY", "HFTOKEN", "WANDB_KEY", "WANDB_API_KEY", "COMET_APIKEY", "ENCRYPTION_KEY"
     ),
     "webhook": webhook,
-    "presigned URL": presigned,
+    "presigned URL": make_presigned_url,
     "connection string": connection,
 }
 
 
-def phrase(rng: random.Random, most: int, joint: str) -> str:
-    return joint.join(rng.choices(WORDS, k=rng.randrange(1, most)))
+def phrase(rng: random.Random, word_limit: int, joint: str) -> str:
+    return joint.join(rng.choices(WORDS, k=rng.randrange(1, word_limit)))
 
 
 def camel(rng: random.Random) -> str:
@@ -371,27 +378,27 @@ def measure(count: int, seed: int, library: bool) -> dict[str, dict[str, dict[st
     rates: dict[str, dict[str, float]] = {}
     for number, (kind, make) in enumerate(SECRETS.items()):
         rng = random.Random(seed * 1000 + number)
-        drawn = [make(rng) for _ in range(count)]
-        seen = sum(secrets.is_secret(value, name) for name, value, _ in drawn)
+        samples = [make(rng) for _ in range(count)]
+        found_count = sum(secrets.is_secret(value, name) for name, value, _ in samples)
         errors = [
             (f"ValueError: could not use {name or 'it'}={value}: no", part)
-            for name, value, part in drawn
+            for name, value, part in samples
         ]
-        hidden = sum(part not in secrets.hide(text) for text, part in errors)
-        rates[kind] = {"found": seen / count, "hidden": hidden / count}
+        leak_count = sum(part not in secrets.hide(text) for text, part in errors)
+        rates[kind] = {"found": found_count / count, "hidden": leak_count / count}
     false: dict[str, dict[str, float]] = {}
     for number, (kind, make_one) in enumerate(INNOCENT.items()):
         rng = random.Random(seed * 1000 + 500 + number)
-        given = [(rng.choice(INNOCENT_NAMES), make_one(rng)) for _ in range(count)]
-        refused = sum(secrets.is_secret(value, name) for name, value in given)
-        messages = [f"FileNotFoundError: {value} is not there" for _, value in given]
-        changed = sum(secrets.hide(text) != text for text in messages)
-        false[kind] = {"found": refused / count, "hidden": changed / count}
+        innocent_values = [(rng.choice(INNOCENT_NAMES), make_one(rng)) for _ in range(count)]
+        refused_count = sum(secrets.is_secret(value, name) for name, value in innocent_values)
+        messages = [f"FileNotFoundError: {value} is not there" for _, value in innocent_values]
+        changed_count = sum(secrets.hide(text) != text for text in messages)
+        false[kind] = {"found": refused_count / count, "hidden": changed_count / count}
     return {"secrets": rates, "innocent": false}
 
 
-def mean(rates: dict[str, dict[str, float]], what: str) -> float:
-    return sum(rate[what] for rate in rates.values()) / len(rates)
+def mean(rates: dict[str, dict[str, float]], figure: str) -> float:
+    return sum(rate[figure] for rate in rates.values()) / len(rates)
 
 
 def main() -> None:
@@ -399,24 +406,24 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--count", type=int, default=1000, help="values of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     ways = {
-        "client": measure(given.count, given.seed, True),
-        "container": measure(given.count, given.seed, False),
+        "client": measure(arguments.count, arguments.seed, True),
+        "container": measure(arguments.count, arguments.seed, False),
     }
     summary = {
         way: {
-            f"{group}_{what}": mean(rates[group], what)
+            f"{group}_{figure}": mean(rates[group], figure)
             for group in rates
-            for what in ("found", "hidden")
+            for figure in ("found", "hidden")
         }
         for way, rates in ways.items()
     }
-    if given.json:
+    if arguments.json:
         print(
             json.dumps(
                 {
-                    "values": given.count * 20,
+                    "values": arguments.count * 20,
                     "library": secrets.has_library(),
                     **summary,
                     "kinds": ways,
@@ -432,10 +439,13 @@ def main() -> None:
     for group in ("secrets", "innocent"):
         print(f"{group:27} {'refused':>10} {'hidden':>9}   in a container: refused, hidden")
         for kind in ways["client"][group]:
-            one, other = ways["client"][group][kind], ways["container"][group][kind]
+            client_rates, container_rates = (
+                ways["client"][group][kind],
+                ways["container"][group][kind],
+            )
             print(
-                f"  {kind:25} {one['found']:>10.2%} {one['hidden']:>9.2%} {other['found']:>14.2%}"
-                f" {other['hidden']:>9.2%}"
+                f"  {kind:25} {client_rates['found']:>10.2%} {client_rates['hidden']:>9.2%} {container_rates['found']:>14.2%}"
+                f" {container_rates['hidden']:>9.2%}"
             )
     for way, rates in summary.items():
         print(

@@ -71,30 +71,32 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    given = options.corpus or gathered(folder / "gathered", options.megabytes)
-    files = sorted(given.glob("*.jsonl"))
+    corpus = options.corpus or gather_text(folder / "gathered", options.megabytes)
+    files = sorted(corpus.glob("*.jsonl"))
     tokenizer_for(files, folder / "model")
-    whole, half = folder / "whole", folder / "half"
-    texts = [whole] if options.whole else [half, whole]
-    sizes = {text: copied(files, text, 1.0 if text == whole else 0.5) for text in texts}
-    made: dict[tuple[Path, int], HostsSeen] = {}
+    whole_folder, half = folder / "whole", folder / "half"
+    texts = [whole_folder] if options.whole else [half, whole_folder]
+    sizes = {text: copy_share(files, text, 1.0 if text == whole_folder else 0.5) for text in texts}
+    run_by_case: dict[tuple[Path, int], HostUsage] = {}
     for text in texts:
         for count in (1, options.machines):
-            made[text, count] = run(folder, text, count, options)
-            print(f"{text.name} on {count}: {made[text, count]}", file=sys.stderr, flush=True)
-    one, several = made[whole, 1], made[whole, options.machines]
-    pairs = [(made[text, 1], made[text, options.machines]) for text in texts]
+            run_by_case[text, count] = run(folder, text, count, options)
+            print(
+                f"{text.name} on {count}: {run_by_case[text, count]}", file=sys.stderr, flush=True
+            )
+    single_host, several = run_by_case[whole_folder, 1], run_by_case[whole_folder, options.machines]
+    pairs = [(run_by_case[text, 1], run_by_case[text, options.machines]) for text in texts]
     result = {
-        "over_single": round(one.seconds / several.seconds, 3),
-        "over_single_per_core": round(one.cpu / several.cpu, 3),
-        "identical": all(single.digest == many.digest for single, many in pairs),
+        "over_single": round(single_host.seconds / several.seconds, 3),
+        "over_single_per_core": round(single_host.cpu / several.cpu, 3),
+        "identical": all(single.digest == several_hosts.digest for single, several_hosts in pairs),
         "machines": options.machines,
-        "text_mb": round(sizes[whole] / 1e6),
-        "mb_s_single": round(sizes[whole] / 1e6 / one.seconds, 1),
-        "mb_s_several": round(sizes[whole] / 1e6 / several.seconds, 1),
-        "mb_per_cpu_s_single": round(sizes[whole] / 1e6 / one.cpu, 1),
-        "mb_per_cpu_s_several": round(sizes[whole] / 1e6 / several.cpu, 1),
-        "peak_mib_single": round(one.peak),
+        "text_mb": round(sizes[whole_folder] / 1e6),
+        "mb_s_single": round(sizes[whole_folder] / 1e6 / single_host.seconds, 1),
+        "mb_s_several": round(sizes[whole_folder] / 1e6 / several.seconds, 1),
+        "mb_per_cpu_s_single": round(sizes[whole_folder] / 1e6 / single_host.cpu, 1),
+        "mb_per_cpu_s_several": round(sizes[whole_folder] / 1e6 / several.cpu, 1),
+        "peak_mib_single": round(single_host.peak),
         "peak_mib_several": round(several.peak),
         "peak_disk_mb_several": round(several.disk / 1e6),
         "shard_mb": round(several.shard / 1e6),
@@ -103,17 +105,18 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if not options.whole:
         result |= {
             "half_mb": round(sizes[half] / 1e6),
-            "double_single": round(one.peak / pairs[0][0].peak, 3),
+            "double_single": round(single_host.peak / pairs[0][0].peak, 3),
             "double_several": round(several.peak / pairs[0][1].peak, 3),
         }
     if options.coordinator:
-        before = with_coordinator(given, options)
+        coordinator_figures = with_coordinator(corpus, options)
         result |= {
             "cpu_over_coordinator": round(
-                before["mb_per_cpu_s_several"] / result["mb_per_cpu_s_several"], 3
+                coordinator_figures["mb_per_cpu_s_several"] / result["mb_per_cpu_s_several"], 3
             ),
             "coordinator": {
-                key: before[key] for key in ("over_single", "mb_s_several", "mb_per_cpu_s_several")
+                key: coordinator_figures[key]
+                for key in ("over_single", "mb_s_several", "mb_per_cpu_s_several")
             },
         }
     return result
@@ -133,27 +136,27 @@ def with_coordinator(text: Path, options: argparse.Namespace) -> dict[str, Any]:
     command += ["--workers", str(options.workers)] if options.workers else []
     command += ["--folder", str(options.folder.absolute())] if options.folder else []
     environment = {**os.environ, "PYTHONPATH": str(options.coordinator.absolute())}
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=options.coordinator, env=environment, stdout=subprocess.PIPE, check=True
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    figures: dict[str, Any] = json.loads(result.stdout)
+    return figures
 
 
-def gathered(folder: Path, megabytes: int) -> Path:
+def gather_text(folder: Path, megabytes: int) -> Path:
     """Eight files of text of this machine; fewer bytes than requested if there are no more."""
     from scripts.benchmarks.data import documents
 
     folder.mkdir()
-    every = megabytes * 10**6 // 8
-    number, held = 0, 0
+    file_bytes = megabytes * 10**6 // 8
+    number, written_bytes = 0, 0
     out = (folder / "00.jsonl").open("w", encoding="utf-8")
     for text in documents(megabytes * 10**6):
-        if held >= every:
+        if written_bytes >= file_bytes:
             out.close()
-            number, held = number + 1, 0
+            number, written_bytes = number + 1, 0
             out = (folder / f"{number:02}.jsonl").open("w", encoding="utf-8")
-        held += out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+        written_bytes += out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
     out.close()
     return folder
 
@@ -185,24 +188,24 @@ def tokenizer_for(files: list[Path], folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def copied(files: list[Path], folder: Path, share: float) -> int:
+def copy_share(files: list[Path], folder: Path, share: float) -> int:
     """Write that share of every file's lines, by bytes, to `folder`; return the bytes."""
     folder.mkdir()
     for path in files:
         if share == 1.0:
             shutil.copyfile(path, folder / path.name)
             continue
-        left = path.stat().st_size * share
+        remaining_bytes = path.stat().st_size * share
         with path.open("rb") as lines, (folder / path.name).open("wb") as out:
             for line in lines:
-                left -= out.write(line)
-                if left <= 0:
+                remaining_bytes -= out.write(line)
+                if remaining_bytes <= 0:
                     break
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
 @dataclass
-class HostsSeen:
+class HostUsage:
     """Usage of a job: `peak` MiB of its largest host, its seconds and its processor seconds.
 
     `disk` are bytes of the host that had most, and `shard` those of the largest pair that the job
@@ -244,11 +247,11 @@ class HostsSeen:
             ]
             folders.setdefault(host, f"/proc/{pid}/root{roots[0] if roots else '/opt/ml'}")
         self.peak = max([self.peak, *hosts.values()])
-        self.disk = max([self.disk, *map(used, folders.values())])
+        self.disk = max([self.disk, *map(disk_bytes, folders.values())])
         self.cpu = sum(self.ticks.values()) / _TICKS
 
 
-def used(root: str) -> int:
+def disk_bytes(root: str) -> int:
     """Bytes on the disk under /opt/ml of a host, without its inputs and its code."""
     total = 0
     for folder, folders, files in os.walk(root):
@@ -260,7 +263,7 @@ def used(root: str) -> int:
     return total
 
 
-def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> HostsSeen:
+def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> HostUsage:
     """A prepare job of the local control plane."""
     import smtrain
 
@@ -279,11 +282,11 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
     }
     job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
-    seen, done = HostsSeen(), threading.Event()
+    hosts, stop_event = HostUsage(), threading.Event()
 
     def watch() -> None:
-        while not done.is_set():
-            seen.look(job)
+        while not stop_event.is_set():
+            hosts.look(job)
             time.sleep(0.3)  # a reading goes through all processes of this machine
 
     watcher = threading.Thread(target=watch)
@@ -291,10 +294,12 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
     try:
         job.wait()
     finally:
-        done.set()
+        stop_event.set()
         watcher.join()
-    about = job.describe()
-    seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
+    description = job.describe()
+    hosts.seconds = (
+        description["TrainingEndTime"] - description["TrainingStartTime"]
+    ).total_seconds()
     from smtrain.client.backends.checksums import sha256_of
     from smtrain.client.jobs.results import download
     from smtrain.worker.data.manifest import DatasetManifest
@@ -305,10 +310,10 @@ def run(folder: Path, text: Path, count: int, options: argparse.Namespace) -> Ho
     digest = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
     for path in sorted(out.glob("tokens*")):
         digest.update(sha256_of(path).encode())
-    seen.digest = digest.hexdigest()
-    seen.shard = max(path.stat().st_size for path in out.glob("tokens*.bin"))
+    hosts.digest = digest.hexdigest()
+    hosts.shard = max(path.stat().st_size for path in out.glob("tokens*.bin"))
     shutil.rmtree(out)
-    return seen
+    return hosts
 
 
 if __name__ == "__main__":

@@ -47,32 +47,30 @@ def main() -> None:
     cases += [(family, mesh, False) for family, mesh in PAIRED] if options.pairs else []
     cases += [(family, mesh, False) for family, mesh in CUT] if options.cut else []
     length: dict[str, Any] = {"seq_len": LONG, "batch": 4} if options.cut else {}
-    each = [(family, mesh, adapted, length) for family, mesh, adapted in cases]
+    combinations = [(family, mesh, with_adapter, length) for family, mesh, with_adapter in cases]
     if options.experts:
-        each = [
-            (family, mesh, False, {"seq_len": tokens, "batch": 4, "packed": packed})
-            for family, mesh, tokens, packed in MIXED
+        combinations = [
+            (family, mesh, False, {"seq_len": tokens, "batch": 4, "packed": is_packed})
+            for family, mesh, tokens, is_packed in MIXED
         ]
     worst = 0.0
-    for family, mesh, adapted, length in each:
-        stages = compare(family, mesh, worlds, adapted, paired=options.pairs, **length)
-        _, measured, predicted = max(stages, key=lambda row: row[1])
+    for family, mesh, with_adapter, length in combinations:
+        stages = compare(family, mesh, worlds, with_adapter, paired=options.pairs, **length)
+        _, actual, estimate = max(stages, key=lambda row: row[1])
         worst = max(worst, *(abs(p / m - 1) for _, m, p in stages))
-        numbers = (
-            f"{measured / 1e6:.2f} | {predicted / 1e6:.2f} | {predicted / measured - 1:+.1%} |"
-        )
-        if adapted and not options.json:
-            whole = max(m for _, m, _ in compare(family, mesh, worlds))
-            numbers = f"{whole / 1e6:.2f} | {numbers}"
+        numbers = f"{actual / 1e6:.2f} | {estimate / 1e6:.2f} | {estimate / actual - 1:+.1%} |"
+        if with_adapter and not options.json:
+            full_bytes = max(m for _, m, _ in compare(family, mesh, worlds))
+            numbers = f"{full_bytes / 1e6:.2f} | {numbers}"
         if not options.json:
             print(f"| {family} | {mesh} | {numbers}", flush=True)
     for world in worlds.values():
         world.stop()
-    result = {"combinations": len(each), "worst_error": round(worst, 4)}
+    result = {"combinations": len(combinations), "worst_error": round(worst, 4)}
     print(
         json.dumps(result)
         if options.json
-        else f"{len(each)} combinations, worst of any stage {worst:.1%}"
+        else f"{len(combinations)} combinations, worst of any stage {worst:.1%}"
     )
 
 
@@ -92,17 +90,17 @@ def long_row() -> dict[str, object]:
         "intermediate_size": 256,
     }
     sizes |= {"head_dim": 48, "num_hidden_layers": 3, "max_position_embeddings": 1 << 15}
-    described, needed = {**model("llama"), **sizes}, {}
+    config, bytes_by_ranks = {**model("llama"), **sizes}, {}
     for cp in (1, 2):
         with worlds.World(cp) as world:
-            made = world.run(peak, described, mesh(f"111 cp{cp} m1"), 1, 1 << 15)
-        needed[cp] = max(top - state for _, state, top, *_ in made)
-    mib = {cp: round(bytes_ / 2**20) for cp, bytes_ in needed.items()}
+            peaks = world.run(peak, config, mesh(f"111 cp{cp} m1"), 1, 1 << 15)
+        bytes_by_ranks[cp] = max(top - state for _, state, top, *_ in peaks)
+    mib = {cp: round(bytes_ / 2**20) for cp, bytes_ in bytes_by_ranks.items()}
     return {
         "tokens": 1 << 15,
         "one_rank_mib": mib[1],
         "of_two_mib": mib[2],
-        "share": round(needed[2] / needed[1], 3),
+        "share": round(bytes_by_ranks[2] / bytes_by_ranks[1], 3),
     }
 
 

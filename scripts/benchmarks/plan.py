@@ -39,10 +39,10 @@ def main() -> None:
     os.sched_setaffinity(0, core)
     walls, cpus = [], []
     for _ in range(options.rounds + 1):
-        before, began = used(), time.perf_counter()
+        cpu_before, began = children_cpu_seconds(), time.perf_counter()
         subprocess.run([sys.executable, "-c", CODE], check=True, cwd=ROOT)
         walls.append(time.perf_counter() - began)
-        cpus.append(used() - before)
+        cpus.append(children_cpu_seconds() - cpu_before)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     # The first round fills the page cache.
     result = {
@@ -57,7 +57,7 @@ def main() -> None:
     )
 
 
-def used() -> float:
+def children_cpu_seconds() -> float:
     """Processor seconds of all children so far: the wall time on an otherwise idle core."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -56,32 +56,32 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
         run(client, f"small-{n}", ["bash", "-c", SMALL])
         if (n + 1) % max(1, options.jobs // 3) == 0:
             figures[f"after_{n + 1}_jobs_mb"] = resident(endpoint.pid)
-    peak, slowest, ended = Peak(endpoint.pid), 0.0, threading.Event()
+    peak, slowest, flood_ended = Peak(endpoint.pid), 0.0, threading.Event()
     began = time.monotonic()
     with peak:
         program = FLOOD.replace("LINES", str(options.megabytes * 10_000))
-        thread = threading.Thread(target=lambda: run_flood(ended, client, program))
+        thread = threading.Thread(target=lambda: run_flood(flood_ended, client, program))
         thread.start()
-        mine = endpoint.session().client("sagemaker")
-        while not ended.wait(0.5):
-            started = time.monotonic()
-            mine.list_training_jobs(MaxResults=1)
-            slowest = max(slowest, time.monotonic() - started)
+        probe_client = endpoint.session().client("sagemaker")
+        while not flood_ended.wait(0.5):
+            call_start = time.monotonic()
+            probe_client.list_training_jobs(MaxResults=1)
+            slowest = max(slowest, time.monotonic() - call_start)
         thread.join()
     figures["flood_seconds"] = round(time.monotonic() - began, 1)
     figures["flood_peak_mb"], figures["after_flood_mb"] = peak.megabytes, resident(endpoint.pid)
     figures["slowest_answer_s"] = round(slowest, 3)
-    grown = figures[f"after_{options.jobs}_jobs_mb"] - figures["start_mb"]
-    figures["growth_per_job_kb"] = round(grown * 1000 / options.jobs, 1)
+    growth_mb = figures[f"after_{options.jobs}_jobs_mb"] - figures["start_mb"]
+    figures["growth_per_job_kb"] = round(growth_mb * 1000 / options.jobs, 1)
     return figures
 
 
-def run_flood(ended: threading.Event, client: Any, program: str) -> None:
+def run_flood(flood_ended: threading.Event, client: Any, program: str) -> None:
     """Run the one large job, and signal its end in any case."""
     try:
         run(client, "flood", [sys.executable, "-c", program])
     finally:
-        ended.set()
+        flood_ended.set()
 
 
 def run(client: Any, name: str, command: list[str]) -> None:

@@ -50,13 +50,13 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(cores_here()) as pool:
         for _ in range(options.rounds):
             for name in PASSES:
-                seconds = pool.map(timed, [(name, texts)] * cores_here(), chunksize=1)
+                seconds = pool.map(pass_seconds, [(name, texts)] * cores_here(), chunksize=1)
                 rates[name].append(size / 1e6 / statistics.median(seconds))
     figures = {
-        f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()
+        f"{name}_mb_per_s": round(statistics.median(rounds), 2) for name, rounds in rates.items()
     }
     figures["all_mb_per_s"] = round(
-        1 / sum(1 / statistics.median(some) for some in rates.values()), 3
+        1 / sum(1 / statistics.median(rounds) for rounds in rates.values()), 3
     )
     result = {
         **figures,
@@ -69,17 +69,17 @@ def main() -> None:
     )
 
 
-def prose(wanted: float) -> tuple[list[str], int]:
+def prose(byte_limit: float) -> tuple[list[str], int]:
     """Documents of about so many bytes in total, and their number."""
     texts, size = [], 0
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*")):
-        if path.suffix in ENDINGS and path.is_file() and size < wanted:
+        if path.suffix in ENDINGS and path.is_file() and size < byte_limit:
             texts.append(path.read_text("utf-8", errors="ignore"))
             size += len(texts[-1].encode())
     return texts, size
 
 
-def timed(work: tuple[str, list[str]]) -> float:
+def pass_seconds(work: tuple[str, list[str]]) -> float:
     """Processor seconds of one pass over the texts, after its libraries are loaded."""
     name, texts = work
     words = [str(number) for number in range(QUESTIONS)]

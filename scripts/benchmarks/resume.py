@@ -36,18 +36,18 @@ def config_of(billions: float) -> dict[str, Any]:
     """A Llama of at most 24 layers, as wide as necessary."""
     vocabulary = 32000
     for layers in (4, 8, 16, 24, 32):
-        for hidden in range(256, 4097, 64):
+        for hidden_size in range(256, 4097, 64):
             if (
-                layers * 12 * hidden**2 + 2 * vocabulary * hidden >= billions * 1e9
-                and hidden <= 128 * layers
+                layers * 12 * hidden_size**2 + 2 * vocabulary * hidden_size >= billions * 1e9
+                and hidden_size <= 128 * layers
             ):
                 return {
                     "model_type": "llama",
-                    "hidden_size": hidden,
+                    "hidden_size": hidden_size,
                     "num_hidden_layers": layers,
-                    "num_attention_heads": hidden // 64,
-                    "num_key_value_heads": hidden // 64,
-                    "intermediate_size": hidden * 8 // 3 // 64 * 64,
+                    "num_attention_heads": hidden_size // 64,
+                    "num_key_value_heads": hidden_size // 64,
+                    "intermediate_size": hidden_size * 8 // 3 // 64 * 64,
                     "vocab_size": vocabulary,
                     "max_position_embeddings": 128,
                     "tie_word_embeddings": False,
@@ -56,25 +56,25 @@ def config_of(billions: float) -> dict[str, Any]:
     raise SystemExit(f"no shape for {billions} billion parameters")
 
 
-def engine_of(described: dict[str, Any]) -> Any:
+def engine_of(config: dict[str, Any]) -> Any:
     from smtrain.core.model.shape import ModelShape
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.worker.engine.initial import Zeros
     from smtrain.worker.engine.native import NativeEngine, init_distributed
 
     init_distributed()
-    zeros = Zeros(described, ModelShape.from_config(described), 0)
-    return NativeEngine(described, ParallelOptions(precision="bf16"), OptimizerOptions(), zeros, 0)
+    zeros = Zeros(config, ModelShape.from_config(config), 0)
+    return NativeEngine(config, ParallelOptions(precision="bf16"), OptimizerOptions(), zeros, 0)
 
 
-def write(folder: Path, described: dict[str, Any]) -> None:
+def write(folder: Path, config: dict[str, Any]) -> None:
     """Write a checkpoint of step 1."""
-    engine = engine_of(described)
+    engine = engine_of(config)
     engine.save(folder, 1, {"samples": 1})
     engine.close()
 
 
-def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
+def load(folder: Path, model_config: dict[str, Any], verify: str) -> dict[str, float]:
     """Resume as stage train does: start hashing, build the engine, load the state, wait for the
     hashes.
     """
@@ -90,7 +90,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
         {
             "model": {"path": "x"},
             "compute": {"processes_per_instance": 1},
-            "checkpoint": {"verify": how},
+            "checkpoint": {"verify": verify},
         }
     )
     init_distributed()
@@ -98,14 +98,14 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     began, busy = time.perf_counter(), time.process_time()
     resume = Resume(choose(Lineage.of(folder, ""), records, gather, None), records, gather, config)
     built_from = time.perf_counter()
-    engine = engine_of(described)
-    built = time.perf_counter() - built_from
+    engine = engine_of(model_config)
+    build_seconds = time.perf_counter() - built_from
     resume.load(engine)
     seconds = time.perf_counter() - began
     resume.close()
     figures = {
         "seconds": seconds,
-        "build": built,
+        "build": build_seconds,
         "waited": resume.waited,
         "bytes": resume.hashed,
         "loading": resume.loading,
@@ -148,21 +148,21 @@ def main() -> None:
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # run inside a child process
     options = parser.parse_args()
     if options.part:
-        here = str(Path(__file__).resolve().parent)
+        script_folder = str(Path(__file__).resolve().parent)
         sys.path[:] = [
-            path for path in sys.path if path != here
+            path for path in sys.path if path != script_folder
         ]  # secrets.py here would hide Python's own
-        what, folder, described = (
+        name_of_part, folder, config = (
             options.part[0],
             Path(options.part[1]),
             json.loads(options.part[2]),
         )
-        if what == "write":
-            write(folder, described)
-        print(json.dumps({} if what == "write" else load(folder, described, what)))
+        if name_of_part == "write":
+            write(folder, config)
+        print(json.dumps({} if name_of_part == "write" else load(folder, config, name_of_part)))
         return
     billions = fitting(options.billions, options.folder)
-    described = config_of(billions)
+    config = config_of(billions)
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -172,10 +172,10 @@ def main() -> None:
         say(f"memory and disk hold {billions:.2f} billion parameters, not {options.billions:g}")
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-resume-") as name:
 
-        def part(what: str) -> dict[str, float]:
-            command = [sys.executable, __file__, "--part", what, name, json.dumps(described)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        def part(name_of_part: str) -> dict[str, float]:
+            command = [sys.executable, __file__, "--part", name_of_part, name, json.dumps(config)]
+            result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
             return figures
 
         say(
@@ -185,18 +185,18 @@ def main() -> None:
         part("write")
         runs: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
         for round_ in range(options.rounds):
-            for how in sorted(runs, reverse=bool(round_ % 2)):
+            for verify in sorted(runs, reverse=bool(round_ % 2)):
                 forget(Path(name))
-                runs[how].append(part(how))
+                runs[verify].append(part(verify))
                 say(
-                    f"round {round_ + 1} of {options.rounds}: verify {how},"
-                    f" {runs[how][-1]['seconds']:.1f} s"
+                    f"round {round_ + 1} of {options.rounds}: verify {verify},"
+                    f" {runs[verify][-1]['seconds']:.1f} s"
                 )
     full, size = (
-        statistics.median(run["seconds"] for run in runs[how]) for how in ("full", "size")
+        statistics.median(run["seconds"] for run in runs[verify]) for verify in ("full", "size")
     )
     full_cpu, size_cpu = (
-        statistics.median(run["cpu"] for run in runs[how]) for how in ("full", "size")
+        statistics.median(run["cpu"] for run in runs[verify]) for verify in ("full", "size")
     )
     result = {
         "billions": round(runs["full"][0]["parameters"] / 1e9, 3),

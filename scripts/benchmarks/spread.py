@@ -59,13 +59,13 @@ def main() -> None:
     )
     parser.add_argument("--ray", type=int, default=10_000, help="tasks on a real cluster")
     options = parser.parse_args()
-    before = resident()
+    initial_mib = resident()
     with tempfile.TemporaryDirectory(prefix="bench-spread-") as folder:
-        made = driven(Path(folder), options)
+        fresh_figures = drive_fresh(Path(folder), options)
         result = {
-            "before_mib": round(before),
-            **made,
-            **resumed(Path(folder), options),
+            "before_mib": round(initial_mib),
+            **fresh_figures,
+            **drive_resumed(Path(folder), options),
             **on_ray(options.ray),
         }
     print(
@@ -80,10 +80,10 @@ def resident() -> float:
 
 
 @dataclass
-class MadeUp:
+class FakeExecutor:
     """Makes up what tasks return, in the order given, and watches the memory of this process."""
 
-    wanted: int
+    share_count: int
     peak: float = 0.0
     half: float = 0.0
     tasks: dict[str, int] = field(default_factory=dict)
@@ -91,9 +91,9 @@ class MadeUp:
     def run(
         self,
         function: Callable[..., Any],
-        shared: tuple[Any, ...],
+        shared_arguments: tuple[Any, ...],
         items: Iterator[tuple[Any, tuple[Any, ...]]],
-        waiting: Callable[[], None],
+        on_wait: Callable[[], None],
         *,
         large: bool = False,
         threads: bool = False,
@@ -102,18 +102,21 @@ class MadeUp:
         for label, arguments in items:
             count = self.tasks[function.__name__] = self.tasks.get(function.__name__, 0) + 1
             if count % 1000 == 1:
-                waiting()
+                on_wait()
                 self.peak = max(self.peak, resident())
-            if function.__name__ == "do_share" and count == self.wanted // 2:
+            if function.__name__ == "do_share" and count == self.share_count // 2:
                 self.half = resident()
-            yield label, TaskOutcome(made_up(shared, arguments), host=f"algo-{count % 8}")
+            yield (
+                label,
+                TaskOutcome(fake_result(shared_arguments, arguments), host=f"algo-{count % 8}"),
+            )
 
 
-def made_up(shared: tuple[Any, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
+def fake_result(shared_arguments: tuple[Any, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
     """The result of a task, by its arguments."""
     if isinstance(arguments[0], Share):
         return share_record(arguments[0])
-    totals: ShareTotals = shared[1]
+    totals: ShareTotals = shared_arguments[1]
     shards = len(totals.firsts) - 1
     if isinstance(arguments[0], OutputPair):
         documents = sum(totals.in_shard(shard) for shard in arguments[0].shards)
@@ -170,7 +173,7 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
         SourceFile(str(folder / "text"), f"{number:06}.jsonl", "jsonl", size, number=number)
         for number in range(round(options.files * terabytes / options.terabytes))
     ]
-    prepared = PrepareOptions(
+    prepare_options = PrepareOptions(
         seq_len=4096, cleaning=Cleaning(deduplicate=True, near=NearDuplicates()), max_bad=10**9
     )
     facts = TokenizerFacts("0" * 64, 32_000, None, 0)
@@ -178,7 +181,7 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
     context = WorkContext(
         "key",
         False,
-        prepared,
+        prepare_options,
         "tokenizer",
         facts,
         "gigatoken",
@@ -189,14 +192,14 @@ def driver(folder: Path, options: argparse.Namespace, terabytes: float, executor
     )
     spread = Spread(executor, share_bytes=share)
     return Driver(
-        spread, context, Corpus(prepared, [files], facts, []), lambda _: None, lambda _: None
+        spread, context, Corpus(prepare_options, [files], facts, []), lambda _: None, lambda _: None
     )
 
 
-def driven(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def drive_fresh(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """A driver for which everything is left to do."""
     (folder / "out").mkdir()
-    tasks = MadeUp(options.shares)
+    tasks = FakeExecutor(options.shares)
     began = time.monotonic()
     tally = driver(folder, options, options.terabytes, tasks).run()
     seconds = time.monotonic() - began
@@ -212,23 +215,25 @@ def driven(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def resumed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def drive_resumed(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """A driver that finds the first shares done."""
     terabytes = options.terabytes * options.kept / options.shares
-    executor = MadeUp(options.kept)
-    again = driver(folder / "again", options, terabytes, executor)
-    place = Path(again.context.work)
-    for share in cut_shares(again.shards, again.files, None, again.spread.share_bytes):
+    executor = FakeExecutor(options.kept)
+    resumed_driver = driver(folder / "again", options, terabytes, executor)
+    place = Path(resumed_driver.context.work)
+    for share in cut_shares(
+        resumed_driver.shards, resumed_driver.files, None, resumed_driver.spread.share_bytes
+    ):
         (place / f"{share_name(share.number)}.json").write_text(json.dumps(share_record(share)))
     began = time.monotonic()
-    tally = again.run()
+    tally = resumed_driver.run()
     seconds = time.monotonic() - began
     assert tally.read_documents
     assert "do_share" not in executor.tasks
     return {"kept": options.kept, "resumed_s": round(seconds, 1)}
 
 
-def nothing(*_: Any) -> None:
+def do_nothing(*_: Any) -> None:
     """A task."""
 
 
@@ -243,14 +248,14 @@ def on_ray(count: int) -> dict[str, Any]:
     ):
         rows = ((number, (number,)) for number in range(count))
         first, began = 0.0, 0.0
-        for seen, _ in enumerate(executor.run(nothing, (), rows, lambda: None)):
-            if seen == count // 10:
+        for task_number, _ in enumerate(executor.run(do_nothing, (), rows, lambda: None)):
+            if task_number == count // 10:
                 first, began = resident(), time.monotonic()
-        left = count - count // 10
+        timed_tasks = count - count // 10
         return {
             "ray_tasks": count,
-            "ray_ms_a_task": round(1000 * (time.monotonic() - began) / left, 2),
-            "ray_bytes_a_task": round((resident() - first) * 2**20 / left),
+            "ray_ms_a_task": round(1000 * (time.monotonic() - began) / timed_tasks, 2),
+            "ray_bytes_a_task": round((resident() - first) * 2**20 / timed_tasks),
         }
 
 

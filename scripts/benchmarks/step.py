@@ -62,7 +62,7 @@ MIXTURE: dict[str, Any] = {
     "norm_topk_prob": True,
     "router_aux_loss_coef": 0.001,
 }
-MANY: dict[str, Any] = {
+MANY_EXPERTS: dict[str, Any] = {
     **MIXTURE,
     "hidden_size": 256,
     "num_attention_heads": 4,
@@ -107,7 +107,7 @@ def main() -> None:
     began = time.monotonic()
     for name in options.only or PARTS:
         print(f"{time.monotonic() - began:6.0f} s  {name}", file=sys.stderr, flush=True)
-        result |= started(name, PARTS[name][0])
+        result |= run_part(name, PARTS[name][0])
     if options.json:
         print(json.dumps(result))
     else:
@@ -123,7 +123,7 @@ def shares(places: dict[str, float]) -> str:
     )
 
 
-def started(name: str, processes: int) -> dict[str, Any]:
+def run_part(name: str, processes: int) -> dict[str, Any]:
     """The output of rank 0 of so many processes that run a part."""
     # One thread each, so that two processes do not use more cores than one.
     environment = {
@@ -136,8 +136,10 @@ def started(name: str, processes: int) -> dict[str, Any]:
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
     ranks = []
     for rank in map(str, range(processes)):
-        own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own))
+        rank_environment = {**environment, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=rank_environment)
+        )
     out = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         sys.exit(f"step: part {name} failed")
@@ -159,7 +161,7 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def ours(
+def native_step(
     options: argparse.Namespace,
     tp: int = 1,
     pp: int = 1,
@@ -196,14 +198,14 @@ def plain(
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described, more = (
+    model_config, router_options = (
         dict(config),
         ({"output_router_logits": True} if "num_experts" in config else {}),
     )
     torch.manual_seed(0)
-    built = AutoConfig.for_model(described.pop("model_type"), **described)
+    transformers_config = AutoConfig.for_model(model_config.pop("model_type"), **model_config)
     model: Any = AutoModelForCausalLM.from_config(
-        built, attn_implementation="sdpa", dtype=torch.float32
+        transformers_config, attn_implementation="sdpa", dtype=torch.float32
     )
     if parallel:
         model = DistributedDataParallel(model)
@@ -216,11 +218,11 @@ def plain(
     def turn() -> None:
         for _ in range(TURN):
             with narrow:
-                out = model(input_ids=ids, use_cache=False, **more)
+                out = model(input_ids=ids, use_cache=False, **router_options)
             loss = torch.nn.functional.cross_entropy(
                 out.logits.float().flatten(0, 1), labels.flatten()
             )
-            if more:
+            if router_options:
                 loss = loss + config["router_aux_loss_coef"] * out.aux_loss
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -230,7 +232,7 @@ def plain(
     return turn
 
 
-def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
+def step_times(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
     """Seconds of a step, and CPU seconds of it over all ranks, by round, of each of `steps`, in
     turn.
     """
@@ -245,24 +247,27 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
             step()
             dist.barrier()
             seconds = time.perf_counter() - wall, time.process_time() - cpu
-            both = torch.tensor(seconds, dtype=torch.float64) / TURN
-            dist.all_reduce(both)
+            step_seconds = torch.tensor(seconds, dtype=torch.float64) / TURN
+            dist.all_reduce(step_seconds)
             if round_ > 1:  # the first one allocates
-                by_step[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
+                by_step[number].append(
+                    (float(step_seconds[0]) / dist.get_world_size(), float(step_seconds[1]))
+                )
     return by_step
 
 
 def ratios(
-    name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]
+    name: str, our_times: list[tuple[float, float]], reference_times: list[tuple[float, float]]
 ) -> dict[str, float]:
     """Ratios of wall and of CPU seconds."""
     wall, cpu = (
-        statistics.median(a[i] / b[i] for a, b in zip(mine, theirs, strict=True)) for i in (0, 1)
+        statistics.median(a[i] / b[i] for a, b in zip(our_times, reference_times, strict=True))
+        for i in (0, 1)
     )
     return {
         name: round(wall, 3),
         f"cpu_{name}": round(cpu, 3),
-        f"{name}_ours_s": round(statistics.median(w for w, _ in mine), 4),
+        f"{name}_ours_s": round(statistics.median(w for w, _ in our_times), 4),
     }
 
 
@@ -271,9 +276,12 @@ def loop(options: argparse.Namespace) -> dict[str, float]:
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    engine, step = ours(options)
-    mine, theirs = timed(options.rounds, step, plain(options, options.sequences))
-    return {"millions": round(engine.parameters / 1e6, 1), **ratios("over_loop", mine, theirs)}
+    engine, step = native_step(options)
+    our_times, reference_times = step_times(options.rounds, step, plain(options, options.sequences))
+    return {
+        "millions": round(engine.parameters / 1e6, 1),
+        **ratios("over_loop", our_times, reference_times),
+    }
 
 
 def ddp(options: argparse.Namespace) -> dict[str, float]:
@@ -281,9 +289,11 @@ def ddp(options: argparse.Namespace) -> dict[str, float]:
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    _, step = ours(options, dp=2)
-    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, parallel=True))
-    return ratios("over_ddp", mine, theirs)
+    _, step = native_step(options, dp=2)
+    our_times, reference_times = step_times(
+        options.rounds, step, plain(options, options.sequences, parallel=True)
+    )
+    return ratios("over_ddp", our_times, reference_times)
 
 
 def experts(
@@ -293,12 +303,14 @@ def experts(
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    _, step = ours(options, config=config)
-    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, config=config))
-    return ratios(f"{name}_over_loop", mine, theirs)
+    _, step = native_step(options, config=config)
+    our_times, reference_times = step_times(
+        options.rounds, step, plain(options, options.sequences, config=config)
+    )
+    return ratios(f"{name}_over_loop", our_times, reference_times)
 
 
-def divided(
+def expert_parallel(
     options: argparse.Namespace, name: str = "ep", config: dict[str, Any] = MIXTURE
 ) -> dict[str, Any]:
     """Two processes that divide the experts against two that each have all, and the places of the
@@ -307,18 +319,27 @@ def divided(
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    two, one = (ours(options, dp=2, ep=ep, config=config)[1] for ep in (2, 1))
+    divided_step, whole_step = (
+        native_step(options, dp=2, ep=ep, config=config)[1] for ep in (2, 1)
+    )
     by_round: list[dict[str, float]] = []
-    mine, theirs, _ = timed(
-        options.rounds, two, one, lambda: by_round.append(placed(two, config["num_hidden_layers"]))
+    our_times, reference_times, _ = step_times(
+        options.rounds,
+        divided_step,
+        whole_step,
+        lambda: by_round.append(seconds_by_place(divided_step, config["num_hidden_layers"])),
     )
     places = {
-        place: statistics.median(each[place] for each in by_round[2:]) for place in by_round[0]
+        place: statistics.median(place_seconds[place] for place_seconds in by_round[2:])
+        for place in by_round[0]
     }
-    return {**ratios(f"{name}_over_dp", mine, theirs), f"{name}_places": _over_ranks(places)}
+    return {
+        **ratios(f"{name}_over_dp", our_times, reference_times),
+        f"{name}_places": _over_ranks(places),
+    }
 
 
-def placed(turn: Step, layers: int) -> dict[str, float]:
+def seconds_by_place(turn: Step, layers: int) -> dict[str, float]:
     """Seconds of a step of this process by place: the engine's parts, with its all-to-alls by
     direction.
     """
@@ -340,8 +361,8 @@ def placed(turn: Step, layers: int) -> dict[str, float]:
             dist.barrier(group)
         # Rows come in pairs: to the experts and back, and in the backward pass gradients of outputs
         # first.
-        back = calls % 2 == (calls % (4 * layers) < 2 * layers)
-        place = "from experts" if back else "to experts"
+        is_from_experts = calls % 2 == (calls % (4 * layers) < 2 * layers)
+        place = "from experts" if is_from_experts else "to experts"
         if receive:
             calls += 1
         else:
@@ -355,8 +376,11 @@ def placed(turn: Step, layers: int) -> dict[str, float]:
             turn()
     finally:
         vars(dist).update(all_to_all_single=send)
-    named = {"forward and backward": "other computing", "data parallel": "reducing gradients"}
-    return {named.get(place, place): s / TURN for place, s in seconds.items() if s}
+    renamed_places = {
+        "forward and backward": "other computing",
+        "data parallel": "reducing gradients",
+    }
+    return {renamed_places.get(place, place): s / TURN for place, s in seconds.items() if s}
 
 
 def _over_ranks(seconds: dict[str, float]) -> dict[str, float]:
@@ -364,83 +388,85 @@ def _over_ranks(seconds: dict[str, float]) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    both = torch.tensor([*seconds.values()], dtype=torch.float64)
-    dist.all_reduce(both)
+    sums = torch.tensor([*seconds.values()], dtype=torch.float64)
+    dist.all_reduce(sums)
     return {
         place: round(float(s) / dist.get_world_size(), 5)
-        for place, s in zip(seconds, both, strict=True)
+        for place, s in zip(seconds, sums, strict=True)
     }
 
 
 def tensor(options: argparse.Namespace) -> dict[str, float]:
     """Two processes that share every layer."""
-    return bounded(options, "tp_over_bound", 1.0, tp=2)
+    return compare_with_bound(options, "tp_over_bound", 1.0, tp=2)
 
 
 def pipeline(options: argparse.Namespace) -> dict[str, float]:
     """Two stages."""
-    return bounded(
+    return compare_with_bound(
         options, "pp_over_bound", (MICRO_BATCHES + 1) / MICRO_BATCHES, pp=2, cut=MICRO_BATCHES
     )
 
 
-def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: Any) -> dict[str, float]:
+def compare_with_bound(
+    options: argparse.Namespace, name: str, bubble: float, **cut: Any
+) -> dict[str, float]:
     """Two processes against the bound; both run the part of one process at once, as in the step."""
     import torch.distributed as dist
 
     from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
-    _, step = ours(options, **cut)
-    with recorded() as sent:
+    _, step = native_step(options, **cut)
+    with record_messages() as messages_to_send:
         step()
     # For one process, half of the batch is the same work as for each of the two.
     half = plain(options, options.sequences)
 
     def messages() -> None:
-        for again in sent:
-            again()
+        for send_again in messages_to_send:
+            send_again()
 
-    mine, alone, gloo = timed(options.rounds, step, half, messages)
-    bound = [(a[0] * bubble + g[0], a[1] + g[1]) for a, g in zip(alone, gloo, strict=True)]
+    our_times, half_times, gloo = step_times(options.rounds, step, half, messages)
+    bound = [(a[0] * bubble + g[0], a[1] + g[1]) for a, g in zip(half_times, gloo, strict=True)]
     assert dist.get_world_size() == 2
-    return ratios(name, mine, bound)
+    return ratios(name, our_times, bound)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Callable[[], object]]]:
+def record_messages() -> Iterator[list[Callable[[], object]]]:
     """Record the messages between processes, to send them again with other numbers of the same
     size.
     """
     import torch
     import torch.distributed as dist
 
-    sent: list[Callable[[], object]] = []
-    kept: tuple[Any, Any] = dist.all_reduce, dist.batch_isend_irecv
+    replays: list[Callable[[], object]] = []
+    original_calls: tuple[Any, Any] = dist.all_reduce, dist.batch_isend_irecv
 
-    def all_reduce(x: Any, *args: Any, **rest: Any) -> Any:
+    def all_reduce(x: Any, *args: Any, **options: Any) -> Any:
         like = torch.zeros_like(x)
-        sent.append(lambda: kept[0](like, *args, **rest))
-        return kept[0](x, *args, **rest)
+        replays.append(lambda: original_calls[0](like, *args, **options))
+        return original_calls[0](x, *args, **options)
 
     def messages(ops: Any) -> Any:
         like = [dist.P2POp(op.op, torch.zeros_like(op.tensor), op.peer, op.group) for op in ops]
-        sent.append(lambda: [work.wait() for work in kept[1](like)])
-        return kept[1](ops)
+        replays.append(lambda: [work.wait() for work in original_calls[1](like)])
+        return original_calls[1](ops)
 
     vars(dist).update(all_reduce=all_reduce, batch_isend_irecv=messages)
     try:
-        yield sent
+        yield replays
     finally:
-        vars(dist).update(all_reduce=kept[0], batch_isend_irecv=kept[1])
+        vars(dist).update(all_reduce=original_calls[0], batch_isend_irecv=original_calls[1])
 
 
 PARTS: dict[str, tuple[int, Callable[[argparse.Namespace], dict[str, Any]]]]
 PARTS = {"loop": (1, loop), "ddp": (2, ddp), "tp": (2, tensor), "pp": (2, pipeline)}
-PARTS |= {"experts": (1, experts), "ep": (2, divided)}
+PARTS |= {"experts": (1, experts), "ep": (2, expert_parallel)}
 PARTS |= {
-    "experts16": (1, partial(experts, name="experts16", config=MANY)),
-    "ep16": (2, partial(divided, name="ep16", config=MANY)),
+    "experts16": (1, partial(experts, name="experts16", config=MANY_EXPERTS)),
+    "ep16": (2, partial(expert_parallel, name="ep16", config=MANY_EXPERTS)),
 }
 
 

@@ -71,44 +71,46 @@ def main() -> None:
         if options.chip
         else published()
     )
-    left = from_csv(options.rows) if options.rows else leave_one_out(runs)
-    if not left:
+    left_out_runs = from_csv(options.rows) if options.rows else leave_one_out(runs)
+    if not left_out_runs:
         sys.exit("no run to predict")
     if options.docs:
-        document(left, leave_one_out(published_experts()))
+        document(left_out_runs, leave_one_out(published_experts()))
     families = defaultdict(list)
-    for one in left:
-        families[one.run.model].append(abs(one.error))
+    for prediction in left_out_runs:
+        families[prediction.run.model].append(abs(prediction.error))
     result = {
-        "runs": len(left),
-        "median_error": round(median(abs(one.error) for one in left), 4),
+        "runs": len(left_out_runs),
+        "median_error": round(median(abs(prediction.error) for prediction in left_out_runs), 4),
         "worst_family": round(max(median(errors) for errors in families.values()), 4),
-        "worst_run": round(max(abs(one.error) for one in left), 4),
-        "inside": round(sum(one.inside for one in left) / len(left), 4),
+        "worst_run": round(max(abs(prediction.error) for prediction in left_out_runs), 4),
+        "inside": round(
+            sum(prediction.inside for prediction in left_out_runs) / len(left_out_runs), 4
+        ),
     }
     if not options.rows:
-        apart = leave_one_out(runs, by="model")
+        left_out_models = leave_one_out(runs, by="model")
         result["median_error_leaving_out_its_model"] = round(
-            median(abs(one.error) for one in apart), 4
+            median(abs(prediction.error) for prediction in left_out_models), 4
         )
     if options.json:
         print(json.dumps(result))
         return
-    print("\n".join(rows_of(left)))
+    print("\n".join(rows_of(left_out_runs)))
     for name, value in result.items():
         print(f"{name:36} {value}")
 
 
 def from_csv(file: Path) -> list[Left]:
     """Runs of a CSV that no coefficient was fitted to."""
-    known = {row["id"] for row in table("throughput")["runs"]}
+    known_ids = {row["id"] for row in table("throughput")["runs"]}
     k, spread = Coefficients.fitted(), table("throughput")["coefficients"]["residual"]
     out = []
     for row in csv.DictReader(file.open()):
-        if row["accelerator"].startswith("Trainium1") and row["id"] not in known:
+        if row["accelerator"].startswith("Trainium1") and row["id"] not in known_ids:
             run = PublishedRun.of(as_run(row))
-            near = nearest(run.work, run.machine, run.mesh)
-            out.append(Left(run, predicted(run, k), half_width(spread, near)))
+            distance = nearest(run.work, run.machine, run.mesh)
+            out.append(Left(run, predicted(run, k), half_width(spread, distance)))
     return out
 
 
@@ -138,7 +140,7 @@ def as_run(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def rows_of(left: list[Left]) -> list[str]:
+def rows_of(predictions: list[Left]) -> list[str]:
     """The table, in Markdown."""
     lines = [
         (
@@ -147,24 +149,24 @@ def rows_of(left: list[Left]) -> list[str]:
         ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in left:
-        ep = f"ep {one.run.mesh.ep} " if one.run.mesh.ep > 1 else ""
+    for prediction in predictions:
+        ep = f"ep {prediction.run.mesh.ep} " if prediction.run.mesh.ep > 1 else ""
         r, low, high = (
-            one.run,
-            one.predicted * exp(-one.half_width),
-            one.predicted * exp(one.half_width),
+            prediction.run,
+            prediction.predicted * exp(-prediction.half_width),
+            prediction.predicted * exp(prediction.half_width),
         )
         lines.append(
             f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {ep}{r.mesh.recompute} |"
             f" {r.machine.count} | {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g}"
-            f" | {one.predicted:.4g} | {one.error:+.1%} | {low:.3g} to"
-            f" {high:.3g}{'' if one.inside else ' (outside)'} |"
+            f" | {prediction.predicted:.4g} | {prediction.error:+.1%} | {low:.3g} to"
+            f" {high:.3g}{'' if prediction.inside else ' (outside)'} |"
         )
     return lines
 
 
-def document(left: list[Left], of_experts: list[Left]) -> None:
-    """Write docs/planner-throughput.md, and its picture of `left`."""
+def document(predictions: list[Left], of_experts: list[Left]) -> None:
+    """Write docs/planner-throughput.md, and its picture of `predictions`."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -172,13 +174,15 @@ def document(left: list[Left], of_experts: list[Left]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 5.2))
-    for model in dict.fromkeys(one.run.model for one in left):
-        mine = [one for one in left if one.run.model == model]
-        x = [one.run.sequences_per_s for one in mine]
-        y = [one.predicted for one in mine]
+    for model in dict.fromkeys(prediction.run.model for prediction in predictions):
+        model_predictions = [
+            prediction for prediction in predictions if prediction.run.model == model
+        ]
+        x = [prediction.run.sequences_per_s for prediction in model_predictions]
+        y = [prediction.predicted for prediction in model_predictions]
         spans = [
-            [p - p * exp(-o.half_width) for p, o in zip(y, mine, strict=True)],
-            [p * exp(o.half_width) - p for p, o in zip(y, mine, strict=True)],
+            [p - p * exp(-o.half_width) for p, o in zip(y, model_predictions, strict=True)],
+            [p * exp(o.half_width) - p for p, o in zip(y, model_predictions, strict=True)],
         ]
         axes.errorbar(x, y, yerr=spans, fmt="o", ms=4, lw=0.8, capsize=2, label=model)
     ends = [5, 200]
@@ -198,7 +202,9 @@ def document(left: list[Left], of_experts: list[Left]) -> None:
     )
     picture = "![predicted against published](planner-throughput.svg)\n\n"
     second = "\n\n## Mixtures of experts, on H100\n\n"
-    tables = ["\n".join(rows_of(each)) for each in (left, of_experts)]
+    tables = [
+        "\n".join(rows_of(table_predictions)) for table_predictions in (predictions, of_experts)
+    ]
     (ROOT / "docs/planner-throughput.md").write_text(head + picture + second.join(tables) + "\n")
 
 
@@ -218,7 +224,7 @@ def refit_gpus(file: Path) -> None:
     for chip in table("throughput_gpu")["chips"]:
         runs = published_on_gpus(chip)
         k = fit(runs)
-        text = rewritten(
+        text = replace_values(
             text,
             f"chips.{chip}",
             {**{n: getattr(k, n) for n in DENSE}, "residual": residual(runs, k)},
@@ -231,10 +237,10 @@ def refit_experts(file: Path) -> None:
     runs = published_experts()
     k = fit(runs)
     values = {**{n: getattr(k, n) for n in EXPERTS}, "residual": residual(runs, k)}
-    file.write_text(rewritten(file.read_text("utf-8"), "experts", values), "utf-8")
+    file.write_text(replace_values(file.read_text("utf-8"), "experts", values), "utf-8")
 
 
-def rewritten(text: str, section: str, values: dict[str, float]) -> str:
+def replace_values(text: str, section: str, values: dict[str, float]) -> str:
     """A TOML text with other numbers in one of its sections."""
     for name, value in values.items():
         text = re.sub(

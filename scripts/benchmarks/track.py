@@ -39,7 +39,7 @@ def main() -> None:
     )
 
 
-class Hanging:
+class SilentPort:
     """A port that accepts every connection and never answers."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
         optimizer.zero_grad()
         return float(loss.detach())
 
-    server, messages = Hanging(), list[str]()
+    server, messages = SilentPort(), list[str]()
     job = TrackedRun("bench", "bench-train-1", "bench", "1", {}, {})
     with tempfile.TemporaryDirectory() as folder:
         track = Track(mlflow=f"http://127.0.0.1:{server.port}", by="job")
@@ -81,31 +81,35 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
         wall: list[float] = []
         processor: list[float] = []
         logging = stepping = 0.0
-        done = 0
+        step_number = 0
         for block in range(blocks):
-            seen: dict[bool, tuple[float, float]] = {}
-            for tracked in (True, False) if block % 2 else (False, True):
+            seconds_by_kind: dict[bool, tuple[float, float]] = {}
+            for is_tracked in (True, False) if block % 2 else (False, True):
                 at, used = time.perf_counter(), time.process_time()
                 for _ in range(steps):
                     loss = step()
-                    if tracked:
-                        done += 1
-                        before = time.perf_counter()
+                    if is_tracked:
+                        step_number += 1
+                        log_start = time.perf_counter()
                         tracker.log(
-                            TrackedStep(done, done, {"loss": loss, "grad_norm": 1.0, "lr": 1e-4})
+                            TrackedStep(
+                                step_number,
+                                step_number,
+                                {"loss": loss, "grad_norm": 1.0, "lr": 1e-4},
+                            )
                         )
-                        logging += time.perf_counter() - before
-                seen[tracked] = time.perf_counter() - at, time.process_time() - used
-                stepping += seen[tracked][0] if not tracked else 0.0
-            wall.append(seen[True][0] / seen[False][0])
-            processor.append(seen[True][1] / seen[False][1])
-        kept = tracker.close(None, 0.1)
+                        logging += time.perf_counter() - log_start
+                seconds_by_kind[is_tracked] = time.perf_counter() - at, time.process_time() - used
+                stepping += seconds_by_kind[is_tracked][0] if not is_tracked else 0.0
+            wall.append(seconds_by_kind[True][0] / seconds_by_kind[False][0])
+            processor.append(seconds_by_kind[True][1] / seconds_by_kind[False][1])
+        kept_steps = tracker.close(None, 0.1)
     return {
         "step_ms": round(1000 * stepping / (blocks * steps), 3),
         "over": round(statistics.median(wall) - 1, 5),
         "over_cpu": round(statistics.median(processor) - 1, 5),
         "in_log": round(logging / stepping, 6),
-        "kept": kept,
+        "kept": kept_steps,
         "start_cpu_s": round(start, 2),
     }
 

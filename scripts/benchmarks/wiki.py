@@ -64,27 +64,37 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="documents that differ most")
     options = parser.parse_args()
     start = resource.getrusage(resource.RUSAGE_SELF)
-    ours = dict(split(read(options.dump)))
+    our_texts = dict(split(read(options.dump)))
     end = resource.getrusage(resource.RUSAGE_SELF)
-    theirs, seconds = extracted(options.python, options.dump)
-    both = sorted({*ours} & {*theirs})
+    reference_texts, seconds = extract_by_wikiextractor(options.python, options.dump)
+    common_titles = sorted({*our_texts} & {*reference_texts})
     words = {
-        title: (Counter(_WORD.findall(ours[title])), Counter(_WORD.findall(theirs[title])))
-        for title in both
+        title: (
+            Counter(_WORD.findall(our_texts[title])),
+            Counter(_WORD.findall(reference_texts[title])),
+        )
+        for title in common_titles
     }
-    shared = sum((a & b).total() for a, b in words.values())
+    shared_words = sum((a & b).total() for a, b in words.values())
     result: dict[str, Any] = {
-        "documents": [len(ours), len(theirs)],
-        "only_ours": sorted({*ours} - {*theirs})[:5],
-        "only_theirs": sorted({*theirs} - {*ours})[:5],
+        "documents": [len(our_texts), len(reference_texts)],
+        "only_ours": sorted({*our_texts} - {*reference_texts})[:5],
+        "only_theirs": sorted({*reference_texts} - {*our_texts})[:5],
         "words": [
             sum(a.total() for a, _ in words.values()),
             sum(b.total() for _, b in words.values()),
         ],
-        "theirs_in_ours": round(shared / max(1, sum(b.total() for _, b in words.values())), 4),
-        "ours_in_theirs": round(shared / max(1, sum(a.total() for a, _ in words.values())), 4),
+        "theirs_in_ours": round(
+            shared_words / max(1, sum(b.total() for _, b in words.values())), 4
+        ),
+        "ours_in_theirs": round(
+            shared_words / max(1, sum(a.total() for a, _ in words.values())), 4
+        ),
         "markup": {
-            kind: [len(re.findall(p, "\n".join(texts.values()), re.M)) for texts in (ours, theirs)]
+            kind: [
+                len(re.findall(p, "\n".join(texts.values()), re.M))
+                for texts in (our_texts, reference_texts)
+            ]
             for kind, p in MARKUP.items()
         },
         "cpu_seconds": [round(end.ru_utime - start.ru_utime, 1), round(seconds, 1)],
@@ -92,17 +102,20 @@ def main() -> None:
     print(
         json.dumps(result) if options.json else "\n".join(f"{k:16} {v}" for k, v in result.items())
     )
-    apart = sorted(
-        both,
+    titles_by_difference = sorted(
+        common_titles,
         key=lambda title: (
             -((words[title][0] | words[title][1]) - (words[title][0] & words[title][1])).total()
         ),
     )
-    for title in apart[: options.show]:
-        lines = [set(text[title].split("\n")) for text in (ours, theirs)]
+    for title in titles_by_difference[: options.show]:
+        lines = [set(text[title].split("\n")) for text in (our_texts, reference_texts)]
         print(f"\n=== {title}")
-        for mark, text, other in (("ours  ", ours, lines[1]), ("theirs", theirs, lines[0])):
-            for line in [line for line in text[title].split("\n") if line not in other][:25]:
+        for mark, text, other_lines in (
+            ("ours  ", our_texts, lines[1]),
+            ("theirs", reference_texts, lines[0]),
+        ):
+            for line in [line for line in text[title].split("\n") if line not in other_lines][:25]:
                 print(f"{mark} {line[:160]}")
 
 
@@ -126,10 +139,10 @@ def split(texts: list[str]) -> Iterator[tuple[str, str]]:
             yield title.strip(), body.strip()
 
 
-def extracted(python: str, dump: Path) -> tuple[dict[str, str], float]:
+def extract_by_wikiextractor(python: str, dump: Path) -> tuple[dict[str, str], float]:
     """WikiExtractor's texts by title, and its processor seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [
                 python,
@@ -147,7 +160,7 @@ def extracted(python: str, dump: Path) -> tuple[dict[str, str], float]:
             check=True,
             stderr=subprocess.DEVNULL,
         )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
         rows = [
             json.loads(line)
             for path in sorted(Path(folder).rglob("wiki_*"))
@@ -155,7 +168,7 @@ def extracted(python: str, dump: Path) -> tuple[dict[str, str], float]:
         ]
     return {
         row["title"]: html.unescape(row["text"]) for row in rows if row["text"].strip()
-    }, after.ru_utime - before.ru_utime
+    }, usage_after.ru_utime - usage_before.ru_utime
 
 
 if __name__ == "__main__":

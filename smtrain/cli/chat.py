@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.chat_options import read_options
 from smtrain.core.text import say
@@ -74,7 +74,7 @@ Config = Annotated[
         metavar="MODEL", help="Model with config.json and tokenizer, if a checkpoint has none."
     ),
 ]
-Where = Annotated[
+ModelTarget = Annotated[
     options.TargetOption | None,
     typer.Option("--target", help="Target of MODEL; default: here if it is known here, else AWS."),
 ]
@@ -130,7 +130,7 @@ def chat(
     ] = None,
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
-    target: Where = None,
+    target: ModelTarget = None,
     processes: Processes = None,
     config: Config = None,
 ) -> None:
@@ -142,14 +142,16 @@ def chat(
     from smtrain.tools.chat.chat import chat as begin
     from smtrain.tools.chat.terminal import Terminal
 
-    typed(FLAGS | {key: f"--{key}" for key in ("endpoint", "compare", "adapter", "template")})
+    register_flags(
+        FLAGS | {key: f"--{key}" for key in ("endpoint", "compare", "adapter", "template")}
+    )
     if model is None and endpoint is None:
         raise ConfigError(
             "missing argument MODEL; name a folder, run, job or s3:// prefix, or give --endpoint"
             " NAME",
             code="config.missing_key",
         )
-    narrowed: dict[str, Any] = {
+    narrowing: dict[str, Any] = {
         name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
     }
     talk = begin(
@@ -169,7 +171,7 @@ def chat(
         seed=seed,
         processes=processes,
         config=config,
-        **narrowed,
+        **narrowing,
     )
     try:
         Terminal(talk).run()

@@ -18,7 +18,7 @@ app = options.app()
 
 @app.command()
 def check(
-    chosen: options.ConfigOptions,
+    config_options: options.ConfigOptions,
     services: options.ServiceOptions,
     stage: Annotated[
         options.StageOption | None,
@@ -36,10 +36,10 @@ def check(
     from smtrain.tools.check import check as look
 
     report = look(
-        chosen.config,
+        config_options.config,
         stage=stage.value if stage else None,
-        target=chosen.target_name,
-        set_=chosen.keys(),
+        target=config_options.target_name,
+        set_=config_options.keys(),
         **asdict(services),
     )
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, raw=as_json)

@@ -30,10 +30,10 @@ def inspect(path: Path, config: Config = None) -> None:
 
     $ smtrain checkpoint inspect s3://bucket/run/checkpoints  # also afar
     """
-    _named(path)
+    _require_names(path)
     from smtrain.worker.checkpoint import summary
 
-    description = summary.inspect(options.materialised(path), _read(config))
+    description = summary.inspect(options.resolve_folder(path), _read(config))
     say(json.dumps(description.to_dict(), indent=2), raw=True)
 
 
@@ -43,15 +43,17 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 
     $ smtrain checkpoint diff model-a model-b  # tensor by tensor
     """
-    _named(a, b)
-    count, most = 0, 0.0
+    _require_names(a, b)
+    count, largest = 0, 0.0
     from smtrain.worker.checkpoint import summary
 
-    for difference in summary.diff(options.materialised(a), options.materialised(b), _read(config)):
+    for difference in summary.diff(
+        options.resolve_folder(a), options.resolve_folder(b), _read(config)
+    ):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
         say(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
-        count, most = count + 1, max(most, difference.max_abs or 0.0)
-    say(f"{count} tensors differ, by at most {most:.6g}" if count else "the same, bit for bit")
+        count, largest = count + 1, max(largest, difference.max_abs or 0.0)
+    say(f"{count} tensors differ, by at most {largest:.6g}" if count else "the same, bit for bit")
     if count:
         raise typer.Exit(1)
 
@@ -62,13 +64,13 @@ def verify(path: Path, config: Config = None) -> None:
 
     $ smtrain checkpoint verify checkpoints/step_1000  # reads every byte
     """
-    _named(path)
+    _require_names(path)
     from smtrain.worker.checkpoint import summary
 
-    say(f"{summary.verify(options.materialised(path), _read(config))} hashes match")
+    say(f"{summary.verify(options.resolve_folder(path), _read(config))} hashes match")
 
 
-def _named(*paths: str) -> None:
+def _require_names(*paths: str) -> None:
     if not all(path.strip() for path in paths):
         raise ConfigError(
             "PATH is an empty name; name a folder or an s3:// URI", code="config.wrong_value"
@@ -78,4 +80,4 @@ def _named(*paths: str) -> None:
 def _read(config: str | None) -> dict[str, Any] | None:
     from smtrain.worker.checkpoint.huggingface.folder import read_config
 
-    return None if config is None else read_config(options.materialised(config))
+    return None if config is None else read_config(options.resolve_folder(config))

@@ -74,9 +74,9 @@ def template(
     from smtrain.tools.cluster.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
     from smtrain.tools.cluster.parallelcluster import template as make
 
-    loaded = load_config(config, set_=set_ or (), target="slurm")
+    job_config = load_config(config, set_=set_ or (), target="slurm")
     site = Site(
-        _region(region, loaded),
+        _region(region, job_config),
         head_subnet or UNKNOWN_SUBNET,
         compute_subnet or UNKNOWN_SUBNET,
         key_name,
@@ -87,10 +87,10 @@ def template(
         spot=spot,
         storage_gib=storage,
     )
-    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), raw=True)
+    say(yaml.safe_dump(make(job_config, site), sort_keys=False).rstrip(), raw=True)
     idle, busy = (
-        f"${one:,.2f}" if one is not None else "an unknown price"
-        for one in dollars_per_hour(loaded, site)
+        f"${price:,.2f}" if price is not None else "an unknown price"
+        for price in dollars_per_hour(job_config, site)
     )
     say(
         f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage"
@@ -103,21 +103,21 @@ def template(
             f" {UNKNOWN_SUBNET} (`smtrain cluster network` makes both)",
             error=True,
         )
-    if ami is None and post_install is None and is_neuron(loaded.compute.instance_type):
+    if ami is None and post_install is None and is_neuron(job_config.compute.instance_type):
         say(
             "the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and"
             " `smtrain cluster post-install` prints a script for --post-install",
             error=True,
         )
-    training, cpus = queues(loaded)
-    if not loaded.cluster.partition:
+    training, cpus = queues(job_config)
+    if not job_config.cluster.partition:
         say(
             f"its queues for your config: cluster.partition={training},"
             f" cluster.cpu_partition={cpus}",
             error=True,
         )
     say(
-        f"next: pcluster create-cluster --cluster-name {loaded.name} --region {site.region} "
+        f"next: pcluster create-cluster --cluster-name {job_config.name} --region {site.region} "
         "--cluster-configuration FILE --dryrun true",
         error=True,
     )
@@ -146,29 +146,29 @@ def print_network(
     from smtrain.client.planner.resolve import load_config
     from smtrain.tools.cluster.network import NetworkRequest, commands, network, zones_command
 
-    loaded = load_config(
+    job_config = load_config(
         config, set_=set_ or ()
     )  # it may be for SageMaker: the cluster does not exist yet
-    request = NetworkRequest(_region(region, loaded), zone, cidr)
-    say(yaml.safe_dump(network(loaded, request), sort_keys=False).rstrip(), raw=True)
-    if zone is None and loaded.own_machine is None:
+    request = NetworkRequest(_region(region, job_config), zone, cidr)
+    say(yaml.safe_dump(network(job_config, request), sort_keys=False).rstrip(), raw=True)
+    if zone is None and job_config.own_machine is None:
         say(
             "give --zone a zone that has the config's machines; zones differ by account, so list"
-            f" yours: {zones_command(loaded, request.region)}",
+            f" yours: {zones_command(job_config, request.region)}",
             error=True,
         )
-    create, read, use, delete = commands(loaded, request)
+    create, read, use, delete = commands(job_config, request)
     say(f"create it: {create}", error=True)
     say(f"read its subnets: {read}", error=True)
     say(f"write the cluster's file: {use.replace('CONFIG', config, 1)} > cluster.yaml", error=True)
     say(f"delete it (NAT gateway and address are billed while they exist): {delete}", error=True)
 
 
-def _region(named: str | None, loaded: JobConfig) -> str:
+def _region(region_option: str | None, job_config: JobConfig) -> str:
     """The region of a cluster: the flag, the config, the environment or profile, or a usual one."""
     from smtrain.client.backends.sagemaker.calls import named_region
 
-    return named or loaded.compute.region or named_region() or USUAL_REGION
+    return region_option or job_config.compute.region or named_region() or USUAL_REGION
 
 
 @app.command("post-install")
@@ -194,7 +194,7 @@ def clean(
         ),
     ] = False,
     run: options.OneRun = None,
-    yes: options.Unasked = False,
+    yes: options.WithoutAsking = False,
 ) -> None:
     """Show what smtrain has made in the shared folder of the cluster used last, and remove what is
     asked for.
@@ -211,21 +211,21 @@ def clean(
     from smtrain.core.config.units import spell_bytes
 
     age, place = options.age_of(older_than), SlurmBackend(REGISTRY.section_of())
-    shared = look(place)
-    sizes = shared.sizes()
+    shared_folder = look(place)
+    sizes = shared_folder.sizes()
     for kind, size in sizes.items():
         if size:
             say(f"{spell_bytes(size):>9}  {kind}: {KINDS[kind]}")
     say(f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared} ({place.head.name})")
     if not options.is_named(jobs, age, everything, run or None):
         return
-    chosen, units = plan(
-        shared, jobs=jobs or age is not None, older_than=age, everything=everything, run=run
+    removal, units = plan(
+        shared_folder, jobs=jobs or age is not None, older_than=age, everything=everything, run=run
     )
     for unit in units:
         say(f"to go: {spell_bytes(unit.size):>9}  {unit.path}")
-    options.say_kept(chosen.retained_runs)
+    options.say_kept(removal.retained_runs)
     if not units:
         say("nothing to remove")
     elif options.may_remove(yes):
-        say(f"{spell_bytes(remove(place, chosen, units))} freed")
+        say(f"{spell_bytes(remove(place, removal, units))} freed")

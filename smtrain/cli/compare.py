@@ -55,7 +55,7 @@ def compare(
     json: Annotated[
         bool, typer.Option("--json", help="One line of JSON in place of the table.")
     ] = False,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per
     second and dollar.
@@ -82,16 +82,20 @@ def compare(
     if json:
         say(encoder.dumps(summary), raw=True)
     else:
-        for one, row in zip(
+        for training, row in zip(
             comparison.series, (summary["baseline"], *summary["compared"]), strict=True
         ):
-            losses = array("d", (record["loss"] for record in one.records))
+            losses = array("d", (record["loss"] for record in training.records))
             rate = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
-            paid = f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
-            numbers = "  ".join(
-                filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid))
+            price_text = (
+                f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
             )
-            say(f"{one.name}: {numbers}  {sparkline(losses, 40)}")
+            numbers = "  ".join(
+                filter(
+                    None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, price_text)
+                )
+            )
+            say(f"{training.name}: {numbers}  {sparkline(losses, 40)}")
         say(comparison.verdict)
     options.folder_of("--out", out)
     if out is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
@@ -178,7 +178,7 @@ def convert(
     import smtrain
     from smtrain.worker.checkpoint.targets import make_target
 
-    typed(FLAGS)
+    register_flags(FLAGS)
     last_layers = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
     stages = _numbers(
         "--layers-per-stage",
@@ -204,25 +204,27 @@ def convert(
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
     )
-    changed = smtrain.convert(
-        options.materialised(source),
+    change = smtrain.convert(
+        options.resolve_folder(source),
         output,
         to=target,
-        config=options.materialised(config) if config else config,
+        config=options.resolve_folder(config) if config else config,
         read=smtrain.ReadOptions(kv_order=kv_order, masters=masters, reordered_qkv=reordered_qkv),  # type: ignore[arg-type]  # checked there
         merge_adapter=merge_adapter,
         overwrite=overwrite,
     )
-    if changed:
-        say(f"the adapter changed {changed.tensors} tensors, by {changed.largest:.3g} at most")
+    if change:
+        say(f"the adapter changed {change.tensors} tensors, by {change.largest:.3g} at most")
     say(f"{output} is complete")
 
 
-def _numbers(flag: str, value: str | None, what: str) -> list[int] | None:
+def _numbers(flag: str, value: str | None, requirement: str) -> list[int] | None:
     try:
         return None if value is None else [int(number) for number in value.split(",") if number]
     except ValueError:
-        raise ConfigError(f"{flag} {value}: must be {what}", code="config.wrong_value") from None
+        raise ConfigError(
+            f"{flag} {value}: must be {requirement}", code="config.wrong_value"
+        ) from None
 
 
 def _bytes(size: str) -> int:

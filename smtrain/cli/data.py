@@ -12,10 +12,16 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.chat import TemplateOptions
-from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
-from smtrain.cli.data_options import FLAGS, KeyOptions, config_of, named, refuse_without_effect
+from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, read_column_map
+from smtrain.cli.data_options import (
+    FLAGS,
+    KeyOptions,
+    config_of,
+    refuse_without_effect,
+    require_name,
+)
 from smtrain.cli.data_report import report
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.config.schema import other_inputs, with_inputs
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.chat_options import read_options
@@ -99,13 +105,13 @@ def prepare(
     $ smtrain data prepare 'crawl/*.jsonl' tokens --model model --text-column content --filter c4 --deduplicate
         # cleaned on the way
     """
-    typed(FLAGS)
+    register_flags(FLAGS)
     keys.text_column = one_key(json_keys, keys.text_column)
     held_out = {"fraction": validation_fraction, "path": validation_path, "split": validation_split}
     config = config_of(
         model,
         vars(keys),
-        data={"columns": renamed(map_keys, keys.objective)},
+        data={"columns": read_column_map(map_keys, keys.objective)},
         train=(
             {"validation": held_out}
             if any(value is not None for value in held_out.values())
@@ -116,46 +122,46 @@ def prepare(
     refuse_without_effect(config, no_eod)
     options.folder_of("OUT", output)
     for word in inputs:
-        named("INPUT", word)
+        require_name("INPUT", word)
     for key, _, path in other_inputs(config):
-        named(FLAGS[key], path)
-    named("--model", model)
-    inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
-    config = with_inputs(config, lambda _, path: options.materialised(path))
+        require_name(FLAGS[key], path)
+    require_name("--model", model)
+    inputs, model = [options.resolve_folder(word) for word in inputs], options.model_folder(model)
+    config = with_inputs(config, lambda _, path: options.resolve_folder(path))
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
     from smtrain.worker.data.prepare.sft import prepare_sft
     from smtrain.worker.data.prepare.spread.driver import Spread
     from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
     from smtrain.worker.data.prepare_options import PrepareOptions
 
-    prepared = prepare_text if config.train.objective == "pretrain" else prepare_sft
+    prepare_dataset = prepare_text if config.train.objective == "pretrain" else prepare_sft
     with ExitStack() as stack:
         spread = None
         if address := config.data.ray_address:
             executor = stack.enter_context(RayExecutor(address, ships_code=True, on_loss=_end))
             spread = Spread(executor, max_crashed=config.data.max_crashed)
         prepare_options = PrepareOptions.of(config, append_eod=not no_eod, overwrite=overwrite)
-        made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
+        dataset = prepare_dataset(inputs, Path(output), Path(model), prepare_options, spread=spread)
     from smtrain.worker.data.read.unread import ignored_text_sentence
 
     say(
-        f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples"
+        f"{output}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, {dataset.samples:,} samples"
         f" of {keys.seq_len}"
     )
-    say(f"tokenized by {made.tokenized_by}")
-    if made.validation:
-        held_out = made.validation
+    say(f"tokenized by {dataset.tokenized_by}")
+    if dataset.validation:
+        held_out = dataset.validation
         say(
             f"held out for validation: {held_out['documents']:,} documents, {held_out['tokens']:,}"
             " tokens"
         )
-    for reason, count in made.dropped.items():
+    for reason, count in dataset.dropped.items():
         say(f"left out: {count:,} {reason}")
-    for what, count in made.noted.items():
-        say(f"found: {count:,} {what}")
-    if made.unread:
-        say(ignored_text_sentence(made.unread))
-    for line in made.bad_lines:
+    for note, count in dataset.noted.items():
+        say(f"found: {count:,} {note}")
+    if dataset.unread:
+        say(ignored_text_sentence(dataset.unread))
+    for line in dataset.bad_lines:
         say(f"skipped: {line}")
 
 
@@ -181,31 +187,36 @@ def merge(
 
     $ smtrain data merge tokens-a tokens-b all  # writes all.bin and all.idx
     """
-    typed(FLAGS)
+    register_flags(FLAGS)
     for name in [*datasets, output]:
-        named("DATASET or PREFIX", name)
+        require_name("DATASET or PREFIX", name)
     from smtrain.worker.data.manifest import is_marked
     from smtrain.worker.data.pack import exchange
 
     folders = [Path(folder_of(name)) for name in datasets]
-    found = [exchange.prefixes(folder, answers=True) for folder in folders]
-    pairs = [pair for parts in found for shards in parts for pair in shards]
+    prefixes_by_folder = [exchange.prefixes(folder, answers=True) for folder in folders]
+    pairs = [pair for parts in prefixes_by_folder for shards in parts for pair in shards]
     if any(map(is_marked, pairs)):
-        if other := next((folder for folder in folders if not folder.is_dir()), None):
+        if pair_prefix := next((folder for folder in folders if not folder.is_dir()), None):
             raise ConfigError(
-                f"{other}: a pair without its prepared folder has no marks of answers, or only a"
+                f"{pair_prefix}: a pair without its prepared folder has no marks of answers, or only a"
                 " part of them; name folders that `smtrain data prepare` wrote with one"
                 " --objective",
                 code="config.wrong_value",
             )
-        made = exchange.merge_marked(folders, Path(output), overwrite=overwrite)
-        documents, held = made.documents, made.validation["documents"] if made.validation else 0
+        dataset = exchange.merge_marked(folders, Path(output), overwrite=overwrite)
+        documents, held_out_count = (
+            dataset.documents,
+            dataset.validation["documents"] if dataset.validation else 0,
+        )
     else:
-        kept = [pair for folder in folders for pair in exchange.held_out(folder)]
-        documents, held = exchange.merge(pairs, Path(output), kept, overwrite=overwrite)
+        held_out_pairs = [pair for folder in folders for pair in exchange.held_out(folder)]
+        documents, held_out_count = exchange.merge(
+            pairs, Path(output), held_out_pairs, overwrite=overwrite
+        )
     say(f"{output}: {documents:,} documents")
-    if held:
-        say(f"held out for validation: {held:,} documents")
+    if held_out_count:
+        say(f"held out for validation: {held_out_count:,} documents")
 
 
 @app.command()
@@ -227,9 +238,9 @@ def split(
 
     $ smtrain data split tokens part 98 1 1  # writes part_0, part_1 and part_2
     """
-    typed(FLAGS)
-    named("DATASET", dataset)
-    named("PREFIX", output)
+    register_flags(FLAGS)
+    require_name("DATASET", dataset)
+    require_name("PREFIX", output)
     from smtrain.worker.data.pack import exchange
 
     folder = Path(folder_of(dataset))
@@ -239,8 +250,8 @@ def split(
             f"{dataset} has {len(prefixes)} parts; merge them first, or name one of their prefixes",
             code="config.wrong_value",
         )
-    for made in exchange.split(prefixes[0], Path(output), shares, overwrite=overwrite):
-        say(made)
+    for part in exchange.split(prefixes[0], Path(output), shares, overwrite=overwrite):
+        say(part)
     if note := exchange.held_out_note(folder):
         say(note)
 
@@ -262,42 +273,45 @@ def inspect(
     """
     from smtrain.client.follow.curve import sparkline
 
-    named("DATASET", dataset)
+    require_name("DATASET", dataset)
     from smtrain.worker.data import summary
 
-    about = summary.inspect(
+    summary_of_data = summary.inspect(
         Path(folder_of(dataset)), Path(options.model_folder(model)) if model else None
     )
     if png:
-        summary.save_picture(about, Path(png), dataset)
+        summary.save_picture(summary_of_data, Path(png), dataset)
     if as_json:
-        say(json.dumps(about.facts, indent=2), raw=True)
+        say(json.dumps(summary_of_data.facts, indent=2), raw=True)
         return
-    for key, value in about.facts.items():
+    for key, value in summary_of_data.facts.items():
         if value not in ({}, [], None):
-            say(f"{key.replace('_', ' '):16} {_shown(value)}")
+            say(f"{key.replace('_', ' '):16} {_format_fact(value)}")
     columns = room()
     say(
         "\noccurrences by rank, both"
-        f" logarithmic\n{sparkline(summary.ranks(about.counts), min(60, columns))}\n"
+        f" logarithmic\n{sparkline(summary.ranks(summary_of_data.counts), min(60, columns))}\n"
     )
-    widest = about.top[0][2] if about.top else 1.0
-    names = [f"{number}" if text is None else f"{number} {text!r}" for number, text, _ in about.top]
+    widest = summary_of_data.top[0][2] if summary_of_data.top else 1.0
+    names = [
+        f"{number}" if text is None else f"{number} {text!r}"
+        for number, text, _ in summary_of_data.top
+    ]
     # on a narrow terminal the names stand closer, and the bars are as long as what is left
     wide = 24 if columns >= 64 else max(map(len, names), default=0)
     longest = max(4, min(30, columns - wide - 9))
-    for name, (_, _, share) in zip(names, about.top, strict=True):
+    for name, (_, _, share) in zip(names, summary_of_data.top, strict=True):
         say(f"{name:>{wide}} {share:7.2%} {'█' * max(1, round(longest * share / widest))}")
-    if about.sample is not None:
-        say(f"\nbegins: {about.sample!r}")
+    if summary_of_data.sample is not None:
+        say(f"\nbegins: {summary_of_data.sample!r}")
 
 
-def _shown(value: object) -> str:
+def _format_fact(value: object) -> str:
     """A count or a fact as one reads it."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_format_fact(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return "; ".join(map(_shown, value))
+        return "; ".join(map(_format_fact, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -319,8 +333,8 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
 
     $ smtrain data export tokens blocks --seq-len 2048  # for datasets.load_from_disk
     """
-    typed(FLAGS)
-    named("DATASET", dataset)
+    register_flags(FLAGS)
+    require_name("DATASET", dataset)
     options.folder_of("OUT", output)
     from smtrain.worker.data.pack import exchange
 
@@ -348,21 +362,21 @@ def import_(
 
     $ smtrain data import megatron/corpus tokens --model model  # corpus.bin and corpus.idx
     """
-    typed(FLAGS)
-    named("SOURCE", source)
-    named("--model", model)
+    register_flags(FLAGS)
+    require_name("SOURCE", source)
+    require_name("--model", model)
     options.folder_of("OUT", output)
     from smtrain.worker.data.pack import exchange
     from smtrain.worker.data.read.unread import ignored_text_sentence
 
-    made = exchange.import_tokens(
+    dataset = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite
     )
     say(
-        f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples"
+        f"{output}: {dataset.documents:,} documents, {dataset.tokens:,} tokens, {dataset.samples:,} samples"
         f" of {seq_len}"
     )
-    for sentence in made.left_out:
+    for sentence in dataset.left_out:
         say(sentence)
-    if made.unread:
-        say(ignored_text_sentence(made.unread))
+    if dataset.unread:
+        say(ignored_text_sentence(dataset.unread))

@@ -9,7 +9,7 @@ import typer
 from smtrain.core.errors import ConfigError
 from smtrain.core.files import parse_json
 
-_THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
+_MINDSPEED_NAMES = {"prompt": "instruction", "query": "input", "response": "output"}
 """MindSpeed's names of our columns."""
 _TAGS = {
     "role_tag": ("role", "from"),
@@ -58,7 +58,7 @@ def one_key(keys: list[str] | None, text_column: str) -> str:
     return keys[0]
 
 
-def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
+def read_column_map(map_keys: str | None, objective: str) -> dict[str, str]:
     """The data set's columns by ours, {ours: theirs}. Raises `ConfigError` for other JSON."""
     if map_keys is None:
         return {}
@@ -85,32 +85,32 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
 
     foreign = PAIR_COLUMNS if objective == "sft" else ANSWER_COLUMNS
     ours_all = [name for name in get_args(Column) if name not in foreign]
-    known: dict[str, str] = _THEIRS if objective == "sft" else {}
+    our_names: dict[str, str] = _MINDSPEED_NAMES if objective == "sft" else {}
     columns: dict[str, str] = {}
-    for name, theirs in mapping.items():
-        ours = known.get(str(name), str(name))
-        if ours not in ours_all:
+    for name, column in mapping.items():
+        our_column = our_names.get(str(name), str(name))
+        if our_column not in ours_all:
             raise ConfigError(
-                f"--map-keys: {name!r} is no column; use {', '.join((*known, *ours_all))}",
+                f"--map-keys: {name!r} is no column; use {', '.join((*our_names, *ours_all))}",
                 code="config.wrong_value",
             )
-        if ours in columns:
+        if our_column in columns:
             raise ConfigError(
-                f"--map-keys: {name!r} is {ours}, which is named twice; leave one of them out",
+                f"--map-keys: {name!r} is {our_column}, which is named twice; leave one of them out",
                 code="config.wrong_value",
             )
-        columns[ours] = theirs
-    return {ours: theirs for ours, theirs in columns.items() if theirs}
+        columns[our_column] = column
+    return {our_column: column for our_column, column in columns.items() if column}
 
 
 def _refuse_tags(tags: object) -> None:
     """Raise `ConfigError` for an unread field or role of a turn."""
     for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
         if value not in _TAGS.get(name, ()):
-            known = (
+            remedy = (
                 f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
             )
             raise ConfigError(
-                f"--map-keys: tags: {name} {value!r} is not read; {known} in the records, and here",
+                f"--map-keys: tags: {name} {value!r} is not read; {remedy} in the records, and here",
                 code="config.wrong_value",
             )

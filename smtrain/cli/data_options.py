@@ -88,13 +88,20 @@ def _option(name: str) -> tuple[str, Any, Any]:
     ):
         default = None
     else:
-        kind = next((one for one in (bool, float, int) if one in kinds(section, key)), str)
-    least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+        kind = next(
+            (
+                kind_of_key
+                for kind_of_key in (bool, float, int)
+                if kind_of_key in kinds(section, key)
+            ),
+            str,
+        )
+    minimum = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     text, panel = _HELP.get(name), None
     if text is None:
         text = " ".join(descriptions(section)[key].split()).partition(". ")[0].rstrip(".") + "."
         panel = "More options"
-    option = typer.Option(_flag(name), min=least, help=text, rich_help_panel=panel)
+    option = typer.Option(_flag(name), min=minimum, help=text, rich_help_panel=panel)
     return name, Annotated[kind | None if default is None else kind, option], default
 
 
@@ -160,22 +167,22 @@ def config_of(
     """
     usual = {field.name: field.default for field in fields(KeyOptions)}
     used = {key: value for key, value in keys.items() if value not in (usual[key], [])}
-    for option, needed in _NEEDS.items():
-        if option in used and needed not in used:
+    for option, required_option in _NEEDS.items():
+        if option in used and required_option not in used:
             raise ConfigError(
-                f"{_flag(option)} has no effect without {_flag(needed)}; give it too",
+                f"{_flag(option)} has no effect without {_flag(required_option)}; give it too",
                 code="config.combination",
             )
     sections: dict[str, dict[str, Any]] = {
         "model": {"path": model, "chat_template_kwargs": template or {}}
     }
-    for name, section, more in (("data", Data, data), ("train", Train, train)):
+    for name, section, extra_keys in (("data", Data, data), ("train", Train, train)):
         sections[name] = {
             key: _in_config(key, value, keys)
             for key, value in used.items()
             if key in section.model_fields
         }
-        sections[name] |= more or {}
+        sections[name] |= extra_keys or {}
     from smtrain.client.config.checks.data import text_faults
     from smtrain.client.config.checks.train import validation_faults
 
@@ -195,7 +202,7 @@ def _in_config(key: str, value: Any, keys: Mapping[str, Any]) -> Any:
         return {"keep": value, "model": keys["language_model"]}
     if key == "decontaminate":
         return {"path": value, "text_column": keys["decontaminate_column"]}
-    return unescaped(value) if key == "separator" else value
+    return unescape(value) if key == "separator" else value
 
 
 def refuse_without_effect(config: JobConfig, no_eod: bool) -> None:
@@ -213,7 +220,7 @@ def refuse_without_effect(config: JobConfig, no_eod: bool) -> None:
             )
 
 
-def unescaped(separator: str) -> str:
+def unescape(separator: str) -> str:
     """The separator with escapes such as `\\n` resolved."""
     try:
         return separator.encode().decode("unicode_escape")
@@ -224,7 +231,7 @@ def unescaped(separator: str) -> str:
         ) from None
 
 
-def named(word: str, text: str) -> None:
+def require_name(word: str, text: str) -> None:
     """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens
     elsewhere.
     """

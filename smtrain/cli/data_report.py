@@ -8,8 +8,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_options import FLAGS, CleaningOptions, config_of, named
-from smtrain.cli.dispatch import typed
+from smtrain.cli.data_options import FLAGS, CleaningOptions, config_of, require_name
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.core.files import only_writer, write_atomically
 from smtrain.core.text import say
@@ -45,13 +45,13 @@ def report(
     $ smtrain data report texts/ --out report.html  # a page on the text
     $ smtrain data report texts/ --against questions.jsonl --filter gopher_quality  # overlap, and what would go
     """
-    typed(FLAGS)
+    register_flags(FLAGS)
     config = config_of(model or "", {**vars(cleaning), "format": form, "text_column": text_column})
     for name in [*inputs, *(against or [])]:
-        named("INPUT or --against", name)
-    named("--out", out)
-    inputs = [options.materialised(name) for name in inputs]
-    against = [options.materialised(name) for name in against or []]
+        require_name("INPUT or --against", name)
+    require_name("--out", out)
+    inputs = [options.resolve_folder(name) for name in inputs]
+    against = [options.resolve_folder(name) for name in against or []]
     model = options.model_folder(model) if model else model
     from smtrain.worker.data import report as reports
     from smtrain.worker.data.clean.cleaning import Cleaning
@@ -67,7 +67,7 @@ def report(
     with only_writer(Path(out), DataError):
         if not overwrite:
             refuse_others(Path(out))
-        made = reports.report(
+        data_report = reports.report(
             inputs,
             Path(model) if model else None,
             against,
@@ -76,17 +76,19 @@ def report(
             most_bytes=round(limit_mb * 1e6) if limit_mb else None,
             cleaning=Cleaning.of(config.data),
         )
-        write_atomically(Path(out), page(made))
+        write_atomically(Path(out), page(data_report))
     documents, duplicates = (
-        sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates")
+        sum(getattr(s, name) for s in data_report.sources) for name in ("documents", "duplicates")
     )
     say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
-    for what, count in [*made.dropped.items(), *made.noted.items()]:
-        say(f"{count:,} {what}")
-    for source in made.sources:
+    for note, count in [*data_report.dropped.items(), *data_report.noted.items()]:
+        say(f"{count:,} {note}")
+    for source in data_report.sources:
         if source.unread:
             say(f"{source.name}: {ignored_text_sentence(source.unread)}")
-    if made.untested:
-        say(f"--against: {ignored_text_sentence(made.untested)}")
-    if made.tested:
-        say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")
+    if data_report.untested:
+        say(f"--against: {ignored_text_sentence(data_report.untested)}")
+    if data_report.tested:
+        say(
+            f"{data_report.tested[1]:,} of {data_report.tested[0]:,} tested texts overlap with them"
+        )

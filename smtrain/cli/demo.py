@@ -33,7 +33,7 @@ def demo(
         ),
     ] = False,
     set_: options.Set = None,
-    again: options.Again = False,
+    again: options.RunAgain = False,
     overwrite: options.Overwrite = False,
     docker: options.Docker = False,
 ) -> None:
@@ -63,8 +63,8 @@ def demo(
             overwrite=overwrite,
         )
         return
-    done = run(TINY, target="local", again=again, set_=keys)
-    show(done, Path(folder or "runs/demo"), console, overwrite=overwrite)
+    demo_run = run(TINY, target="local", again=again, set_=keys)
+    show(demo_run, Path(folder or "runs/demo"), console, overwrite=overwrite)
 
 
 def _image() -> str:

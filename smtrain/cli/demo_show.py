@@ -43,11 +43,11 @@ def show(
     `texts` prints the texts instead. Raises `JobError`, after everything else is printed, if it
     would replace other files there, unless `overwrite`.
     """
-    model, refused = folder / "model", None
+    model, download_error = folder / "model", None
     try:
         run.download(model, overwrite=overwrite)
     except JobError as error:
-        refused = error
+        download_error = error
     metrics = run.records
     base = run_uri(run.config)
     table = Table(title=Text(f"run {run.config.name} in {base}"), title_justify="left")
@@ -79,8 +79,8 @@ def show(
                 clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False
             )
             console.print(clean(text["completion"]), markup=False, highlight=False)
-    if refused:
-        raise refused
+    if download_error:
+        raise download_error
     try:
         curve = str(save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step"))
     except JobError as error:  # without matplotlib
@@ -93,18 +93,18 @@ def show(
 
 def held_out(records: Sequence[dict[str, float]]) -> str:
     """The losses on held-out text as a line with a curve; empty without validations."""
-    judged = [record for record in records if "val_loss" in record]
-    if not judged:
+    validations = [record for record in records if "val_loss" in record]
+    if not validations:
         return ""
-    first, last = judged[0], judged[-1]
+    first, last = validations[0], validations[-1]
     return (
-        f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in judged])}"
+        f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in validations])}"
         f" {last['val_loss']:.3f} on what is held out: perplexity {first['val_ppl']:.1f} before,"
         f" {last['val_ppl']:.1f} after"
     )
 
 
-ASKED = 3
+QUESTION_COUNT = 3
 _FUNCTION = re.compile(r"What is [a-z_]+\.[a-z_0-9]+ in")
 
 
@@ -129,27 +129,33 @@ def run_and_show(
     """Ask the model, run all stages, and show its answers to the same questions before and
     after.
     """
-    known = records(load_config(source, set_=set_, target="local"))
-    prompts = {"prompts": [record.question for record in chosen(known)]} if known else {}
+    questions = records(load_config(source, set_=set_, target="local"))
+    prompts = (
+        {"prompts": [record.question for record in select_questions(questions)]}
+        if questions
+        else {}
+    )
     config = load_config(source, set_=set_, target="local", generate=prompts)
     console.print(f"what {config.model.path} answers before it is trained:", markup=False)
-    before = answers(config)
-    for question, answer in before.items():
+    first_answers = answers(config)
+    for question, answer in first_answers.items():
         _say(console, question, [("", answer)])
-    done = run(source, target="local", set_=set_, again=again, generate=prompts)
-    documented = {record.question: record for record in known}
+    finished_run = run(source, target="local", set_=set_, again=again, generate=prompts)
+    record_by_question = {record.question: record for record in questions}
 
     def compare() -> None:
-        for text in done.texts:
+        for text in finished_run.texts:
             question = text["prompt"]
-            rows = [("before", before.get(question, "")), ("after", text["completion"])]
-            record = documented.get(question)
+            rows = [("before", first_answers.get(question, "")), ("after", text["completion"])]
+            record = record_by_question.get(question)
             if record is not None:
                 rows.append(("help()", record.answer))
-            seen = "" if record is None else "  (held out)" if record.held_out else "  (trained on)"
-            _say(console, question, rows, seen)
+            exposure = (
+                "" if record is None else "  (held out)" if record.held_out else "  (trained on)"
+            )
+            _say(console, question, rows, exposure)
 
-    show(done, folder, console, overwrite=overwrite, texts=compare)
+    show(finished_run, folder, console, overwrite=overwrite, texts=compare)
 
 
 def answers(config: JobConfig) -> dict[str, str]:
@@ -164,15 +170,15 @@ def answers(config: JobConfig) -> dict[str, str]:
     section, chat = config.generate, config.train.objective != "pretrain"
     model = [config.model.path, find(config.model.path).identity()]
     key = json.dumps([model, section.prompts, chat, section.max_new_tokens, section.temperature])
-    kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
-    if kept.is_file():
-        texts = [parse_object(line) for line in kept.read_text("utf-8").splitlines()]
+    cache_file = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
+    if cache_file.is_file():
+        texts = [parse_object(line) for line in cache_file.read_text("utf-8").splitlines()]
     else:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
         texts = generate(
             config.model.path,
             list(section.prompts),
-            out=kept,
+            out=cache_file,
             chat=chat,
             max_new_tokens=section.max_new_tokens,
             temperature=section.temperature,
@@ -196,21 +202,23 @@ def records(config: JobConfig) -> list[Question]:
         rows = [parse_json(line) for line in lines]
     hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
     sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
-    apart = np.zeros(len(rows), bool) if sides is None else sides == HOLDOUT
+    is_held_out = np.zeros(len(rows), bool) if sides is None else sides == HOLDOUT
     return [
         Question(row["instruction"], row["output"], bool(side))
-        for row, side in zip(rows, apart, strict=True)
+        for row, side in zip(rows, is_held_out, strict=True)
     ]
 
 
-def chosen(known: Sequence[Question], count: int = ASKED) -> list[Question]:
+def select_questions(questions: Sequence[Question], count: int = QUESTION_COUNT) -> list[Question]:
     """Questions to ask: functions with short answers from all over the alphabet, held-out ones if
     possible.
     """
-    kept = [one for one in known if one.held_out] or list(known)
+    candidates = [question for question in questions if question.held_out] or list(questions)
     functions = [
-        one for one in kept if len(one.answer) < 160 and _FUNCTION.match(one.question)
-    ] or kept
+        question
+        for question in candidates
+        if len(question.answer) < 160 and _FUNCTION.match(question.question)
+    ] or candidates
     return [functions[len(functions) * i // count] for i in range(min(count, len(functions)))]
 
 
@@ -222,13 +230,13 @@ def _say(console: Console, question: str, rows: Sequence[tuple[str, str]], note:
         lines = [
             part
             for line in clean(answer).strip().splitlines()
-            for part in _wrapped(line, console.width - width)
+            for part in _wrap_line(line, console.width - width)
         ]
         for number, line in enumerate(lines or [""]):
             console.print(Text(f"  {name if number == 0 else '':{width}}{line}"), soft_wrap=True)
 
 
-def _wrapped(line: str, width: int) -> list[str]:
+def _wrap_line(line: str, width: int) -> list[str]:
     """A line in parts that fit, each indented as it is."""
     indent = line[: len(line) - len(line.lstrip())]
     return wrap(line, max(20, width - 2), subsequent_indent=indent) or [""]

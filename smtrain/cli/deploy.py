@@ -43,7 +43,7 @@ def deploy(
         int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
-    target: options.To = None,
+    target: options.TargetOverride = None,
 ) -> None:
     """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether
     the model fits.

@@ -33,7 +33,7 @@ def forget() -> None:
     _flags.clear()
 
 
-def typed(flags: dict[str, str]) -> None:
+def register_flags(flags: dict[str, str]) -> None:
     """Name these keys in later errors by their flags."""
     _flags.update(flags)
 
@@ -47,8 +47,8 @@ def in_flags(text: str) -> str:
             text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", flag, text)
         elif text.startswith((f"{key}:", f"{key} ")):
             text = flag + text[len(key) :]
-    for words, instead in _ALWAYS.items():
-        text = text.replace(words, instead)
+    for words, replacement in _ALWAYS.items():
+        text = text.replace(words, replacement)
     return text
 
 
@@ -57,18 +57,18 @@ def call(name: str, module: str, argv: list[str]) -> int:
 
     def command() -> object:
         # a program reads JSON, even through a terminal
-        waiting = (
+        progress = (
             nullcontext()
             if "--json" in argv
             else spinner(f"smtrain {name}: one moment", keep_line=True)
         )
-        with waiting:
-            return _parsed(import_module(module).app, f"smtrain {name}", argv)
+        with progress:
+            return _run_app(import_module(module).app, f"smtrain {name}", argv)
 
-    return guarded(command)
+    return run_guarded(command)
 
 
-def _parsed(app: Any, name: str, argv: list[str]) -> object:
+def _run_app(app: Any, name: str, argv: list[str]) -> object:
     """Run a command; a wrong command line becomes one sentence, like any other error."""
     try:
         return app(args=argv, prog_name=name, standalone_mode=False)
@@ -82,13 +82,13 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
         raise UsageError(sentence_of(error, name, argv)) from None
 
 
-def guarded(command: Callable[[], object]) -> int:
+def run_guarded(command: Callable[[], object]) -> int:
     """The exit status of a command, with its errors printed; a closed pipe is no error."""
     forget()
     plainly(sys.stdout)
     plainly(sys.stderr)
     try:
-        status = _ended(command)
+        status = _result_or_exit_status(command)
         sys.stdout.flush()  # an error of the last write must come here, not at interpreter exit
     except ConfigError as error:
         for fault in error.faults:
@@ -118,7 +118,7 @@ def guarded(command: Callable[[], object]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _ended(command: Callable[[], object]) -> object:
+def _result_or_exit_status(command: Callable[[], object]) -> object:
     """The result of a command, or its exit status: click exits by itself."""
     try:
         return command()

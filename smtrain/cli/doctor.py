@@ -16,7 +16,7 @@ from smtrain.core.files import read_value
 from smtrain.core.text import say
 
 app = options.app()
-MOST = 24 * 60.0
+MAX_MINUTES = 24 * 60.0
 
 
 @app.command()
@@ -57,36 +57,36 @@ def doctor(
     from smtrain.tools.doctor.diagnosis import diagnose, refuse, write
     from smtrain.tools.doctor.training import MINUTES
 
-    for given, option in ((minutes, "--minutes"), (model, "--model")):
-        if given is not None and not train:
+    for option_value, option in ((minutes, "--minutes"), (model, "--model")):
+        if option_value is not None and not train:
             raise ConfigError(
                 f"{option} goes with --train; add it, or leave {option} out",
                 code="config.combination",
             )
-    if minutes is not None and not (isfinite(minutes) and 0 < minutes <= MOST):
+    if minutes is not None and not (isfinite(minutes) and 0 < minutes <= MAX_MINUTES):
         raise ConfigError(
-            f"--minutes: got {minutes:g}; a number above 0, at most {MOST:.0f}, is needed",
+            f"--minutes: got {minutes:g}; a number above 0, at most {MAX_MINUTES:.0f}, is needed",
             code="config.wrong_value",
         )
-    printed = as_json is not None and str(as_json) == "-"
-    file = None if printed else as_json
+    to_stdout = as_json is not None and str(as_json) == "-"
+    file = None if to_stdout else as_json
     refuse(file, "--json", overwrite)
     refuse(page, "--page", overwrite)
     if page is not None and file is not None and page.absolute() == file.absolute():
         raise ConfigError(
             f"--page and --json are the same file, {page}; name two", code="config.combination"
         )
-    described = None if model is None else _described(model)
+    model_config = None if model is None else _read_model_config(model)
     diagnosis = diagnose(
-        (minutes or MINUTES) if train else None, described, partial(say, error=True)
+        (minutes or MINUTES) if train else None, model_config, partial(say, error=True)
     )
-    say(json.dumps(diagnosis.to_dict(), indent=1) if printed else diagnosis, raw=printed)
+    say(json.dumps(diagnosis.to_dict(), indent=1) if to_stdout else diagnosis, raw=to_stdout)
     write(diagnosis, page, file)
     if not diagnosis.report.ok:
         raise typer.Exit(2)
 
 
-def _described(model: str) -> dict[str, object]:
+def _read_model_config(model: str) -> dict[str, object]:
     """The config.json of a model's folder.
 
     Raises `ConfigError` if it is none that the native engine trains.
@@ -102,16 +102,16 @@ def _described(model: str) -> dict[str, object]:
         )
     file = Path(options.model_folder(model)) / "config.json"
     try:
-        described = read_value(file)
+        model_config = read_value(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--model: {file} cannot be read ({first_line(error)}); name a model's folder",
             code="config.unreadable",
         ) from None
-    if not isinstance(described, dict):
+    if not isinstance(model_config, dict):
         raise ConfigError(
             f"--model: {file} is not the config of a model; name a model's folder",
             code="config.wrong_value",
         )
-    ModelShape.from_config(described)
-    return text_part(described)
+    ModelShape.from_config(model_config)
+    return text_part(model_config)

@@ -37,7 +37,7 @@ def download(
             )
         ),
     ] = WhatOption.model,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Copy what a job produced into a folder: its model, its whole checkpoints, or its metrics.

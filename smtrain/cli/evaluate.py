@@ -12,7 +12,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.chat import TemplateOptions
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.config.outputs import LONG_TASKS, Evaluate
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.core.files import only_writer
@@ -109,7 +109,7 @@ def evaluate(
         bool, typer.Option("--json", help="Print the JSON in place of the table.")
     ] = False,
     overwrite: options.Overwrite = False,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard
     errors and a test.
@@ -126,7 +126,7 @@ def evaluate(
         refuse_unreachable,
     )
 
-    typed(FLAGS)
+    register_flags(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError(
@@ -168,19 +168,26 @@ def evaluate(
     if names:
         refuse_unknown_tasks(request)
     models = [name for name in (model, base) if name is not None]
-    here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}
+    local_models = {
+        name: _find_model(name, target) for name in models if Path(name).is_dir() or not_here(name)
+    }
     for name in models:
-        if name not in here and "/" not in name:
+        if name not in local_models and "/" not in name:
             backend_of_job(name, options.name_of(target))  # raises if there is no target to ask
     if names:
         refuse_unreachable(request)  # before anything is fetched
-    folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)
+    folder, *bases = (
+        (local_models.get(name) or _find_model(name, target)).fetch(progress) for name in models
+    )
     under = bases[0] if bases else None
     with nullcontext() if report is None else only_writer(report, DataError):
-        made = evaluate.evaluate(folder, under, request, progress, under, long)
-        say(json_text(made, indent=1) if as_json else evaluate.format_result(made), raw=as_json)
+        evaluation = evaluate.evaluate(folder, under, request, progress, under, long)
+        say(
+            json_text(evaluation, indent=1) if as_json else evaluate.format_result(evaluation),
+            raw=as_json,
+        )
         if report is not None:
-            say(evaluate.save(made, report.parent, with_pictures=True), error=as_json)
+            say(evaluate.save(evaluation, report.parent, with_pictures=True), error=as_json)
 
 
 def _long_request(
@@ -196,17 +203,17 @@ def _long_request(
             f"--lengths {lengths!r}: numbers of tokens are needed, such as 2048,8192",
             code="config.wrong_value",
         )
-    asked = Evaluate(tasks=names, lengths=tuple(map(int, tokens)), text=text)
-    if faults := [fault for _, fault in long_faults(asked, "local")]:
+    section = Evaluate(tasks=names, lengths=tuple(map(int, tokens)), text=text)
+    if faults := [fault for _, fault in long_faults(section, "local")]:
         raise ConfigError(faults, code="config.combination")
-    if not asked.long_tasks:
+    if not section.long_tasks:
         return None
     return LongRequest(
-        asked.long_tasks, asked.lengths, options.materialised(text) if text else None, limit
+        section.long_tasks, section.lengths, options.resolve_folder(text) if text else None, limit
     )
 
 
-def _found(name: str, target: options.TargetOption | None) -> FoundModel:
+def _find_model(name: str, target: options.TargetOption | None) -> FoundModel:
     """Find a model. Raises `CheckpointError` if this machine's memory does not hold it."""
     from smtrain.tools.chat.resolve_model import find
     from smtrain.worker.generation.memory_fit import refuse_too_large

@@ -12,14 +12,14 @@ from smtrain.cli.chat import (
     Adapter,
     Config,
     Model,
+    ModelTarget,
     Processes,
     Stop,
     System,
     Template,
     TemplateOptions,
-    Where,
 )
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.model.chat_options import read_options
 from smtrain.core.text import json_text, say
 
@@ -79,7 +79,7 @@ def generate(
     ] = 1.0,
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same texts.")] = 0,
-    target: Where = None,
+    target: ModelTarget = None,
     processes: Processes = None,
     config: Config = None,
 ) -> None:
@@ -95,7 +95,7 @@ def generate(
     from smtrain.tools.chat.generate import generate as generated
     from smtrain.worker.generation.sampling import Sampling
 
-    typed({**FLAGS, "batch": "--batch"})
+    register_flags({**FLAGS, "batch": "--batch"})
     sampling = Sampling(
         max_new_tokens, temperature, top_k, top_p, beams, length_penalty, tuple(stop or ()), seed
     )
@@ -113,7 +113,7 @@ def generate(
     values = read_options("--chat-template-kwargs", chat_template_kwargs)
     queue = read_prompts(files or (), prompt or ())
     if stream:
-        before = -1
+        previous_number = -1
         for number, piece in one_by_one(
             model,
             queue,
@@ -125,9 +125,12 @@ def generate(
             config=config,
             say=tell,
         ):
-            if number != before:
-                say(("" if before < 0 else "\n") + f"> {queue[number].shown(chat)}", end="")
-                before = number
+            if number != previous_number:
+                say(
+                    ("" if previous_number < 0 else "\n") + f"> {queue[number].display_text(chat)}",
+                    end="",
+                )
+                previous_number = number
             say(piece, end="")
             typer.get_text_stream("stdout").flush()
         say("")
@@ -157,4 +160,4 @@ def generate(
         if json:
             say(json_text(record), raw=True)
         else:
-            say(f"> {asking.shown(chat)}{record['completion']}", raw=True)
+            say(f"> {asking.display_text(chat)}{record['completion']}", raw=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-_WHOLE = 1000  # characters, longer than any first sentence
+_NO_LIMIT = 1000  # characters, longer than any first sentence
 _WORD = r"(?:'[^']*'|\S)+"
 _HYPHEN = "\u2011"  # click breaks a line after any other, also inside `max-model-len`
 
@@ -25,9 +25,11 @@ class WithExamples:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        about, *examples = re.split(r"\s+\$ (?=smtrain )", self.help or "")
-        self.help = about or None
-        self.examples = [tuple(part.strip() for part in one.split("# ", 1)) for one in examples]
+        description, *examples = re.split(r"\s+\$ (?=smtrain )", self.help or "")
+        self.help = description or None
+        self.examples = [
+            tuple(part.strip() for part in example.split("# ", 1)) for example in examples
+        ]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples."""
@@ -38,7 +40,7 @@ class WithExamples:
                 indent = " " * formatter.current_indent
                 formatter.write_text(f"# {purpose}")
                 formatter.write(
-                    "".join(f"{line}\n" for line in folded(command, formatter.width, indent))
+                    "".join(f"{line}\n" for line in fold_command(command, formatter.width, indent))
                 )
 
 
@@ -59,16 +61,16 @@ class Helped(WithExamples, TyperCommand):
         heading = {
             option: title for title, options in self.groups.items() for option in options.split()
         }
-        rest = "Other options" if self.groups else "Options"
+        default_title = "Other options" if self.groups else "Options"
         rows: dict[str, list[tuple[str, str]]] = {
-            title: [] for title in ("Arguments", *self.groups, rest)
+            title: [] for title in ("Arguments", *self.groups, default_title)
         }
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and param.param_type_name == "argument":
                 rows["Arguments"].append(_plain_argument(*record))
             elif record is not None:
-                panel = getattr(param, "rich_help_panel", None) or rest
+                panel = getattr(param, "rich_help_panel", None) or default_title
                 title = next((heading[option] for option in param.opts if option in heading), panel)
                 rows.setdefault(title, []).append((_plain_type(record[0]), record[1]))
         for title, records in rows.items():
@@ -87,15 +89,18 @@ class HelpedGroup(WithExamples, TyperGroup):
         """Write a row for each command; the text is wrapped, not cut."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            shown = [
+            visible_commands = [
                 (name, command) for name, command in commands if command and not command.hidden
             ]
             formatter.write_dl(
-                [(name, command.get_short_help_str(_WHOLE)) for name, command in shown]
+                [
+                    (name, command.get_short_help_str(_NO_LIMIT))
+                    for name, command in visible_commands
+                ]
             )
 
 
-def folded(command: str, width: int, indent: str) -> list[str]:
+def fold_command(command: str, width: int, indent: str) -> list[str]:
     """A command line in lines of `width` characters, an option next to its value, with a backslash
     at each fold.
     """

@@ -32,7 +32,7 @@ def iam() -> None:
     }
 )
 def policy(
-    chosen: options.ConfigOptions,
+    config_options: options.ConfigOptions,
     services: options.ServiceOptions,
     caller: Annotated[
         bool, typer.Option("--caller", help="Only the policy of the user who runs smtrain.")
@@ -50,19 +50,25 @@ def policy(
     """
     from smtrain.client.iam import policies, trust_policy_of
 
-    chosen.refuse_local("policy")
+    config_options.refuse_local("policy")
     if trust and not (caller or role):
         say(json.dumps(trust_policy_of(**asdict(services)), indent=2), raw=True)
         return
-    every = policies(
-        chosen.config, target=chosen.target_name, set_=chosen.keys(), **asdict(services)
+    all_policies = policies(
+        config_options.config,
+        target=config_options.target_name,
+        set_=config_options.keys(),
+        **asdict(services),
     )
-    named = {
-        name: every[name]
-        for name, wanted in (("caller", caller), ("role", role), ("trust", trust))
-        if wanted
+    selection = {
+        name: all_policies[name]
+        for name, is_wanted in (("caller", caller), ("role", role), ("trust", trust))
+        if is_wanted
     }
     say(
-        json.dumps(next(iter(named.values())) if len(named) == 1 else named or every, indent=2),
+        json.dumps(
+            next(iter(selection.values())) if len(selection) == 1 else selection or all_policies,
+            indent=2,
+        ),
         raw=True,
     )

@@ -98,14 +98,16 @@ def build(
     except LocalError:
         if not context and not print_:
             raise
-    there = present_image(client, base) if client else None
-    if there is None and not context and not print_:
+    base_image = present_image(client, base) if client else None
+    if base_image is None and not context and not print_:
         raise LocalError(
             f"image {base} is not on this machine; `smtrain image pull {base}` says how large it is"
         )
     stages = _stages(job)
     needs = _needs(job, stages)
-    recipe = builder.recipe(base, stages, *_seen(client, there, job.train.engine), needs)
+    recipe = builder.recipe(
+        base, stages, *_inspect_base(client, base_image, job.train.engine), needs
+    )
     if not recipe.count:
         say(f"{base} lacks nothing that the stages import, so no image needs to be built on it")
         return
@@ -128,8 +130,8 @@ def build(
             f" config set {config} compute.image=` that name"
         )
         return
-    built = builder.build(client, recipe, tag, say)
-    report = look_at(client, built, stages, job.train.engine, job.compute.instance_type, needs)
+    new_image = builder.build(client, recipe, tag, say)
+    report = look_at(client, new_image, stages, job.train.engine, job.compute.instance_type, needs)
     say(report)
     if not report.ok:
         raise typer.Exit(2)
@@ -137,7 +139,7 @@ def build(
         from smtrain.tools.image.registry import ecr_of
         from smtrain.tools.image.registry import push as send
 
-        send(client, ecr_of(push), built, push, say)
+        send(client, ecr_of(push), new_image, push, say)
         say(
             f"image {push} is there; `smtrain config set {config} compute.image={push}` makes it"
             " that of the jobs"
@@ -217,7 +219,7 @@ def pull(
     ecr = registry.ecr_of(image)
     size = registry.size_of(client, ecr, image)
     size_text = (
-        f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACKED)} on the disk"
+        f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACK_RATIO)} on the disk"
         if size
         else "its registry does not say how large it is"
     )
@@ -302,7 +304,7 @@ def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
     return package_needs(job.model_dump(), stages)
 
 
-def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
+def _inspect_base(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
     """Contents and user of a base image; None and empty if it is not on this machine."""
     if image is None:
         return None, ""

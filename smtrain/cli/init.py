@@ -76,25 +76,27 @@ def init(
     if sys.stdin.isatty() and None in (model, data, machines):
         say("Three questions; Enter takes what is in brackets.")
     model, data = _option_or_answer("--model", model), _option_or_answer("--data", data)
-    where = Machines.parse(_option_or_answer("--machines", machines))
-    model, data = _from(file.parent, model), _from(file.parent, data)
-    seen = _seen_from_here(file.parent, model)
-    known = _shape_known(seen)
-    content = values(seen, data, where, mesh=known)
+    machine_choice = Machines.parse(_option_or_answer("--machines", machines))
+    model, data = _relative_path(file.parent, model), _relative_path(file.parent, data)
+    model_path = _path_from_here(file.parent, model)
+    is_known_shape = _has_known_shape(model_path)
+    content = values(model_path, data, machine_choice, mesh=is_known_shape)
     content["model"]["path"] = model
-    config, text = _written(content, file, open_keys=where.instance_type is not None)
-    adapted = content["train"].get("adapter") is not None
+    config, text = _config_and_text(
+        content, file, open_keys=machine_choice.instance_type is not None
+    )
+    has_adapter = content["train"].get("adapter") is not None
     with only_writer(file, ConfigError):
         _refuse_existing(file, force)  # another process may have written it since
         write_atomically(file, text)
-    _say_size(config, known)
-    if adapted:
+    _say_size(config, is_known_shape)
+    if has_adapter:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
         say(
             f"to train all weights of this model does not fit on {machines}; train.adapter, with"
             " LoRA, does"
         )
-    for cause in _known_to_fail(config, known):
+    for cause in _foreseeable_failures(config, is_known_shape):
         say(f"! {cause}")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run"):
@@ -111,7 +113,9 @@ def _refuse_existing(file: Path, force: bool) -> None:
         )
 
 
-def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[JobConfig, str]:
+def _config_and_text(
+    content: dict[str, Any], file: Path, *, open_keys: bool
+) -> tuple[JobConfig, str]:
     """The config of these keys and its YAML; with LoRA in `content` if only that fits the machines.
 
     Raises `ConfigError` for a config that cannot run, before anything is written.
@@ -124,27 +128,27 @@ def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[J
     left_open = _OPEN if open_keys else {}
     text = text_of(content, str(file), left_open=left_open)
     try:
-        return _loaded(text, file.parent), text
+        return _load_text(text, file.parent), text
     except ConfigError as error:
         if not open_keys or LORA_FITS not in str(error):
             raise
     content["train"]["adapter"] = {"rank": RANK}
     text = text_of(content, str(file), left_open=left_open)
-    return _loaded(text, file.parent), text
+    return _load_text(text, file.parent), text
 
 
-def _loaded(text: str, folder: Path) -> JobConfig:
+def _load_text(text: str, folder: Path) -> JobConfig:
     """The config of a text, with paths relative to the working directory."""
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.yaml_text import parse
 
-    loaded = parse(text)
+    content = parse(text)
     for section in ("model", "data"):
-        loaded[section]["path"] = _seen_from_here(folder, loaded[section]["path"])
-    return load_config(loaded)
+        content[section]["path"] = _path_from_here(folder, content[section]["path"])
+    return load_config(content)
 
 
-def _say_size(config: JobConfig, known: bool) -> None:
+def _say_size(config: JobConfig, is_known_shape: bool) -> None:
     """Say the size of the text, the steps that read it, and the time of a run of a known model
     here.
     """
@@ -166,7 +170,7 @@ def _say_size(config: JobConfig, known: bool) -> None:
                 f" {_EPOCHS} a text teaches little new; add text, or set train.steps:"
                 f" {_EPOCHS * steps}"
             )
-    if known and is_here(config):
+    if is_known_shape and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:
             say(
@@ -177,7 +181,7 @@ def _say_size(config: JobConfig, known: bool) -> None:
             say(f"! {fault}")
 
 
-def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
+def _foreseeable_failures(config: JobConfig, is_known_shape: bool) -> Iterator[str]:
     """Known causes that would stop this config later, each with a remedy."""
     from smtrain.client.config.checks.weights import gated_faults
     from smtrain.core.demo.inputs import SMOLLM2
@@ -187,9 +191,9 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
 
     yield from (text for _, text in gated_faults(config))
     if TARGETS[config.target].here:
-        needed = ("moto", "torch", *(("gguf",) if config.model.path == SMOLLM2 else ()))
+        modules = ("moto", "torch", *(("gguf",) if config.model.path == SMOLLM2 else ()))
         yield from (
-            f"to run here, {missing_module(module)}" for module in needed if not present(module)
+            f"to run here, {missing_module(module)}" for module in modules if not present(module)
         )
     if TARGETS[config.target].rented:
         try:
@@ -203,7 +207,7 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
                 f"{end}; nothing needs to be done today, and trn2 with engine native is what"
                 " follows"
             )
-    if not known:
+    if not is_known_shape:
         yield (
             f"model.path: the shape of {config.model.path} is not known here, so memory, time and"
             " cost are not either; `smtrain plan CONFIG --model FOLDER` takes a folder with its"
@@ -211,7 +215,7 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
         )
 
 
-def _shape_known(model: str) -> bool:
+def _has_known_shape(model: str) -> bool:
     """True if the planner knows the model's shape from its folder or name, and so can choose a
     mesh.
     """
@@ -245,7 +249,7 @@ def _option_or_answer(option: str, value: str | None) -> str:
     return answer.strip()
 
 
-def _from(folder: Path, path: str) -> str:
+def _relative_path(folder: Path, path: str) -> str:
     """A path of this machine, relative to `folder`."""
     if "://" in path or Path(path).expanduser().is_absolute():
         return path
@@ -253,6 +257,6 @@ def _from(folder: Path, path: str) -> str:
     return relative if relative.startswith(".") else f"./{relative}"
 
 
-def _seen_from_here(folder: Path, path: str) -> str:
+def _path_from_here(folder: Path, path: str) -> str:
     """A path in a file of `folder`, relative to the working directory."""
     return path if "://" in path else str(folder / Path(path).expanduser())

@@ -40,7 +40,7 @@ def launch(
     target, view = start.target_name, start.view
     config = start.load()
     if stage.value == "train":
-        config = start.planned(config)
+        config = start.with_plan(config)
     else:
         say_unpatched(config, target)
     if start.dry:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
 app = options.app()
-COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
-ASKED = 20
+COUNT_LIMIT = 500  # jobs beyond the limit that are counted, at a hundred a call
+LOSS_LIMIT = 20
 """Train jobs to ask for their loss, each with one call."""
 LOSS = "train:loss"
 """The metric's name in a train job's request."""
@@ -29,7 +29,7 @@ and stage.
 
 @app.command()
 def list_(
-    target: options.At = options.TargetOption.local,
+    target: options.JobTarget = options.TargetOption.local,
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
@@ -42,43 +42,43 @@ def list_(
     from smtrain.client.jobs.listing import list_jobs
 
     place = backend_by_name(target.value)
-    listed = list_jobs(place, name_contains=name, limit=limit + COUNTED)
-    jobs, more = listed[:limit], len(listed) - limit
+    found_jobs = list_jobs(place, name_contains=name, limit=limit + COUNT_LIMIT)
+    jobs, further = found_jobs[:limit], len(found_jobs) - limit
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
     record = place.record
-    where = "here" if record.here else place.region_name() if record.rented else str(place.name)
-    rows = [_HEADINGS, *_rows(jobs, where)]
+    location = "here" if record.here else place.region_name() if record.rented else str(place.name)
+    rows = [_HEADINGS, *_rows(jobs, location)]
     for heading in _DISPENSABLE:
         if sys.stdout.isatty() and max(map(len, align_columns(rows))) > room():
             at = rows[0].index(heading)
             rows = [(*row[:at], *row[at + 1 :]) for row in rows]
     for line in align_columns(rows):
         say(line)
-    if more > 0:
-        many = "at least " if more == COUNTED else ""
+    if further > 0:
+        at_least = "at least " if further == COUNT_LIMIT else ""
         say(
-            f"{many}{more} more: `--limit {len(listed)}` shows them too, `--name TEXT` those whose"
+            f"{at_least}{further} more: `--limit {len(found_jobs)}` shows them too, `--name TEXT` those whose"
             " name contains TEXT"
         )
 
 
-def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
+def _rows(jobs: list[Job], location: str) -> list[tuple[str, ...]]:
     from smtrain.core.config.units import spell_age
     from smtrain.core.protocol.requests import stage_of
 
-    now, priced = datetime.now(timezone.utc), 0
+    current_time, loss_count = datetime.now(timezone.utc), 0
     rows: list[tuple[str, ...]] = []
     for job in jobs:
         run, stage = stage_of(job.name) or ("", "")
         loss = ""
-        if stage == "train" and priced < ASKED:
-            priced += 1
+        if stage == "train" and loss_count < LOSS_LIMIT:
+            loss_count += 1
             loss = _loss(job)
-        age = spell_age((now - job.summary["CreationTime"]).total_seconds())
+        age = spell_age((current_time - job.summary["CreationTime"]).total_seconds())
         rows.append(
-            (run or "-", stage or "-", job.known_status or "", age, loss or "-", where, job.name)
+            (run or "-", stage or "-", job.known_status or "", age, loss or "-", location, job.name)
         )
     return rows
 
@@ -91,4 +91,6 @@ def _loss(job: Job) -> str:
         metrics = job.describe().get("FinalMetricDataList") or []
     except JobError:  # removed since it was listed
         return ""
-    return next((f"{one['Value']:.4f}" for one in metrics if one["MetricName"] == LOSS), "")
+    return next(
+        (f"{metric['Value']:.4f}" for metric in metrics if metric["MetricName"] == LOSS), ""
+    )

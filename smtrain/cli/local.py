@@ -103,7 +103,7 @@ def clean(
         ),
     ] = False,
     run: options.OneRun = None,
-    yes: options.Unasked = False,
+    yes: options.WithoutAsking = False,
 ) -> None:
     """Show what the home folder holds on disk, and remove what is asked for.
 
@@ -117,8 +117,8 @@ def clean(
     from smtrain.plane.server.clean import KINDS, end_crashed, plan, remove, usage
 
     age = options.age_of(older_than)
-    if left := end_crashed(home_folder()):
-        say(f"removed from Docker what a crash left: {left}")
+    if leftovers := end_crashed(home_folder()):
+        say(f"removed from Docker what a crash left: {leftovers}")
     used = usage(home_folder())
     for kind, size in used.kinds.items():
         if size:

@@ -23,7 +23,7 @@ app = options.app()
 )
 def logs(
     job: options.JobName,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
     ] = False,
@@ -43,7 +43,7 @@ def logs(
         bool, typer.Option("--resume", help="Continue after the last line that --follow printed.")
     ] = False,
     plain: options.Plain = False,
-    every: options.Every = None,
+    every: options.SummaryInterval = None,
     lines: Annotated[
         bool,
         typer.Option(
@@ -89,8 +89,8 @@ def logs(
         return
     if not show(handle, view):
         raise typer.Exit(130)
-    if (why := handle.explain()).failed:
-        say(why)
+    if (explanation := handle.explain()).failed:
+        say(explanation)
 
 
 def _moment(since: str | None) -> int | None:

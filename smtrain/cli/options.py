@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run
@@ -66,21 +66,23 @@ Set = Annotated[
         "--set", metavar="KEY=VALUE", help="Override one key, e.g. train.lr=2e-4; repeatable."
     ),
 ]
-To = Annotated[TargetOption | None, typer.Option("--target", help="Overrides the config's target.")]
+TargetOverride = Annotated[
+    TargetOption | None, typer.Option("--target", help="Overrides the config's target.")
+]
 NoCheck = Annotated[
     bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")
 ]
-At = Annotated[
+JobTarget = Annotated[
     TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")
 ]
-Where = Annotated[
+KnownJobTarget = Annotated[
     TargetOption | None,
     typer.Option("--target", help="The job's target; default: here if it is known here, else AWS."),
 ]
 Plain = Annotated[
     bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")
 ]
-Every = Annotated[
+SummaryInterval = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s."),
 ]
@@ -107,7 +109,7 @@ ServingImage = Annotated[
     str | None,
     typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM."),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
+RunAgain = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
 
 
 Docker = Annotated[
@@ -120,7 +122,7 @@ class ConfigOptions:
     """A config, the target, and single keys set on the command line."""
 
     config: Config
-    target: To = None
+    target: TargetOverride = None
     set_: Set = None
 
     @property
@@ -138,8 +140,8 @@ class ConfigOptions:
         """KEY=VALUE of every key that the command line sets."""
         return list(self.set_ or ())
 
-    def refuse_local(self, what: str) -> None:
-        """Raise `ConfigError` if the config's jobs run on this machine, which has no `what`, and no
+    def refuse_local(self, product: str) -> None:
+        """Raise `ConfigError` if the config's jobs run on this machine, which has no `product`, and no
         target is given.
 
         SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's
@@ -150,11 +152,11 @@ class ConfigOptions:
         from smtrain.client.planner.resolve import load_config
         from smtrain.core.errors import ConfigError
 
-        asked = TARGETS.get(os.environ.get("SMTRAIN_TARGET", ""))
-        unasked = self.target is None and not (asked and asked.here)
-        if unasked and TARGETS[load_config(self.config, set_=self.keys()).target].here:
+        default_target = TARGETS.get(os.environ.get("SMTRAIN_TARGET", ""))
+        is_unasked = self.target is None and not (default_target and default_target.here)
+        if is_unasked and TARGETS[load_config(self.config, set_=self.keys()).target].here:
             raise ConfigError(
-                f"target: is local, and jobs here need no {what}; add --target aws, or set"
+                f"target: is local, and jobs here need no {product}; add --target aws, or set"
                 " target: aws",
                 code="config.combination",
             )
@@ -183,7 +185,7 @@ class StartOptions(ConfigOptions):
             "--show-uploads", help="List the files that would be uploaded, and send nothing."
         ),
     ] = False
-    again: Again = False
+    again: RunAgain = False
     from_step: FromStep = None
     docker: Docker = False
     yes: Annotated[
@@ -191,7 +193,7 @@ class StartOptions(ConfigOptions):
     ] = False
     no_check: NoCheck = False
     plain: Plain = False
-    every: Every = None
+    every: SummaryInterval = None
 
     @property
     def dry(self) -> bool:
@@ -207,9 +209,9 @@ class StartOptions(ConfigOptions):
 
     def load(self) -> JobConfig:
         """The checked config. Raises `ConfigError` for options that exclude each other."""
-        return self.accepted(super().load())
+        return self.validate(super().load())
 
-    def accepted(self, config: JobConfig) -> JobConfig:
+    def validate(self, config: JobConfig) -> JobConfig:
         """The config.
 
         Raises `ConfigError` for options that exclude each other, or that it does not go with.
@@ -230,11 +232,11 @@ class StartOptions(ConfigOptions):
             )
         return config
 
-    def planned(self, config: JobConfig) -> JobConfig:
+    def with_plan(self, config: JobConfig) -> JobConfig:
         """The config with its plan among the tags, after the user has agreed to its price."""
-        from smtrain.cli.price_check import planned
+        from smtrain.cli.price_check import confirm_plan
 
-        return planned(
+        return confirm_plan(
             config,
             self.target_name,
             ask=not (self.yes or self.dry),
@@ -294,9 +296,9 @@ def keys_of(
 ) -> list[str]:
     """KEY=VALUE of every key that options of a command set, as for --set."""
     if docker:
-        typed({"local.run_in": "--docker"})
+        register_flags({"local.run_in": "--docker"})
     if from_step is not None:
-        typed({"checkpoint.step": "--from-step"})
+        register_flags({"checkpoint.step": "--from-step"})
     return [
         *(set_ or ()),
         *([] if from_step is None else [f"checkpoint.step={from_step}"]),
@@ -351,7 +353,7 @@ OneRun = Annotated[
         help="Remove this one run, finished or not, with its checkpoints and models.",
     ),
 ]
-Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+WithoutAsking = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def age_of(text: str | None) -> float | None:
@@ -367,7 +369,7 @@ def age_of(text: str | None) -> float | None:
 
 def is_named(*selections: object) -> bool:
     """True if an option of `clean` names something to remove; otherwise print those options."""
-    if any(one is not None and one is not False for one in selections):
+    if any(selection is not None and selection is not False for selection in selections):
         return True
     say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
     return False
@@ -394,11 +396,11 @@ def may_remove(yes: bool) -> bool:
     return False
 
 
-def say_kept(kept: dict[str, str]) -> None:
+def say_kept(reason_by_run: dict[str, str]) -> None:
     """Say which runs stay, and why."""
     from smtrain.core.protocol.finished import NOT_ASKED
 
-    for name, reason in kept.items():
+    for name, reason in reason_by_run.items():
         if reason != NOT_ASKED:
             say(f"stays: {name} ({reason})")
 
@@ -459,39 +461,41 @@ def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
             )
 
     def call(**values: Any) -> Any:
-        made = {
+        group_values = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})  # type: ignore[operator]
             for name, group in groups.items()
         }
-        return command(**made, **values)
+        return command(**group_values, **values)
 
     call.__name__, call.__doc__, call.__module__ = (
         command.__name__,
         command.__doc__,
         command.__module__,
     )
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
-def app(about: str = "") -> App:
+def app(description: str = "") -> App:
     """A command's typer app: plain errors, no shell-completion options on every command.
 
-    `about` is the help of a command that has subcommands, with its examples.
+    `description` is the help of a command that has subcommands, with its examples.
     """
     columns = shutil.get_terminal_size().columns
     settings = {"terminal_width": max(20, columns - 2)} if columns < NARROW else {}
     if settings:
         _narrow_help()
-    more: dict[str, Any] = {"help": about} if about else {}  # without it a group's callback says it
+    help_setting: dict[str, Any] = (
+        {"help": description} if description else {}
+    )  # without it a group's callback says it
     return App(
         cls=HelpedGroup,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings=settings,
-        **more,
+        **help_setting,
     )
 
 
@@ -513,7 +517,7 @@ def _narrow_help() -> None:
     context.formatter_class = Narrow
 
 
-def materialised(model: str) -> str:
+def resolve_folder(model: str) -> str:
     """The folder of a demo:// model or text, which is made if needed, or of the model of
     run://NAME, which is fetched; anything else unchanged.
 
@@ -535,6 +539,6 @@ def model_folder(model: str) -> str:
     from smtrain.core.errors import CheckpointError
     from smtrain.core.protocol.uris import not_here
 
-    if far := not_here(model):
-        raise CheckpointError(far)
-    return folder_with(materialised(model))
+    if hint_uri := not_here(model):
+        raise CheckpointError(hint_uri)
+    return folder_with(resolve_folder(model))

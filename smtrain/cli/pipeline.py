@@ -15,7 +15,7 @@ app = options.app()
 
 @app.command()
 def pipeline(
-    chosen: options.ConfigOptions,
+    config_options: options.ConfigOptions,
     upsert: Annotated[
         bool, typer.Option("--upsert", help="Create the pipeline, or update it.")
     ] = False,
@@ -36,11 +36,18 @@ def pipeline(
     from smtrain.client.planner.resolve import load_config
     from smtrain.tools.pipeline import pipeline as made
 
-    chosen.refuse_local("pipeline")
-    loaded = load_config(chosen.config, set_=chosen.keys(), target=chosen.target_name)
-    say_unpatched(loaded)
+    config_options.refuse_local("pipeline")
+    job_config = load_config(
+        config_options.config, set_=config_options.keys(), target=config_options.target_name
+    )
+    say_unpatched(job_config)
     definition = made(
-        loaded, name=name, upsert=upsert, start=start, check=not no_check, target=chosen.target_name
+        job_config,
+        name=name,
+        upsert=upsert,
+        start=start,
+        check=not no_check,
+        target=config_options.target_name,
     )
     if not (upsert or start):
         say(json.dumps(definition, indent=2), raw=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import missing_module
 from smtrain.core.facts import table
@@ -48,7 +48,7 @@ def plan(
         ),
     ] = None,
     set_: options.Set = None,
-    target: options.To = None,
+    target: options.TargetOverride = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -110,11 +110,11 @@ def plan(
                 "--probe measures this machine and takes no config; leave one of the two out",
                 code="config.combination",
             )
-        say(_probed(probe, as_json), raw=True)
+        say(_probe_entry(probe, as_json), raw=True)
         return
     _refuse(configs or [], model, tokens, measured)
     assert configs  # `_refuse` has seen to it
-    typed(
+    register_flags(
         {
             "budget": "--budget",
             "deadline_hours": "--deadline",
@@ -122,11 +122,11 @@ def plan(
         }
     )
     rate = _rate(measured) if measured is not None else None
-    every = [
-        [*(set_ or ()), *(f"{key}={one.path}" for key, one in earlier.items())]
+    settings_by_config = [
+        [*(set_ or ()), *(f"{key}={item.path}" for key, item in earlier.items())]
         for earlier in earlier_of([draft(config, set_=set_ or ()).config for config in configs])
     ]
-    made = [
+    plans = [
         make(
             config,
             model=model,
@@ -141,23 +141,27 @@ def plan(
             target=options.name_of(target),
             set_=settings,
         )
-        for config, settings in zip(configs, every, strict=True)
+        for config, settings in zip(configs, settings_by_config, strict=True)
     ]
-    shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
-    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, raw=as_json)
-    if not all(one.fits for one in made):
+    result = plans[0] if len(plans) == 1 else _side_by_side(configs, plans, tokens, set_ or [])
+    say(json.dumps(result.to_dict(), indent=2) if as_json else result, raw=as_json)
+    if not all(item.fits for item in plans):
         raise typer.Exit(1)
 
 
 def _refuse(
-    configs: list[str], model: str | None, tokens: float | None, measured: str | None
+    configs: list[str], model: str | None, tokens: float | None, measured_run: str | None
 ) -> None:
     """Raise `ConfigError` for a missing config, an invalid value, and options that do not fit the
     number of configs.
     """
     if not configs and model and model.strip():
-        known = table("models")["models"]
-        names = "" if nearest(model, known, cutoff=1) else f"; --model: {hint(model, known)}"
+        known_models = table("models")["models"]
+        names = (
+            ""
+            if nearest(model, known_models, cutoff=1)
+            else f"; --model: {hint(model, known_models)}"
+        )
         raise ConfigError(
             "missing argument CONFIG, whose sizes and machines a plan needs: "
             f"`smtrain plan CONFIG --model {model}`; `smtrain init` writes one{names}",
@@ -178,7 +182,7 @@ def _refuse(
         raise ConfigError(
             f"--tokens: got {tokens}; a number above 0 is needed", code="config.wrong_value"
         )
-    if measured is not None and len(configs) > 1:
+    if measured_run is not None and len(configs) > 1:
         raise ConfigError(
             f"--measured is a run of one config, and {len(configs)} are given; plan them one"
             " by one",
@@ -192,7 +196,7 @@ def _refuse(
 
 
 def _side_by_side(
-    configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]
+    configs: list[str], plans: list[Plan], tokens: float | None, set_: list[str]
 ) -> Sides:
     """The plans by file name; without --tokens, for the tokens of the first config."""
     from smtrain.client.planner.compare_plans import compared
@@ -203,13 +207,13 @@ def _side_by_side(
         if tokens is None
         else None
     )
-    planned = train.samples * train.seq_len if train else None
+    planned_tokens = train.samples * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
     names = names if len(set(names)) == len(names) else configs
-    return compared(list(zip(names, made, strict=True)), tokens, planned)
+    return compared(list(zip(names, plans, strict=True)), tokens, planned_tokens)
 
 
-def _probed(name: str, as_json: bool) -> str:
+def _probe_entry(name: str, as_json: bool) -> str:
     """The entry of this machine, as YAML for `machines`, or as JSON."""
     import yaml
 

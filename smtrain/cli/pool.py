@@ -16,7 +16,7 @@ app = options.app("""Warm pools: machines that AWS keeps, and bills, for the nex
 
 
 @app.command("list")
-def list_pools(target: options.At = options.TargetOption.local) -> None:
+def list_pools(target: options.JobTarget = options.TargetOption.local) -> None:
     """List warm pools that a job could reuse: what each costs, and until when it is kept.
 
     $ smtrain pool list --target aws  # and their cost while they wait
@@ -29,11 +29,11 @@ def list_pools(target: options.At = options.TargetOption.local) -> None:
     if not pools:
         say(f"no warm pools on target {target.value}")
     for pool in pools:
-        rate, spent = pool.dollars_per_hour, pool.dollars
+        rate, spent_dollars = pool.dollars_per_hour, pool.dollars
         price = (
             "no price known"
-            if rate is None or spent is None
-            else f"${spent:,.2f} so far at ${rate:,.2f} an hour"
+            if rate is None or spent_dollars is None
+            else f"${spent_dollars:,.2f} so far at ${rate:,.2f} an hour"
         )
         say(
             f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for"
@@ -48,7 +48,7 @@ def release(
         typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Release every pool.")] = False,
-    target: options.At = options.TargetOption.local,
+    target: options.JobTarget = options.TargetOption.local,
 ) -> None:
     """Give a warm pool's machines back; nothing is billed for them from then on.
 
@@ -58,9 +58,9 @@ def release(
     from smtrain.client.launch import pools
     from smtrain.core.errors import JobError
 
-    where = SageMakerBackend(target.value)
+    backend = SageMakerBackend(target.value)
     if (job is None) != everything:
         raise JobError("pool release: name the job that left the pool, or give --all")
-    for name in [pool.job for pool in pools.available(where)] if job is None else [job]:
-        pools.release(where, name)
+    for name in [pool.job for pool in pools.available(backend)] if job is None else [job]:
+        pools.release(backend, name)
         say(f"{name}: its warm pool is released")

@@ -29,7 +29,7 @@ def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
         say(f"compute.image: {end}", error=True)
 
 
-def planned(
+def confirm_plan(
     config: JobConfig,
     target: TargetName | None,
     *,

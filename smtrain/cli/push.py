@@ -30,7 +30,7 @@ def push(
     message: Annotated[
         str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
     ] = None,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Upload an exported model and its card to the Hugging Face hub; run it again to resume.
 

@@ -26,7 +26,7 @@ def register(
     ] = False,
     role: options.ServingRole = None,
     image: options.ServingImage = None,
-    target: options.To = None,
+    target: options.TargetOverride = None,
 ) -> None:
     """Register a run's exported model as a version of a model package group, with its metrics and
     origin.

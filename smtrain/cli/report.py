@@ -23,7 +23,7 @@ def report(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file other than a report.")
     ] = False,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Write one HTML page on a run: curves, validation, cost and waste, environment, and how to run
     it again.

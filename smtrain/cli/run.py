@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 
@@ -72,15 +72,15 @@ def run(
         _series(start, more, download, overwrite=overwrite, wait=wait)
         return
     target = start.target_name
-    config = start.planned(start.load())
+    config = start.with_plan(start.load())
     if start.dry:
         start.show_dry(config, stages_of(config, target))
         return
-    typed({"wait": "--detach"})
+    register_flags({"wait": "--detach"})
     waits = (
         wait if wait is not None else not backend_of(config, target).record.chains or bool(download)
     )
-    done = run_all(
+    finished_run = run_all(
         config,
         target=target,
         again=start.again,
@@ -89,19 +89,19 @@ def run(
         wait=waits,
     )
     if not waits:
-        last = done.results[-1].job.name
+        last = finished_run.results[-1].job.name
         say(
             f"queued; the cluster continues by itself. Follow it:  smtrain run {start.config}"
             " --target slurm --wait"
         )
         say(f"one stage:  smtrain logs {last} --follow --target slurm")
         return
-    _show(done, download, overwrite=overwrite)
+    _show(finished_run, download, overwrite=overwrite)
 
 
 def _series(
     start: options.StartOptions,
-    more: list[str],
+    further_configs: list[str],
     download: str | None,
     *,
     overwrite: bool,
@@ -124,27 +124,27 @@ def _series(
             "--detach goes with one config; leave it out for several", code="config.combination"
         )
     target = start.target_name
-    links = series.load_series([start.config, *more], set_=start.keys(), target=target)
-    links = [replace(link, config=start.accepted(tagged(link.config))) for link in links]
+    links = series.load_series([start.config, *further_configs], set_=start.keys(), target=target)
+    links = [replace(link, config=start.validate(tagged(link.config))) for link in links]
     say(series.overview(links), error=start.dry)
-    links = [replace(link, config=start.planned(link.config)) for link in links]
+    links = [replace(link, config=start.with_plan(link.config)) for link in links]
     if start.dry:
         for config in series.expected(links):
             start.show_dry(config, stages_of(config, target))
         return
-    one = partial(
+    run_one = partial(
         run_all, target=target, again=start.again, check=not start.no_check, view=start.view
     )
-    *earlier, last = series.run_series(links, one, say, None if start.no_check else look_first)
-    for done in earlier:
-        say(f"{done.summary()}\n")
+    *earlier, last = series.run_series(links, run_one, say, None if start.no_check else look_first)
+    for finished_run in earlier:
+        say(f"{finished_run.summary()}\n")
     _show(last, download, overwrite=overwrite)
 
 
-def _show(done: Run, download: str | None, *, overwrite: bool) -> None:
+def _show(finished_run: Run, download: str | None, *, overwrite: bool) -> None:
     """Print the texts and the summary of a run; copy its model if asked to."""
-    folder = done.download(download, overwrite=overwrite) if download else None
-    between = "\n" if done.config.train.objective != "pretrain" else ""
-    for text in done.texts:
+    folder = finished_run.download(download, overwrite=overwrite) if download else None
+    between = "\n" if finished_run.config.train.objective != "pretrain" else ""
+    for text in finished_run.texts:
         say(f"> {text['prompt']}{between}{text['completion']}")
-    say(done.summary(folder))
+    say(finished_run.summary(folder))

@@ -41,7 +41,7 @@ def serve(
         ),
     ] = None,
     chat_template_kwargs: TemplateOptions = None,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one.
 
@@ -51,20 +51,20 @@ def serve(
     from smtrain.core.errors import ConfigError
     from smtrain.tools.serve.local_server import serve as served
 
-    more: list[str] = []
+    server_options: list[str] = []
     for text in option or ():
         key, _, value = text.partition("=")
         if not key.strip("-"):
             raise ConfigError(
                 f"--option {text}: must look like max-model-len=4096", code="config.wrong_value"
             )
-        more += [f"--{key.lstrip('-')}", *([value] if value else [])]
+        server_options += [f"--{key.lstrip('-')}", *([value] if value else [])]
     status = served(
         model,
         port=port,
         host=host,
         server=server.value if server else None,
-        more=tuple(more),
+        more=tuple(server_options),
         template_options=read_options("--chat-template-kwargs", chat_template_kwargs),
         target=options.name_of(target),
         say=say,

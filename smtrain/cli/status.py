@@ -14,7 +14,7 @@ app = options.app()
 
 
 @app.command()
-def status(job: options.JobName, target: options.Where = None) -> None:
+def status(job: options.JobName, target: options.KnownJobTarget = None) -> None:
     """Show a job: state, progress, cost, checkpoints, and why it failed.
 
     $ smtrain status my-run  # the run's job that runs, or its newest
@@ -29,14 +29,16 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from smtrain.core.config.units import spell
 
     handle = options.job_named(job, target)
-    described, now = handle.describe(), datetime.now(timezone.utc)
-    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), job=described)
-    cost = progress.cost(now)
+    description, current_time = handle.describe(), datetime.now(timezone.utc)
+    progress = Progress(
+        handle.name, handle.target.name, handle.target.region_name(), job=description
+    )
+    cost = progress.cost(current_time)
     say(f"job:         {handle.name}")
-    say(f"status:      {described['TrainingJobStatus']} ({described['SecondaryStatus']})")
+    say(f"status:      {description['TrainingJobStatus']} ({description['SecondaryStatus']})")
     if cost:
         say(f"machines:    {cost.machines}")
-    for change in described.get("SecondaryStatusTransitions", []):
+    for change in description.get("SecondaryStatusTransitions", []):
         took = (
             f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}"
             if change.get("EndTime")
@@ -45,7 +47,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         say(
             f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}"
         )
-    changes = described.get("SecondaryStatusTransitions", [])
+    changes = description.get("SecondaryStatusTransitions", [])
     if changes and not changes[-1].get("EndTime") and (message := changes[-1].get("StatusMessage")):
         say(f"             {message}")
     if cost:
@@ -57,50 +59,55 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
         for text in handle.warnings:
             say(f"warning:     {text}")
-    if planned := plan_tag.read(handle.target.tags(described)):
+    if planned_run := plan_tag.read(handle.target.tags(description)):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
-        say(f"plan:        {plan_tag.compare(planned, median(rates) if rates else None)}")
-    for line in left_behind(handle, described):
+        say(f"plan:        {plan_tag.compare(planned_run, median(rates) if rates else None)}")
+    for line in list_outputs(handle, description):
         say(line)
-    if (why := handle.explain()).failed:
-        say(why)
+    if (explanation := handle.explain()).failed:
+        say(explanation)
 
 
-def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
+def list_outputs(job: Job, description: dict[str, Any]) -> list[str]:
     """The outputs of the job so far, their URIs, and the command that copies or continues each."""
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.results import exported, parts
     from smtrain.core.facts.sagemaker import FINAL_STATUSES
     from smtrain.core.protocol.requests import stage_of
 
-    ended, copy = (
-        described["TrainingJobStatus"] in FINAL_STATUSES,
+    has_ended, copy = (
+        description["TrainingJobStatus"] in FINAL_STATUSES,
         f"smtrain download {job.name} FOLDER",
     )
     stage = (stage_of(job.name) or ("", ""))[1]
-    saved = parts(job, "checkpoints", described)
+    checkpoints = parts(job, "checkpoints", description)
     lines = [
-        f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}" for part in saved
+        f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}"
+        for part in checkpoints
     ]
-    if saved:
+    if checkpoints:
         lines.append(f"             {copy} --what checkpoints")
     elif stage == "train":
-        none = "none: it saved none, or a later job of the run pruned them" if ended else "none yet"
-        lines.append(f"checkpoint:  {none}")
-    for part in parts(job, "metrics", described):
+        absence = (
+            "none: it saved none, or a later job of the run pruned them"
+            if has_ended
+            else "none yet"
+        )
+        lines.append(f"checkpoint:  {absence}")
+    for part in parts(job, "metrics", description):
         lines += [f"metrics:     {part.uri}", f"             {copy} --what metrics"]
-    for part in parts(job, "model", described):
+    for part in parts(job, "model", description):
         heading = "model:" if stage == "export" else "output:"
         lines += [f"{heading:12} {part.uri}", f"             {copy}"]
-    if stage == "train" and ended:
-        if export := exported(job, described):
+    if stage == "train" and has_ended:
+        if export := exported(job, description):
             model = Job(export, job.target).output
             lines += [f"model:       {model}", f"             smtrain download {export} FOLDER"]
-        elif described["TrainingJobStatus"] == "Completed":
+        elif description["TrainingJobStatus"] == "Completed":
             lines.append(
                 "next:        `smtrain run CONFIG`, with the config of this job, exports the model"
             )
-        elif saved:
+        elif checkpoints:
             lines.append(
                 "next:        the command that started this job resumes from the last checkpoint"
             )

@@ -16,7 +16,7 @@ app = options.app()
 @app.command()
 def stop(
     job: options.JobName,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
     wait: Annotated[
         bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")
     ] = True,

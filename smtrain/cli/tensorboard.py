@@ -22,7 +22,7 @@ def tensorboard(
     out: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write the event files there, and end.")
     ] = None,
-    target: options.Where = None,
+    target: options.KnownJobTarget = None,
 ) -> None:
     """Open TensorBoard on a run; of one that trains, with every new step.
 

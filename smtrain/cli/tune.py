@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.dispatch import typed
+from smtrain.cli.dispatch import register_flags
 from smtrain.core.targets import TARGETS
 from smtrain.core.text import say
 
@@ -23,7 +23,7 @@ app = options.app()
     }
 )
 def tune(
-    chosen: options.ConfigOptions,
+    config_options: options.ConfigOptions,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,31 +66,31 @@ def tune(
     from smtrain.tools.tune import tune
 
     options.folder_of("--out", out)
-    typed(
+    register_flags(
         {"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"}
     )
-    where = chosen.target_name
+    target = config_options.target_name
     search = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
     if dry_run:
-        loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
-        if not TARGETS[loaded.target].rented:
+        job_config = load_config(config_options.config, set_=config_options.keys(), target=target)
+        if not TARGETS[job_config.target].rented:
             raise ConfigError(
                 "--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                 "--target aws",
                 code="config.combination",
             )
-        say_unpatched(loaded, where)
-        request = tune.tuning_job(loaded, **search, early_stop=early_stop, target=where)  # type: ignore[arg-type]
+        say_unpatched(job_config, target)
+        request = tune.tuning_job(job_config, **search, early_stop=early_stop, target=target)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), raw=True)
         return
-    loaded = chosen.load()
-    say_unpatched(loaded, where)
+    job_config = config_options.load()
+    say_unpatched(job_config, target)
     tuning = tune.tune(
-        loaded,
+        job_config,
         **search,  # type: ignore[arg-type]
         early_stop=early_stop,
-        out=out or f"{loaded.name}-tuning",
-        target=where,
+        out=out or f"{job_config.name}-tuning",
+        target=target,
         check=not no_check,
     )
     say(tuning)

@@ -17,7 +17,7 @@ def undeploy(
     name: Annotated[
         str, typer.Argument(metavar="ENDPOINT", show_default=False, help="Name of the endpoint.")
     ],
-    target: options.To = None,
+    target: options.TargetOverride = None,
 ) -> None:
     """Delete an endpoint with its configuration, model entries and schedule; the model's files
     stay.

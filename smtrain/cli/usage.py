@@ -47,18 +47,20 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
         text.replace(": Input should", ": it should").replace("argument(s)", "argument")
         or "a subcommand is missing"
     )
-    sentence = hide(_better(error, context, path, text, argv) or text)
+    sentence = hide(_improve_sentence(error, context, path, text, argv) or text)
     end = "" if sentence.endswith("?") else ";"
     return f"{path}: {sentence[0].lower()}{sentence[1:]}{end} `{path} --help` shows its arguments"
 
 
-def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:
+def _improve_sentence(
+    error: Any, context: Any, path: str, text: str, argv: list[str]
+) -> str | None:
     """The parser's sentence with the likely word; None if there is nothing to add."""
     if (option := getattr(error, "option_name", None)) and type(error).__name__ == "NoSuchOption":
         return f"no such option: {option}{_option_meant(str(option), context, path, argv)}"
     if match := re.fullmatch(r"No such command '(.*?)'\.?.*", text):
-        known = context.command.list_commands(context)
-        return f"no such command '{match[1]}'{_subcommand_meant(match[1], known, path)}"
+        commands = context.command.list_commands(context)
+        return f"no such command '{match[1]}'{_subcommand_meant(match[1], commands, path)}"
     if match := re.match(r"(.*): '([^']*)' is not one of (.*)", text):
         choices = re.findall(r"'([^']*)'", match[3])
         return (
@@ -75,37 +77,43 @@ def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> 
 def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
     params = context.command.get_params(context) if context else []
     options = [
-        one
+        name
         for param in params
-        for one in (*param.opts, *param.secondary_opts)
-        if one.startswith("-")
+        for name in (*param.opts, *param.secondary_opts)
+        if name.startswith("-")
     ]
     arguments = [param for param in params if not param.opts[0].startswith("-")]
-    named = {str(param.metavar or param.name).strip("[].").upper() for param in arguments}
+    argument_names = {str(param.metavar or param.name).strip("[].").upper() for param in arguments}
     word = option.lstrip("-").partition("=")[0]
-    wanted = "CONFIG" if option in _CONFIG_OPTIONS else word.upper()
-    if wanted not in named and word in _FOLDER_OPTIONS and "FOLDER" in named:
-        wanted = "FOLDER"
-    if wanted in named:
-        return f"; {wanted} is given without an option, `{path} {wanted}`"
-    near = nearest(option, [one for one in options if len(one) > 2], cutoff=0.75)
-    if near is None and "--set" in options and (key := _key_meant(word)):
+    argument_name = "CONFIG" if option in _CONFIG_OPTIONS else word.upper()
+    if (
+        argument_name not in argument_names
+        and word in _FOLDER_OPTIONS
+        and "FOLDER" in argument_names
+    ):
+        argument_name = "FOLDER"
+    if argument_name in argument_names:
+        return f"; {argument_name} is given without an option, `{path} {argument_name}`"
+    suggestion = nearest(option, [name for name in options if len(name) > 2], cutoff=0.75)
+    if suggestion is None and "--set" in options and (key := _key_meant(word)):
         return (
             f"; a key of the config is set with --set {key}={_typed_value(option, argv) or 'VALUE'}"
         )
-    begun = [one for one in options if len(word) > 2 and one.startswith(f"--{word}")]
-    begun = begun or [one for one in options if f"--{word}".startswith(f"{one}-") and len(one) > 4]
-    near = " or ".join(begun) or near or _holding(word, options)
-    near = near or nearest(
-        word, [one[2:] for one in options if one[:2] == "--" and one != "--help"], cutoff=0.7
+    completions = [name for name in options if len(word) > 2 and name.startswith(f"--{word}")]
+    completions = completions or [
+        name for name in options if f"--{word}".startswith(f"{name}-") and len(name) > 4
+    ]
+    suggestion = " or ".join(completions) or suggestion or _only_option_with(word, options)
+    suggestion = suggestion or nearest(
+        word, [name[2:] for name in options if name[:2] == "--" and name != "--help"], cutoff=0.7
     )
-    return f"; did you mean --{near.removeprefix('--')}?" if near else ""
+    return f"; did you mean --{suggestion.removeprefix('--')}?" if suggestion else ""
 
 
-def _holding(word: str, options: list[str]) -> str | None:
+def _only_option_with(word: str, options: list[str]) -> str | None:
     """The only option whose words hold all of these, `--max-new-tokens` for max-tokens."""
-    wanted = set(re.split("[-_]", word.lower()))
-    holding = [one for one in options if wanted <= set(one.strip("-").split("-"))]
+    words = set(re.split("[-_]", word.lower()))
+    holding = [option for option in options if words <= set(option.strip("-").split("-"))]
     return holding[0] if len(holding) == 1 else None
 
 
@@ -118,20 +126,20 @@ def _key_meant(word: str) -> str | None:
     return key if key in every_key(JobConfig) else key_meant(JobConfig, key, close=False)
 
 
-def _subcommand_meant(word: str, known: list[str], path: str) -> str:
+def _subcommand_meant(word: str, commands: list[str], path: str) -> str:
     group = path.partition(" ")[2]
     names = table("word_names")["commands"]
-    others = {name.rpartition(" ")[2]: words for name, words in names.items()}
-    near = nearest(word, known, others)
-    if near:
-        return f"; did you mean `{path} {near}`?"
-    return f"; known: {', '.join(f'`smtrain {group} {one}`' for one in known)}"
+    words_by_command = {name.rpartition(" ")[2]: words for name, words in names.items()}
+    suggestion = nearest(word, commands, words_by_command)
+    if suggestion:
+        return f"; did you mean `{path} {suggestion}`?"
+    return f"; known: {', '.join(f'`smtrain {group} {command}`' for command in commands)}"
 
 
 def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
     """The likely --set of an extra word: `train.lr=1e-4`, or the value after `--set train.lr`."""
     options = (
-        [one for param in context.command.get_params(context) for one in param.opts]
+        [option for param in context.command.get_params(context) for option in param.opts]
         if context
         else []
     )
@@ -153,8 +161,8 @@ def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
 def _choices_of(param: Any) -> list[str]:
     """The values of an option, if its default is an enum or its type lists them."""
     if isinstance(param.default, Enum):
-        return [str(one.value) for one in type(param.default)]
-    return [str(one) for one in getattr(getattr(param, "type", None), "choices", None) or ()]
+        return [str(choice.value) for choice in type(param.default)]
+    return [str(choice) for choice in getattr(getattr(param, "type", None), "choices", None) or ()]
 
 
 def _typed_value(option: str, argv: list[str]) -> str:

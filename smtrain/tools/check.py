@@ -20,7 +20,11 @@ from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
 from smtrain.tools.check_records import conversations, documents, pairs
 
-MORE: Mapping[str, Check] = {"documents": documents, "pairs": pairs, "conversations": conversations}
+RECORD_CHECKS: Mapping[str, Check] = {
+    "documents": documents,
+    "pairs": pairs,
+    "conversations": conversations,
+}
 """The checks that follow those of the client."""
 
 
@@ -69,9 +73,15 @@ def check(
         >>> [finding.text for finding in report.faults]
         []
     """
-    others = OtherCommands(tune, endpoint, group, pipeline)
+    other_commands = OtherCommands(tune, endpoint, group, pipeline)
     return report_on(
-        source, sections, stage=stage, others=others, target=target, set_=set_, more=MORE
+        source,
+        sections,
+        stage=stage,
+        others=other_commands,
+        target=target,
+        set_=set_,
+        more=RECORD_CHECKS,
     )
 
 
@@ -79,4 +89,4 @@ def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """Check a run before anything of it is started: show warnings, and raise `JobError` with all
     faults.
     """
-    before(chain, stages, say, MORE)
+    before(chain, stages, say, RECORD_CHECKS)

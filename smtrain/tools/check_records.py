@@ -51,7 +51,7 @@ def pairs(context: Context) -> Iterator[Finding]:
     text.
     """
     if context.chain.given.train.objective == "dpo":
-        yield from _rate(context.chain.given)
+        yield from _check_learning_rate(context.chain.given)
         yield from _records(context, "pairs")
 
 
@@ -71,7 +71,9 @@ def _records(context: Context, kind: Kind) -> Iterator[Finding]:
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            yield from _first(context, sources, _tokenizer(context, Path(folder)), kind)
+            yield from _check_first_records(
+                context, sources, _tokenizer(context, Path(folder)), kind
+            )
     except ModuleNotFoundError as error:
         yield Finding(
             kind,
@@ -97,7 +99,9 @@ def _is_read(context: Context, path: str) -> bool:
     )
 
 
-def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Iterator[Finding]:
+def _check_first_records(
+    context: Context, source_names: list[str], model: Path, kind: Kind
+) -> Iterator[Finding]:
     """Findings about the first records of each source."""
     from smtrain.core.demo import materialise
     from smtrain.worker.data.clean.cleaning import Cleaning
@@ -108,65 +112,78 @@ def _first(context: Context, named: list[str], model: Path, kind: Kind) -> Itera
     from smtrain.worker.data.prepare_options import PrepareOptions
 
     config = context.chain.given
-    every = len(named) == len(config.data.all_sources)
+    reads_all = len(source_names) == len(config.data.all_sources)
     validation = config.train.validation
     held_out = validation.path if validation else None
     if held_out and not _is_read(context, held_out):
-        every, validation = False, None
+        reads_all, validation = False, None
     cleaning, holdout = Cleaning.of(config.data).basic_cleaning, HoldOut.of(validation)
     options = replace(PrepareOptions.of(config), cleaning=cleaning, holdout=holdout)
-    found = options.sources(
-        [str(materialise(one)) if one.startswith("demo://") else one for one in named]
+    source_uris = options.sources(
+        [
+            str(materialise(source_name)) if source_name.startswith("demo://") else source_name
+            for source_name in source_names
+        ]
     )
-    listed = {uri: _objects(context, uri) for uri in found if uri.startswith("s3://")}
+    listed_objects = {uri: _objects(context, uri) for uri in source_uris if uri.startswith("s3://")}
     make = text_preparation if kind == "documents" else record_preparation
-    preparation = make(found, model, options, None, {}, lambda _: None, listed)
+    preparation = make(source_uris, model, options, None, {}, lambda _: None, listed_objects)
     first = read_first(preparation)
     faults = False
     for records in first:
-        for finding in _of_source(config, preparation, records, kind):
+        for finding in _check_source(config, preparation, records, kind):
             faults |= finding.level == "fault"
             yield finding
-    if every and not faults:
+    if reads_all and not faults:
         check_complete_sources(preparation, first)
 
 
-def _of_source(
+def _check_source(
     config: JobConfig, preparation: Preparation, first: FirstRecords, kind: Kind
 ) -> Iterator[Finding]:
     """Findings about the first records of one source."""
-    named, read, noted = f"{config.data.text_key}: {first.name}", first.count, first.findings.noted
+    source_label, read, notes = (
+        f"{config.data.text_key}: {first.name}",
+        first.count,
+        first.findings.noted,
+    )
     if kind == "pairs":
-        yield from _repeated(config, first, named)
+        yield from _repeated_prompts(config, first, source_label)
     samples = sum(len(piece.lengths) for piece in first.pieces) // max(
         1, preparation.corpus.sequences
     )
-    kept = (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
-    if first.bad.count and (first.bad.count > config.data.max_bad or not kept):
+    usable_records = (
+        (read - first.bad.count) * bool(samples) if kind == "conversations" else samples
+    )
+    if first.bad.count and (first.bad.count > config.data.max_bad or not usable_records):
         lines = first.bad.describe()
         lines = lines.replace(f"{first.name}, line ", "line ")
         yield Finding(
             kind,
             "fault",
-            f"{named}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
+            f"{source_label}: {first.bad.count} of the first {read} records are {_NO[kind]}: {lines}",
             f"correct them, or allow them with data.max_bad (docs/{_PAGE[kind]}.md)",
         )
-    elif not kept and kind != "documents":
-        why = "; ".join(noted) or "the file is empty"
+    elif not usable_records and kind != "documents":
+        reason = "; ".join(notes) or "the file is empty"
         yield Finding(
             kind,
             "fault",
-            f"{named}: no {kind[:-1]} of the first {read} records is left: {why}",
-            _longer(kind),
+            f"{source_label}: no {kind[:-1]} of the first {read} records is left: {reason}",
+            _remedy_for_length(kind),
         )
-    elif kept:
-        yield Finding(kind, "ok", f"{named}: {kept} of the first {read} records are {kind}")
+    elif usable_records:
+        yield Finding(
+            kind, "ok", f"{source_label}: {usable_records} of the first {read} records are {kind}"
+        )
     if kind != "documents":
-        yield from _slips(preparation, first, kind, named, warn=kept > 0)
+        yield from _misread_warnings(
+            preparation, first, kind, source_label, warn=usable_records > 0
+        )
 
 
-def _slips(
-    preparation: Any, first: FirstRecords, kind: Kind, named: str, *, warn: bool
+def _misread_warnings(
+    preparation: Any, first: FirstRecords, kind: Kind, source_label: str, *, warn: bool
 ) -> Iterator[Finding]:
     """Warnings about records that are learned otherwise than their writer meant."""
     from smtrain.worker.data.tokenize.samples import SPLIT
@@ -176,19 +193,19 @@ def _slips(
     for reason, count in findings.noted.items() if warn else ():
         if reason != SPLIT:
             yield Finding(
-                kind, "warning", f"{named}: {count} {of}: {reason}", _remedy(reason, kind)
+                kind, "warning", f"{source_label}: {count} {of}: {reason}", _remedy(reason, kind)
             )
     template = make.__dict__.get("template")  # pairs of text use none
-    if template and (ignored := ignored_options(template.options, template.variables)):
+    if template and (ignored_notice := ignored_options(template.options, template.variables)):
         yield Finding(
             kind,
             "warning",
-            f"model.chat_template_kwargs: {ignored}",
+            f"model.chat_template_kwargs: {ignored_notice}",
             "leave it out, or correct its name",
         )
     if first.blocks:
-        yield from _unread(
-            kind, f"{named}: {{}} {of} have {{}}", findings.unread, make, first.blocks[0]
+        yield from _unread_warnings(
+            kind, f"{source_label}: {{}} {of} have {{}}", findings.unread, make, first.blocks[0]
         )
 
 
@@ -197,11 +214,13 @@ def _objects(context: Context, uri: str) -> list[SourceFile]:
     bucket, prefix = split_uri(uri)
     base = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
     sizes = sizes_by_name(context, uri)
-    below = {key: size for key, size in sizes.items() if key.startswith(f"{prefix.rstrip('/')}/")}
-    base = f"{prefix.rstrip('/')}/" if below else base
+    sizes_below = {
+        key: size for key, size in sizes.items() if key.startswith(f"{prefix.rstrip('/')}/")
+    }
+    base = f"{prefix.rstrip('/')}/" if sizes_below else base
     return [
         _object(context, bucket, key, key.removeprefix(base), size)
-        for key, size in sorted((below or sizes).items())
+        for key, size in sorted((sizes_below or sizes).items())
         if not key.endswith("/")
     ]
 
@@ -240,15 +259,15 @@ class _StoredBytes:
         return answer["Body"].read()
 
 
-def _rate(config: JobConfig) -> Iterator[Finding]:
-    most, rate = HIGH[config.train.adapter is not None], config.train.lr
-    if rate > most:
+def _check_learning_rate(config: JobConfig) -> Iterator[Finding]:
+    highest_rate, rate = HIGH[config.train.adapter is not None], config.train.lr
+    if rate > highest_rate:
         yield Finding(
             "pairs",
             "warning",
-            f"train.lr: {rate:g} is above what preference training stands (up to {most:g}"
+            f"train.lr: {rate:g} is above what preference training stands (up to {highest_rate:g}"
             f"{' with an adapter' if config.train.adapter else ''}): both answers become unlikely",
-            f"set train.lr to {most / 50:g} to {most / 5:g}",
+            f"set train.lr to {highest_rate / 50:g} to {highest_rate / 5:g}",
         )
 
 
@@ -264,9 +283,11 @@ def _tokenizer(context: Context, folder: Path) -> Path:
     bucket, prefix = split_uri(f"{path.rstrip('/')}/")
     for key in _keys(context, f"{path.rstrip('/')}/"):
         name = key.removeprefix(prefix)
-        inside = PurePosixPath(name).parent.name
-        if inside in ("", _TEMPLATES) and any(fnmatchcase(name, pattern) for pattern in _READ):
-            (folder / inside).mkdir(exist_ok=True)
+        parent_folder = PurePosixPath(name).parent.name
+        if parent_folder in ("", _TEMPLATES) and any(
+            fnmatchcase(name, pattern) for pattern in _READ
+        ):
+            (folder / parent_folder).mkdir(exist_ok=True)
             _copy(context, bucket, key, folder / name)
     return folder
 
@@ -274,7 +295,7 @@ def _tokenizer(context: Context, folder: Path) -> Path:
 def _keys(context: Context, uri: str) -> list[str]:
     place = context.chain.target
     return (
-        [one["Key"] for one in place.listing(uri)]
+        [listed_object["Key"] for listed_object in place.listing(uri)]
         if place.record.queues
         else [*sizes_by_name(context, uri)]
     )
@@ -287,25 +308,25 @@ def _copy(context: Context, bucket: str, key: str, path: Path) -> None:
         path.write_bytes(context.ask("s3", "get_object", Bucket=bucket, Key=key)["Body"].read())
 
 
-def _unread(
-    kind: Kind, words: str, unread: Mapping[str, int], make: Any, block: Any
+def _unread_warnings(
+    kind: Kind, words: str, counts: Mapping[str, int], make: Any, block: Any
 ) -> Iterator[Finding]:
     """Warnings about unlearned or unseen text, each with the remedy for its cause."""
     from smtrain.worker.data.tokenize.unread_causes import cause_of
 
-    causes = {name: cause_of(name, text="template" not in make.__dict__) for name in unread}
-    dropped = {name for name, cause in causes.items() if cause.by_template}
-    options = _options_for(dropped, make, block) if dropped else {}
+    causes = {name: cause_of(name, text="template" not in make.__dict__) for name in counts}
+    dropped_names = {name for name, cause in causes.items() if cause.by_template}
+    options = _options_for(dropped_names, make, block) if dropped_names else {}
     for name, cause in causes.items():
         remedy = (
             f"set model.chat_template_kwargs: {options[name]}" if name in options else cause.remedy
         )
         yield Finding(
-            kind, "warning", f"{words.format(f'{unread[name]:,}', name)}{cause.fate}", remedy
+            kind, "warning", f"{words.format(f'{counts[name]:,}', name)}{cause.fate}", remedy
         )
 
 
-def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
+def _options_for(dropped_names: set[str], make: Any, block: Any) -> dict[str, str]:
     """Options with which the template writes dropped text: {name of unread text: "{option:
     value}"}.
     """
@@ -314,16 +335,18 @@ def _options_for(dropped: set[str], make: Any, block: Any) -> dict[str, str]:
     names = sorted(name for name in make.template.variables if _KEEPS.search(name))
     helpful: dict[str, str] = {}
     for name, value in product(names, (True, False)):
-        more = {**make.options.chat_template_kwargs, name: value}
-        piece = record_maker(make.folder, replace(make.options, chat_template_kwargs=more)).piece(
-            block
-        )
-        for one in dropped - set(piece.findings.unread) if not piece.bad else ():
-            helpful.setdefault(one, f"{{{name}: {str(value).lower()}}}")
+        template_options = {**make.options.chat_template_kwargs, name: value}
+        piece = record_maker(
+            make.folder, replace(make.options, chat_template_kwargs=template_options)
+        ).piece(block)
+        for name_read in dropped_names - set(piece.findings.unread) if not piece.bad else ():
+            helpful.setdefault(name_read, f"{{{name}: {str(value).lower()}}}")
     return helpful
 
 
-def _repeated(config: JobConfig, first: FirstRecords, named: str) -> Iterator[Finding]:
+def _repeated_prompts(
+    config: JobConfig, first: FirstRecords, source_label: str
+) -> Iterator[Finding]:
     """Text answers that begin with their prompt, which is put before them once more."""
     from smtrain.worker.data.read.records import read_records
 
@@ -333,26 +356,26 @@ def _repeated(config: JobConfig, first: FirstRecords, named: str) -> Iterator[Fi
         for block in first.blocks
         for _, row in read_records(block).rows
     ]
-    told = [
+    rows_of_text = [
         [str(text) for text in row]
         for row in texts
         if row[0] and all(isinstance(text, str) for text in row)
     ]
-    twice = sum(
-        chosen.startswith(prompt) and rejected.startswith(prompt)
-        for prompt, chosen, rejected in told
+    repeats = sum(
+        chosen_answer.startswith(prompt) and rejected_answer.startswith(prompt)
+        for prompt, chosen_answer, rejected_answer in rows_of_text
     )
-    if twice:
+    if repeats:
         yield Finding(
             "pairs",
             "warning",
-            f"{named}: in {twice} of the first {len(texts)} records both answers begin with the "
+            f"{source_label}: in {repeats} of the first {len(texts)} records both answers begin with the "
             "prompt, so the model would see it twice",
             "leave the column prompt out: it is read from what both answers have in common",
         )
 
 
-def _longer(kind: Kind) -> str:
+def _remedy_for_length(kind: Kind) -> str:
     return "raise train.seq_len" + (
         ", which two answers share, each with its prompt" if kind == "pairs" else ""
     )
@@ -363,4 +386,4 @@ def _remedy(reason: str, kind: Kind) -> str:
         return "put these turns in the prompt, or cut the answers before them"
     if reason.startswith("text prompts that begin"):
         return "leave it out of the prompts"
-    return _longer(kind) if "tokens" in reason and "no tokens" not in reason else ""
+    return _remedy_for_length(kind) if "tokens" in reason and "no tokens" not in reason else ""

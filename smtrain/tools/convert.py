@@ -80,58 +80,60 @@ def convert(
         >>> smtrain.convert(folder, "shards", to=smtrain.Nxd(tp=2))
         >>> smtrain.convert("shards", "again", to=smtrain.HuggingFace())
     """
-    given = {"source": source, "config": config, "merge_adapter": merge_adapter}
-    here = {key: _copied(str(path), say) if _is_far(path) else path for key, path in given.items()}
-    made = _made_in(str(output)) if is_uri(output) else Path(output)
+    paths = {"source": source, "config": config, "merge_adapter": merge_adapter}
+    local_paths = {
+        key: _fetch_copy(str(path), say) if _is_far(path) else path for key, path in paths.items()
+    }
+    local_output = _staging_folder(str(output)) if is_uri(output) else Path(output)
     # A folder has a lock next to it. A store has no locks, so two machines that write to one prefix
     # do not notice it.
     lock = (
-        only_writer(str(output), CheckpointError, made.with_suffix(".lock"))
+        only_writer(str(output), CheckpointError, local_output.with_suffix(".lock"))
         if is_uri(output)
         else nullcontext()
     )
     with lock:
-        changed = worker.convert(
-            here["source"] or "",
-            made if _is_far(output) else output,
+        change = worker.convert(
+            local_paths["source"] or "",
+            local_output if _is_far(output) else output,
             to=to,
-            config=here["config"],
+            config=local_paths["config"],
             read=read,
-            merge_adapter=here["merge_adapter"],
+            merge_adapter=local_paths["merge_adapter"],
             overwrite=overwrite,
             say=say,
         )
         if _is_far(output):
             try:
-                _sent(made, str(output), overwrite, say)
+                _upload_folder(local_output, str(output), overwrite, say)
             except (
                 CheckpointError
             ):  # refused; after an interruption it stays, and the same call resumes
-                shutil.rmtree(made)
+                shutil.rmtree(local_output)
                 raise
-            shutil.rmtree(made)
-    return changed
+            shutil.rmtree(local_output)
+    return change
 
 
 def _is_far(path: Path | str | None) -> bool:
     return path is not None and str(path).startswith(OSS)
 
 
-def _made_in(uri: str) -> Path:
+def _staging_folder(uri: str) -> Path:
     """The folder to write before it is sent to a URI; an interrupted conversion resumes in
     it.
     """
     return home() / "conversions" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
 
 
-def _copied(uri: str, say: Say) -> Path:
+def _fetch_copy(uri: str, say: Say) -> Path:
     """A copy of what is below an oss:// URI; files that are here already are not fetched again."""
     copy = StoreCopy(PaiBackend(REGISTRY.section_of()), uri)
     say(f"fetching {copy.uri} into {copy.folder}")
     return copy.fetch()
 
 
-def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
+def _upload_folder(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
     """Write the files of a folder below an oss:// URI, the manifest last."""
     cloud, prefix = PaiBackend(REGISTRY.section_of()).cloud, f"{uri.rstrip('/')}/"
     bucket, key = split_uri(prefix)
@@ -140,19 +142,21 @@ def _sent(folder: Path, uri: str, overwrite: bool, say: Say) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    there = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}
-    other = [
-        name for name, item in there.items() if name not in files or not _is_same(files[name], item)
+    remote_files = {item["Key"][len(key) :]: item for item in cloud.listing(prefix)}
+    stale_names = [
+        name
+        for name, item in remote_files.items()
+        if name not in files or not _is_same(files[name], item)
     ]
-    if other and not overwrite:
+    if stale_names and not overwrite:
         raise CheckpointError(
-            f"{uri} has other files, such as {other[0]}; name another prefix, or use --overwrite"
+            f"{uri} has other files, such as {stale_names[0]}; name another prefix, or use --overwrite"
         )
-    for name in other:
+    for name in stale_names:
         cloud.remove(f"{OSS}{bucket}/{key}{name}")
     last = [name for name in files if name.rpartition("/")[2] == _MANIFEST]
-    for some in ([name for name in files if name not in last], last):
-        cloud.put(prefix, [(name, files[name]) for name in some], say)
+    for names_to_send in ([name for name in files if name not in last], last):
+        cloud.put(prefix, [(name, files[name]) for name in names_to_send], say)
 
 
 def _is_same(path: Path, item: dict[str, Any]) -> bool:

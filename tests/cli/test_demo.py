@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.cli.demo import REAL, _available
-from smtrain.cli.demo_show import chosen, held_out, records
+from smtrain.cli.demo_show import held_out, records, select_questions
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
 from smtrain.core.errors import ConfigError
@@ -48,12 +48,12 @@ def test_the_questions_are_divided_as_stage_prepare_divides_them(tmp_path: Path)
 
 def test_what_is_asked_is_held_out() -> None:
     known = records(load_config(REAL, target="local"))
-    chosen_questions = chosen(known)
+    chosen_questions = select_questions(known)
     assert len({one.question for one in chosen_questions}) == 3
     assert all(one.held_out for one in chosen_questions)
-    assert chosen(known) == chosen_questions
+    assert select_questions(known) == chosen_questions
     without = records(load_config(REAL, target="local", train={"validation": None}))
-    assert not any(one.held_out for one in chosen(without))
+    assert not any(one.held_out for one in select_questions(without))
 
 
 def test_other_data_brings_questions_of_its_own() -> None:

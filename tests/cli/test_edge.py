@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.cli.dispatch import guarded
+from smtrain.cli.dispatch import run_guarded
 
 SMTRAIN = [sys.executable, "-c", "from smtrain.cli import main; main()"]
 
@@ -71,7 +71,7 @@ def test_errors_of_the_system_are_one_sentence(
     def command() -> None:
         raise error
 
-    assert guarded(command) == 2
+    assert run_guarded(command) == 2
     err = capsys.readouterr().err
     assert said in err
     assert len(err.splitlines()) == 1
@@ -82,4 +82,4 @@ def test_a_fault_of_ours_is_a_traceback() -> None:
         raise ModuleNotFoundError("no", name="smtrain.nowhere")
 
     with pytest.raises(ModuleNotFoundError):
-        guarded(command)
+        run_guarded(command)

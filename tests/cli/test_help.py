@@ -17,7 +17,7 @@ import typer
 
 from smtrain.cli import COMMANDS
 from smtrain.cli import EXAMPLES as BEGIN
-from smtrain.cli.help import folded
+from smtrain.cli.help import fold_command
 from tests.typed import typed
 
 MANY = 8
@@ -139,7 +139,7 @@ def test_a_folded_command_is_the_same_command() -> None:
         "smtrain data prepare 'crawl of 2025/*.jsonl' tokens --model demo://smollm2 --text-column"
         " content"
     )
-    lines = folded(command, 40, "  ")
+    lines = fold_command(command, 40, "  ")
     assert len(lines) > 2
     assert shlex.split(" ".join(line.removesuffix("\\") for line in lines)) == shlex.split(command)
     assert all(not line.rstrip(" \\").endswith(("--model", "--text-column")) for line in lines)

@@ -82,5 +82,5 @@ def test_a_row_fits_a_narrow_terminal(
 def test_beyond_what_is_counted_it_says_at_least(
     jobs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_jobs, "COUNTED", 1)
+    monkeypatch.setattr(list_jobs, "COUNT_LIMIT", 1)
     assert listed(capsys, "--limit", "1")[-1].startswith("at least 1 more: ")

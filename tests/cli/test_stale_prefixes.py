@@ -20,7 +20,7 @@ from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import CheckpointError
-from smtrain.tools.chat.chat import chosen
+from smtrain.tools.chat.chat import find_models
 from smtrain.tools.chat.resolve_model import find
 from smtrain.tools.publish import push
 from smtrain.worker.checkpoint import execute, tensor_files, uploading
@@ -125,8 +125,8 @@ def _listed(_: str) -> None:
 
 
 MODELS: dict[str, Callable[[str], Files]] = {
-    "chat, generate": lambda uri: files_of(chosen(uri, None, None, "local")[0].fetch(_listed)),
-    "evaluate": lambda uri: files_of(evaluate._found(uri, None).fetch(_listed)),
+    "chat, generate": lambda uri: files_of(find_models(uri, None, None, "local")[0].fetch(_listed)),
+    "evaluate": lambda uri: files_of(evaluate._find_model(uri, None).fetch(_listed)),
     "serve, deploy, data --model": lambda uri: files_of(find(uri, "local").fetch(_listed)),
     "push": lambda uri: {
         name: path.read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.cli.dispatch import forget, in_flags, typed
+from smtrain.cli.dispatch import forget, in_flags, register_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_keys_become_the_flags_that_stand_for_them(text: str, said: str) -> None:
     forget()
-    typed({"train.seq_len": "--seq-len", "to": "--to"})
+    register_flags({"train.seq_len": "--seq-len", "to": "--to"})
     assert in_flags(text) == said
     forget()
     assert in_flags(text) == text.replace(" (overwrite=True)", "")

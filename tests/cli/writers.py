@@ -137,7 +137,7 @@ def _tune(inputs: Path, letter: str, out: Path) -> None:
         patch.object(tune, "with_values", plain),
         patch.object(Tuning, "plot", lambda self: Drawn(self.name)),
     ):
-        tune._written(Tuning(letter, "loss", (), trials), None, out / "tuned")  # type: ignore[arg-type]
+        tune._write_files(Tuning(letter, "loss", (), trials), None, out / "tuned")  # type: ignore[arg-type]
 
 
 def _compare(inputs: Path, letter: str, out: Path) -> None:

@@ -88,4 +88,4 @@ def test_whatever_starts_jobs_makes_the_same_checks_first(monkeypatch: pytest.Mo
     smtrain.launch(config | sections, target="aws")
     smtrain.pipeline(config | sections, target="aws")
     assert vars(tune)["look_first"] is check.look_first
-    assert made == [["documents", "pairs", "conversations"]] * 4 == [[*check.MORE]] * 4
+    assert made == [["documents", "pairs", "conversations"]] * 4 == [[*check.RECORD_CHECKS]] * 4

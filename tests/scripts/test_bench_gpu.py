@@ -83,7 +83,7 @@ def test_a_part_trains_packed_rows_as_its_plan_and_its_whole_rows(tmp_path: Path
         if line.startswith(RESULT)
     ]
     device = {"device": "CPU", "gib": 0.0, "tflops": {"8192^3": 0.05}}
-    lines = [figures.completed(line, device, toy=True) for line in said if "row" in line]
+    lines = [figures.add_figures(line, device, toy=True) for line in said if "row" in line]
     ours, whole = lines[:2]
     assert [line["role"] for line in lines] == ["ours", "peer"] * 2
     assert ours["losses"][0] > ours["losses"][-1] > 0
@@ -96,7 +96,7 @@ def test_a_part_trains_packed_rows_as_its_plan_and_its_whole_rows(tmp_path: Path
 
 
 def test_operations_are_products_and_half_of_the_attention() -> None:
-    config = shapes.described("1b", toy=False)
+    config = shapes.model_config("1b", toy=False)
     shape, work = ModelShape.from_config(config), {"model": "1b", "S": 4096}
     attention = 6 * 16 * 32 * 64 * 4096
     products = 6 * (shape.parameters() - 33 * 2048)  # without norms

@@ -16,7 +16,7 @@ from smtrain.client.backends.choose import backend_of
 from smtrain.client.findings import Finding
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
-from smtrain.tools.check import MORE
+from smtrain.tools.check import RECORD_CHECKS
 from tests.worker.data.chats import CHATML, talk
 
 TALK = CHATML.replace(
@@ -48,7 +48,7 @@ def found(local_home: Path, tmp_path: Path, model: Path) -> Found:
             }
         )
         context = Context(Chain(config, backend_of(config, "local")), ("prepare",))
-        about = [one for name in ("conversations", "pairs") for one in MORE[name](context)]
+        about = [one for name in ("conversations", "pairs") for one in RECORD_CHECKS[name](context)]
         assert isinstance(about[0], Finding)
         assert not [one for one in about if one.level == "fault"]
         return [f"{one.text}; {one.remedy}" for one in about if one.level == "warning"]

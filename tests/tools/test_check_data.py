@@ -21,7 +21,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.context import Context
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.plane.client import ensure_running
-from smtrain.tools.check import MORE
+from smtrain.tools.check import RECORD_CHECKS
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.prepare_options import PrepareOptions
 from tests.tools.test_check_conversations import TALK
@@ -150,7 +150,12 @@ def about(path: str, folder: Path, objective: str, target: str = "local", **data
         context = Context(Chain(config, backend_of(config, "local")), ("prepare",))
     except ConfigError as error:
         return list(error.faults)
-    found = [one for check in MORE.values() for one in check(context) if isinstance(one, Finding)]
+    found = [
+        one
+        for check in RECORD_CHECKS.values()
+        for one in check(context)
+        if isinstance(one, Finding)
+    ]
     return [f"{one.text}; {one.remedy}" for one in found if one.level == "fault"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scripts.benchmarks.gpu_parts.driver import RESULT
-from scripts.benchmarks.gpu_parts.shapes import bytes_of, described, layered, lengthened
+from scripts.benchmarks.gpu_parts.shapes import bytes_of, model_config, row_length, with_layers
 
 
 @dataclass
@@ -23,24 +23,24 @@ class Bench:
     """Layers of the models that were made smaller for this device."""
     fresh: bool = True
     """Whether the part's model still has its initial values."""
-    compiled: tuple[int, int] = (0, 0)
+    compiled_shape: tuple[int, int] = (0, 0)
     """Rows and length of a micro-batch that `row` measured last."""
 
     def length(self, tokens: int) -> int:
         """The length of a row, of a 64th at toy size."""
-        return lengthened(tokens, self.toy)
+        return row_length(tokens, self.toy)
 
     def model(self, name: str, width: float = 18.0) -> dict[str, Any]:
         """A model's config.json, with as many layers as fit: `width` is the bytes for each
         parameter.
         """
-        config = described(name, self.toy)
+        config = model_config(name, self.toy)
         while (
             not self.toy
             and config["num_hidden_layers"] > 1
             and bytes_of(config, width) > 0.85 * self.gib * 2**30
         ):
-            config = layered(config, config["num_hidden_layers"] // 2)
+            config = with_layers(config, config["num_hidden_layers"] // 2)
             self.layers[name] = config["num_hidden_layers"]
         return config
 
@@ -48,6 +48,6 @@ class Bench:
         """Print a result; the driver keeps it at once."""
         print(RESULT + json.dumps(line), flush=True)
 
-    def failed(self, error: Exception, **line: Any) -> None:
+    def emit_failure(self, error: Exception, **line: Any) -> None:
         """Print the reason why there is no result."""
         self.emit(**line, failed=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")

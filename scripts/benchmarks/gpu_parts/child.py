@@ -22,7 +22,7 @@ def main() -> int:
     """Run the part that the command line names; returns the exit code."""
     name, toy = sys.argv[1], "--toy" in sys.argv[2:]
     part = PARTS[name]
-    bench, missing = Bench(toy), None
+    bench, missing_reason = Bench(toy), None
     began = time.perf_counter()
     try:
         import torch
@@ -35,18 +35,18 @@ def main() -> int:
         measure = getattr(
             importlib.import_module(f"scripts.benchmarks.gpu_parts.{module}"), function
         )
-        for needed in part.modules:
-            if toy and needed.startswith("liger_kernel"):
+        for module_name in part.modules:
+            if toy and module_name.startswith("liger_kernel"):
                 continue  # it needs CUDA, and the part says so
-            importlib.import_module(needed)
+            importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         top = (error.name or "").partition(".")[0]
-        missing = f"not installed: pip install {PACKAGES.get(top, top)}"
+        missing_reason = f"not installed: pip install {PACKAGES.get(top, top)}"
     print(f"{name}: imported in {time.perf_counter() - began:.1f} s", flush=True)
     sys.stdin.readline()
     bench.emit(imported=True)
-    if missing is not None:
-        bench.emit(missing=missing)
+    if missing_reason is not None:
+        bench.emit(missing=missing_reason)
         return 0
     if not toy:
         bench.gib = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -55,7 +55,7 @@ def main() -> int:
         measure(bench, *part.words)
     except Exception as error:
         traceback.print_exc(file=sys.stdout)
-        bench.failed(error)
+        bench.emit_failure(error)
     return 0
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 RESULT = "RESULT "
 """Begins a line of a part's output that holds a result as JSON; other lines go to the log."""
-LEAST = 8.0
+MIN_SECONDS = 8.0
 """Seconds that must be left for a part to be started."""
 Line = dict[str, Any]
 
@@ -53,13 +53,13 @@ class Driver:
         names = list(self._parts)
         try:
             for at, name in enumerate(names):
-                left = self._end - time.monotonic()
-                if left < LEAST:
+                seconds_left = self._end - time.monotonic()
+                if seconds_left < MIN_SECONDS:
                     self._keep({"part": name, "skipped": "no time was left"})
                     continue
-                for each in names[at : at + 1 + self._ahead]:
-                    self._start(each)
-                self._measure(name, min(self._parts[name], left))
+                for next_part in names[at : at + 1 + self._ahead]:
+                    self._start(next_part)
+                self._measure(name, min(self._parts[name], seconds_left))
         finally:
             for process in self._processes.values():
                 _kill(process)
@@ -87,8 +87,8 @@ class Driver:
         with suppress(BrokenPipeError):  # it failed before; its exit code says so
             process.stdin.write(b"go\n")
             process.stdin.flush()
-        imported = state.imported.wait(max(0.0, self._end - LEAST - time.monotonic()))
-        limit = min(limit, max(0.0, self._end - time.monotonic())) if imported else 0.0
+        has_imported = state.imported.wait(max(0.0, self._end - MIN_SECONDS - time.monotonic()))
+        limit = min(limit, max(0.0, self._end - time.monotonic())) if has_imported else 0.0
         reason = ""
         try:
             if process.wait(limit):
@@ -96,7 +96,7 @@ class Driver:
         except subprocess.TimeoutExpired:
             reason = (
                 f"took longer than {limit:.0f} s"
-                if imported
+                if has_imported
                 else "no time was left after its imports"
             )
         _kill(process)  # also processes that it started, which would keep its output open

@@ -10,7 +10,7 @@ from functools import cache
 from math import exp
 from typing import Any
 
-from scripts.benchmarks.gpu_parts.shapes import described
+from scripts.benchmarks.gpu_parts.shapes import model_config
 
 Line = dict[str, Any]
 
@@ -26,10 +26,10 @@ def operations(work: Line, toy: bool) -> float:
     """
     from smtrain.core.model.shape import ModelShape
 
-    shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
+    shape = ModelShape.from_config(model_config(work["model"], toy, work.get("layers")))
     products = shape.flops_per_token(0)
-    attended = float(work.get("attended") or work["S"])
-    spans = (shape.flops_per_token(1) - products) * attended
+    attended_tokens = float(work.get("attended") or work["S"])
+    spans = (shape.flops_per_token(1) - products) * attended_tokens
     return products * (4 / 6 if work.get("lora") else 1) + spans / 2
 
 
@@ -74,7 +74,7 @@ def _machine(name: str, gib: float, tflops: float) -> Any:
     return Machine.described("this card", 1, entry)
 
 
-def planned(work: Line, device: Line, toy: bool) -> Line:
+def plan_figures(work: Line, device: Line, toy: bool) -> Line:
     """The planner's tokens per second with their 90 % interval, and its peak of tensors in GiB."""
     from smtrain.client.planner.calibration import half_width, nearest, spread_of
     from smtrain.client.planner.machines import GIB, Mesh, Work
@@ -84,7 +84,7 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
     from smtrain.core.model.lora import ALL_LINEAR, Lora, targets_of
     from smtrain.core.model.shape import ModelShape
 
-    shape = ModelShape.from_config(described(work["model"], toy, work.get("layers")))
+    shape = ModelShape.from_config(model_config(work["model"], toy, work.get("layers")))
     lora = Lora(16, 32.0, 0.0, targets_of(shape, (ALL_LINEAR,))) if work.get("lora") else None
     task = Work(
         shape,
@@ -117,30 +117,32 @@ def planned(work: Line, device: Line, toy: bool) -> Line:
     }
 
 
-def completed(line: Line, device: Line | None, toy: bool) -> Line:
+def add_figures(line: Line, device: Line | None, toy: bool) -> Line:
     """A line of a part with MFU and, for this engine, the plan; `device` is the line of that
     part.
     """
     if "tokens_per_s" not in line or device is None:
         return line
     flops = line["tokens_per_s"] * operations(line, toy)
-    more: Line = {"mfu_of_measured": round(flops / (device["tflops"]["8192^3"] * 1e12 or 1), 4)}
+    added_figures: Line = {
+        "mfu_of_measured": round(flops / (device["tflops"]["8192^3"] * 1e12 or 1), 4)
+    }
     peak = sheet_peak(device["device"])
     if peak is not None:
-        more["mfu"] = round(flops / peak, 4)
+        added_figures["mfu"] = round(flops / peak, 4)
     if "compiled" in line:
         try:
-            plan = planned(line, device, toy)
+            plan = plan_figures(line, device, toy)
         except ImportError as error:
-            return {**line, **more, "plan": f"not installed: {error.name}"}
-        more |= {
+            return {**line, **added_figures, "plan": f"not installed: {error.name}"}
+        added_figures |= {
             "plan": plan,
             "of_plan": round(line["tokens_per_s"] / plan["tokens_per_s"], 3),
             "within_plan": plan["low"] <= line["tokens_per_s"] <= plan["high"],
         }
         if line.get("peak_gib"):
-            more["gib_of_plan"] = round(line["peak_gib"] / plan["gib"], 4)
-    return {**line, **more}
+            added_figures["gib_of_plan"] = round(line["peak_gib"] / plan["gib"], 4)
+    return {**line, **added_figures}
 
 
 def speed(line: Line) -> float | None:
@@ -169,13 +171,17 @@ def loss_difference(lines: list[Line]) -> dict[str, float]:
     values.
     """
     differences: dict[str, float] = {}
-    for ours in (line for line in lines if line.get("role") == "ours" and line.get("losses")):
+    for our_line in (line for line in lines if line.get("role") == "ours" and line.get("losses")):
         for peer in lines:
-            if peer.get("row") == ours["row"] and peer.get("role") == "peer" and peer.get("losses"):
+            if (
+                peer.get("row") == our_line["row"]
+                and peer.get("role") == "peer"
+                and peer.get("losses")
+            ):
                 off = max(
-                    abs(a / b - 1) for a, b in zip(ours["losses"], peer["losses"], strict=False)
+                    abs(a / b - 1) for a, b in zip(our_line["losses"], peer["losses"], strict=False)
                 )
-                differences[ours["row"]] = max(off, differences.get(ours["row"], 0.0))
+                differences[our_line["row"]] = max(off, differences.get(our_line["row"], 0.0))
     return {row: round(off, 6) for row, off in differences.items()}
 
 
@@ -219,7 +225,7 @@ def summary(lines: list[Line]) -> Line:
         for line in lines
         if line.keys() & {"failed", "missing", "skipped"}
     ]
-    same = next(
+    same_bits = next(
         (
             line["same_bits"]
             for line in lines
@@ -231,7 +237,7 @@ def summary(lines: list[Line]) -> Line:
         "over_best_peer": ratios(lines),
         "device": {key: value for key, value in device.items() if key != "part"},
         "loss_difference": loss_difference(lines),
-        "same_bits": same,
+        "same_bits": same_bits,
         "profiles": profiles,
         "rows": rows,
         "without_result": reasons,
@@ -240,8 +246,8 @@ def summary(lines: list[Line]) -> Line:
 
 def table_of(lines: list[Line]) -> str:
     """The result as text."""
-    said = summary(lines)
-    device = said["device"]
+    report = summary(lines)
+    device = report["device"]
     text = [
         f"{device.get('device', 'no device line')}, {device.get('gib', '?')} GiB,"
         f" {device.get('tflops', {})} TFLOP/s"
@@ -251,7 +257,7 @@ def table_of(lines: list[Line]) -> str:
         f" {'of plan':>8}"
     )
     text.append(head)
-    for row, systems in said["rows"].items():
+    for row, systems in report["rows"].items():
         for system, numbers in systems.items():
             n = numbers if isinstance(numbers, dict) else {"ms": numbers}
             memory = n.get("peak_gib", n.get("extra_gib"))
@@ -261,17 +267,17 @@ def table_of(lines: list[Line]) -> str:
                 f"{_number(n.get('mfu'), '.1%'):>6} {_number(n.get('mfu_of_measured'), '.1%'):>7} "
                 f"{_number(n.get('of_plan'), '.2f'):>8}"
             )
-        if row in said["over_best_peer"]:
+        if row in report["over_best_peer"]:
             text.append(
-                f"{row:23.23} {'ours over the best peer':41} {said['over_best_peer'][row]:>10}"
+                f"{row:23.23} {'ours over the best peer':41} {report['over_best_peer'][row]:>10}"
             )
     text += [
         f"losses of {row}: peers differ by {off:.1e} at most"
-        for row, off in said["loss_difference"].items()
+        for row, off in report["loss_difference"].items()
     ]
-    text += [f"profile of {name}: {numbers}" for name, numbers in said["profiles"].items()]
-    text.append(f"same bits after a resume: {said['same_bits']}")
-    return "\n".join([*text, *(f"no result: {reason}" for reason in said["without_result"])])
+    text += [f"profile of {name}: {numbers}" for name, numbers in report["profiles"].items()]
+    text.append(f"same bits after a resume: {report['same_bits']}")
+    return "\n".join([*text, *(f"no result: {reason}" for reason in report["without_result"])])
 
 
 def _number(value: Any, form: str) -> str:

@@ -30,7 +30,7 @@ PRODUCTS = {
 """Sizes m, k, n: the largest rate by which MFU is also given, and those of the 1B."""
 
 
-def timed(bench: Bench, call: Callable[[], object], times: int = 10) -> float:
+def mean_milliseconds(bench: Bench, call: Callable[[], object], times: int = 10) -> float:
     """Mean milliseconds, after two calls that do not count; fewer times if the call is slow."""
     call()
     synchronize(bench)
@@ -54,19 +54,19 @@ def device(bench: Bench) -> None:
         a = torch.randn(m, k, device=bench.kind, dtype=torch.bfloat16)
         b = torch.randn(n, k, device=bench.kind, dtype=torch.bfloat16)
         rates[name] = round(
-            2e-9 * m * k * n / timed(bench, partial(torch.mm, a, b.t()), 20),
+            2e-9 * m * k * n / mean_milliseconds(bench, partial(torch.mm, a, b.t()), 20),
             1 if not bench.toy else 4,
         )
     x = torch.empty(2**16 if bench.toy else min(2**30, int(bench.gib * 2**24)), device=bench.kind)
     y = torch.empty_like(x)
-    copied = 2 * 4 * x.numel() / timed(bench, lambda: y.copy_(x)) / 1e9
+    copy_rate = 2 * 4 * x.numel() / mean_milliseconds(bench, lambda: y.copy_(x)) / 1e9
     import transformers
 
     bench.emit(
         device=torch.cuda.get_device_name() if bench.kind == "cuda" else "CPU",
         gib=round(bench.gib, 1),
         tflops=rates,
-        copy_tb_s=round(copied, 3),
+        copy_tb_s=round(copy_rate, 3),
         torch=torch.__version__,
         transformers=transformers.__version__,
     )
@@ -99,19 +99,21 @@ def attention(bench: Bench) -> None:
             for kv in (0, 1, 1, 0)
         )
         lengths = documents(S, bench.length(1024))
-        ms, gib, failed = dict[str, float](), dict[str, float](), dict[str, str]()
+        ms, gib, failures = dict[str, float](), dict[str, float](), dict[str, str]()
         for on in (False, True):
             for name, call in attention_ways(bench, q, k, v, g.detach(), lengths).items():
                 title = name + (", deterministic" if on else "")
                 try:
                     base = memory(bench, reset=True)
                     with deterministic(on):
-                        ms[title] = round(timed(bench, call), 3)
+                        ms[title] = round(mean_milliseconds(bench, call), 3)
                     gib[title] = round(memory(bench) - base, 2)
                 except Exception as error:
-                    failed[title] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                    failures[title] = (
+                        f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+                    )
                 free(bench)
-        bench.emit(row=f"attention {length} head {size}", S=S, ms=ms, gib=gib, failed_ways=failed)
+        bench.emit(row=f"attention {length} head {size}", S=S, ms=ms, gib=gib, failed_ways=failures)
         del q, k, v, g
         free(bench)
 
@@ -143,11 +145,11 @@ def attention_ways(
     starts = torch.tensor([0, *lengths], device=bench.kind).cumsum(0).int()
     segments = segments_of([lengths])[0].to(bench.kind)
     # Newer versions of torch want to be asked for fewer heads of keys and values.
-    grouped = (
+    gqa_options = (
         {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     )
 
-    def whole(backend: Any = None) -> None:
+    def attend_whole_row(backend: Any = None) -> None:
         with nullcontext() if backend is None else sdpa_kernel(backend):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         torch.autograd.grad(out, (q, k, v), g)
@@ -161,7 +163,7 @@ def attention_ways(
     def varlen() -> None:
         flat = [x.transpose(1, 2).reshape(S, x.shape[1], -1) for x in (q, k, v)]
         out = varlen_attn(
-            *flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **grouped
+            *flat, starts, starts, max(lengths), max(lengths), window_size=(-1, 0), **gqa_options
         )
         torch.autograd.grad(out, (q, k, v), g.transpose(1, 2).reshape(out.shape))
 
@@ -175,9 +177,9 @@ def attention_ways(
         torch.autograd.grad(out, (q, k, v), g.transpose(1, 2))
 
     return {
-        "whole row, torch's choice": whole,
-        "whole row, flash": lambda: whole(SDPBackend.FLASH_ATTENTION),
-        "whole row, cuDNN": lambda: whole(SDPBackend.CUDNN_ATTENTION),
+        "whole row, torch's choice": attend_whole_row,
+        "whole row, flash": lambda: attend_whole_row(SDPBackend.FLASH_ATTENTION),
+        "whole row, cuDNN": lambda: attend_whole_row(SDPBackend.CUDNN_ATTENTION),
         "documents, smtrain": smtrain,
         "documents, varlen": varlen,
         "documents, dense mask": dense_mask,
@@ -196,19 +198,22 @@ def loss(bench: Bench) -> None:
     `smtrain` is the engine's own path from hidden states to the sum of losses.
     """
     config = bench.model("head")
-    made = engine(bench, config, 2)
-    stage = made.stage
+    loss_engine = engine(bench, config, 2)
+    stage = loss_engine.stage
     ids, labels = (x.to(bench.kind) for x in batch(config, 2, bench.length(4096)))
-    head, one = stage.model.get_output_embeddings().weight, torch.ones((), device=bench.kind)
+    head, unit_weight = (
+        stage.model.get_output_embeddings().weight,
+        torch.ones((), device=bench.kind),
+    )
 
     def plain(z: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(z.float().flatten(0, 1), labels.flatten(), reduction="sum")
 
-    compiled = torch.compile(plain, dynamic=False)
+    compiled_loss = torch.compile(plain, dynamic=False)
     ways: dict[str, Callable[[], torch.Tensor]] = {
-        "smtrain": lambda: stage.loss_sum(stage.hidden_states(ids), labels, one),
+        "smtrain": lambda: stage.loss_sum(stage.hidden_states(ids), labels, unit_weight),
         "torch": lambda: plain(F.linear(stage.hidden_states(ids), head)),
-        "torch compiled": lambda: compiled(F.linear(stage.hidden_states(ids), head)),
+        "torch compiled": lambda: compiled_loss(F.linear(stage.hidden_states(ids), head)),
     }
     if has_liger(bench, "loss", "Liger"):
         try:
@@ -216,8 +221,8 @@ def loss(bench: Bench) -> None:
                 LigerFusedLinearCrossEntropyLoss,
             )
 
-            fused = LigerFusedLinearCrossEntropyLoss(reduction="sum")
-            ways["Liger"] = lambda: fused(
+            liger_loss = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+            ways["Liger"] = lambda: liger_loss(
                 head, stage.hidden_states(ids).flatten(0, 1), labels.flatten()
             )
         except ModuleNotFoundError:
@@ -227,7 +232,11 @@ def loss(bench: Bench) -> None:
                 role="peer",
                 missing="not installed: pip install liger-kernel",
             )
-    below = 0.0 if bench.toy else timed(bench, lambda: stage.hidden_states(ids).sum().backward())
+    hidden_ms = (
+        0.0
+        if bench.toy
+        else mean_milliseconds(bench, lambda: stage.hidden_states(ids).sum().backward())
+    )
     for system, way in ways.items():
         for on in (False, True):
             title = system + (", deterministic" if on else "")
@@ -239,10 +248,10 @@ def loss(bench: Bench) -> None:
             try:
                 base = memory(bench, reset=True)
                 with deterministic(on):
-                    ms = timed(bench, partial(both_passes, way)) - below
+                    ms = mean_milliseconds(bench, partial(both_passes, way)) - hidden_ms
                 extra = round(memory(bench) - base, 2)
                 value = float(way().detach()) / labels.numel()
                 bench.emit(**facts, ms=round(ms, 2), extra_gib=extra, losses=[round(value, 5)])
             except Exception as error:
-                bench.failed(error, **facts)
+                bench.emit_failure(error, **facts)
             free(bench)

@@ -25,7 +25,7 @@ LR = 1e-4
 ADAMW = OptimizerOptions()
 Pending = Callable[[], float]
 """Waits for the loss of a step that was begun."""
-MOST = 12  # timed steps
+MAX_STEPS = 12  # timed steps
 
 
 VARIANTS = ("deterministic", "uncompiled")
@@ -69,9 +69,11 @@ def batch(config: dict[str, Any], rows: int, length: int) -> tuple[torch.Tensor,
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def begin_ours(made: DrawnEngine, ids: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Pending:
+def begin_ours(
+    our_engine: DrawnEngine, ids: torch.Tensor, labels: torch.Tensor, *extra: Any
+) -> Pending:
     """Begin a step of this engine."""
-    numbers = made.begin_step(ids, labels, LR, *rest)
+    numbers = our_engine.begin_step(ids, labels, LR, *extra)
     return lambda: numbers().loss
 
 
@@ -107,7 +109,7 @@ class PeerLoop:
         for i, y in zip(ids.split(mb), labels.split(mb), strict=True):
             cast = torch.autocast(self._kind, torch.bfloat16) if self._autocast else nullcontext()
             with cast:
-                loss = self._loss(self._moved(i), self._moved(y)) / parts
+                loss = self._loss(self._to_device(i), self._to_device(y)) / parts
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(self._parameters, ADAMW.grad_clip)
@@ -115,17 +117,17 @@ class PeerLoop:
         self._adamw.zero_grad(set_to_none=True)
         if self._kind == "cpu":
             return lambda: float(total)
-        pinned, event = torch.empty((), pin_memory=True), torch.cuda.Event()
-        pinned.copy_(total, non_blocking=True)
+        host_total, event = torch.empty((), pin_memory=True), torch.cuda.Event()
+        host_total.copy_(total, non_blocking=True)
         event.record()
 
         def read() -> float:
             event.synchronize()
-            return float(pinned)
+            return float(host_total)
 
         return read
 
-    def _moved(self, x: torch.Tensor) -> torch.Tensor:
+    def _to_device(self, x: torch.Tensor) -> torch.Tensor:
         return x if self._kind == "cpu" else x.pin_memory().to(self._kind, non_blocking=True)
 
 
@@ -143,8 +145,8 @@ def measure(
     for _ in range(losses - 1):
         began = time.perf_counter()
         numbers.append(begin()())
-    each = max(time.perf_counter() - began, 1e-4)
-    count = 2 if bench.toy else max(2, min(MOST, int(seconds / each)))
+    step_seconds = max(time.perf_counter() - began, 1e-4)
+    count = 2 if bench.toy else max(2, min(MAX_STEPS, int(seconds / step_seconds)))
     synchronize(bench)
     if not bench.toy:
         torch.cuda.reset_peak_memory_stats()

@@ -27,34 +27,38 @@ def parity(bench: Bench) -> None:
     """Rows of documents: fp32, bf16, bf16 with adapters, and some families compiled."""
     names = [name for name in cases.CONFIGS if not bench.toy or name in TOY_ONES]
     init_distributed("cpu")
-    expected = {name: trained(name, "fp32") for name in names}
-    adapted = {name: trained(name, "fp32", lora=True) for name in names}
+    expected = {name: train_steps(name, "fp32") for name in names}
+    expected_lora = {name: train_steps(name, "fp32", lora=True) for name in names}
     dist.destroy_process_group()
     init_distributed(bench.kind)
     for name in names:
-        compared(bench, name, "fp32", expected[name], trained(name, "fp32"))
-        compared(bench, name, "bf16", expected[name], trained(name, "bf16"))
-        compared(bench, name, "bf16, LoRA", adapted[name], trained(name, "bf16", lora=True))
+        emit_differences(bench, name, "fp32", expected[name], train_steps(name, "fp32"))
+        emit_differences(bench, name, "bf16", expected[name], train_steps(name, "bf16"))
+        emit_differences(
+            bench, name, "bf16, LoRA", expected_lora[name], train_steps(name, "bf16", lora=True)
+        )
     for name in () if bench.toy else COMPILED_ONES:
         torch._dynamo.reset()
-        compared(bench, name, "bf16, compiled", expected[name], trained(name, "bf16", fast=True))
+        emit_differences(
+            bench, name, "bf16, compiled", expected[name], train_steps(name, "bf16", fast=True)
+        )
     free(bench)
 
 
-def trained(
+def train_steps(
     name: str, precision: Precision, lora: bool = False, fast: bool = False
 ) -> Numbers | Exception:
     """Loss and norm of each step, or the error."""
     config = cases.CONFIGS[name]
     options = replace(ParallelOptions(micro_batch_size=4), precision=precision, compile=fast)
     try:
-        made = (
+        native_engine = (
             adapters.engine(config, options, adapters.lora(config))
             if lora
             else cases.engine(config, options)
         )
         steps = [
-            made.step(*(batch := packed.batch(config, step))[:2], cases.lr(step), batch[2])
+            native_engine.step(*(batch := packed.batch(config, step))[:2], cases.lr(step), batch[2])
             for step in range(STEPS)
         ]
     except Exception as error:
@@ -62,19 +66,26 @@ def trained(
     return [(step.loss, step.grad_norm) for step in steps]
 
 
-def compared(
-    bench: Bench, name: str, what: str, expected: Numbers | Exception, seen: Numbers | Exception
+def emit_differences(
+    bench: Bench,
+    name: str,
+    setting: str,
+    expected: Numbers | Exception,
+    actual: Numbers | Exception,
 ) -> None:
     """Print the largest relative differences."""
-    for numbers in (expected, seen):
+    for numbers in (expected, actual):
         if isinstance(numbers, Exception):
-            if numbers is seen or what == "fp32":
-                bench.failed(numbers, parity=name, what=what)
+            if numbers is actual or setting == "fp32":
+                bench.emit_failure(numbers, parity=name, what=setting)
             return
     assert not isinstance(expected, Exception)
-    assert not isinstance(seen, Exception)
+    assert not isinstance(actual, Exception)
     losses, norms = (
-        max(abs(one[at] / other[at] - 1) for one, other in zip(seen, expected, strict=True))
+        max(
+            abs(step_numbers[at] / expected_numbers[at] - 1)
+            for step_numbers, expected_numbers in zip(actual, expected, strict=True)
+        )
         for at in (0, 1)
     )
-    bench.emit(parity=name, what=what, loss=round(losses, 9), norm=round(norms, 9))
+    bench.emit(parity=name, what=setting, loss=round(losses, 9), norm=round(norms, 9))

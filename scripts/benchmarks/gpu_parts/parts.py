@@ -15,7 +15,7 @@ class Part(NamedTuple):
     """`module:function` in this package; it gets a `Bench`."""
     seconds: float
     """Time limit, without imports."""
-    about: str
+    description: str
     modules: tuple[str, ...] = ()
     """Imported before the limit begins; if one is missing, the part is skipped."""
     words: tuple[str, ...] = ()
@@ -94,8 +94,8 @@ PACKAGES = {
 be imported with torch 2.11; tyro to multiprocess are what its Llama imports, and pydantic to
 typing_inspection the planner.
 """
-CARRIED = tuple(PACKAGES.values())
-OTHERS = (
+CARRIED_PACKAGES = tuple(PACKAGES.values())
+NEEDED_PACKAGES = (
     "transformers",
     "tokenizers",
     "safetensors",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from scripts.benchmarks.gpu_parts.bench import Bench
 from scripts.benchmarks.gpu_parts.loops import PeerLoop, adapters
-from scripts.benchmarks.gpu_parts.weights import drawn, fill
+from scripts.benchmarks.gpu_parts.weights import draw_values, fill
 from smtrain.core.model.lora import AdapterShape
 from smtrain.core.model.shape import ModelShape
 from smtrain.core.model.transformers_build import transformers_config
@@ -41,7 +41,7 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def compiled(bench: Bench, config: dict[str, Any]) -> PeerLoop:
+def compiled_transformers(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     """transformers with compiled blocks and loss."""
     model, loss = (
         transformers_model(bench, config, torch.float32),
@@ -103,15 +103,15 @@ def with_adapters(model: Any, config: dict[str, Any]) -> Any:
     settings = LoraConfig(
         r=lora.rank, lora_alpha=int(lora.alpha), lora_dropout=0.0, target_modules=list(lora.targets)
     )
-    adapted: Any = get_peft_model(model, settings)
+    peft_model: Any = get_peft_model(model, settings)
     factors = RandomFactors(AdapterShape.of(ModelShape.from_config(config), lora), 0)
     with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
+        for name, parameter in peft_model.named_parameters():
             if ".lora_" in name:
                 parameter.copy_(
                     factors.read(name.removeprefix("base_model.model.").replace(".default.", "."))
                 )
-    return adapted
+    return peft_model
 
 
 def torchtitan(bench: Bench, config: dict[str, Any]) -> PeerLoop:
@@ -122,15 +122,15 @@ def torchtitan(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     from torchtitan.models.llama3.model.args import RoPEScalingArgs
     from torchtitan.models.llama3.model.state_dict_adapter import Llama3StateDictAdapter
 
-    rope, hidden = config["rope_scaling"], config["hidden_size"]
+    rope, hidden_size = config["rope_scaling"], config["hidden_size"]
     arguments = TransformerModelArgs(
-        dim=hidden,
+        dim=hidden_size,
         n_layers=config["num_hidden_layers"],
         n_heads=config["num_attention_heads"],
         n_kv_heads=config["num_key_value_heads"],
         vocab_size=config["vocab_size"],
         multiple_of=64,
-        ffn_dim_multiplier=config["intermediate_size"] / (8 * hidden / 3),
+        ffn_dim_multiplier=config["intermediate_size"] / (8 * hidden_size / 3),
         norm_eps=config["rms_norm_eps"],
         rope_theta=config["rope_theta"],
         max_seq_len=8192,
@@ -147,7 +147,7 @@ def torchtitan(bench: Bench, config: dict[str, Any]) -> PeerLoop:
     with torch.no_grad():
         model.init_weights(buffer_device=torch.device(bench.kind))  # its table of rotations too
     shape, device = ModelShape.from_config(config), torch.device(bench.kind)
-    values = {spec.name: drawn(shape, spec.name, spec.shape, device) for spec in shape.specs}
+    values = {spec.name: draw_values(shape, spec.name, spec.shape, device) for spec in shape.specs}
     values = Llama3StateDictAdapter(arguments, None).from_hf(values)
     model.load_state_dict(values, strict=False)  # without the output matrix, which is tied
     model.output.weight = model.tok_embeddings.weight

@@ -26,27 +26,27 @@ def profile(bench: Bench, row: str, system: str, begin: Any) -> None:
         begin()()
         synchronize(bench)
         activities = [ProfilerActivity.CPU, *([] if bench.toy else [ProfilerActivity.CUDA])]
-        with torch.profiler.profile(activities=activities) as recorded:
+        with torch.profiler.profile(activities=activities) as profiler:
             for _ in range(STEPS):
                 begin()()
             synchronize(bench)
-        events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+        events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     except torch.OutOfMemoryError as error:
-        bench.failed(error, profile=row, system=system)
+        bench.emit_failure(error, profile=row, system=system)
         return
     kernels = [e for e in events if "CUDA" in str(e.device_type()) and not e.is_user_annotation()]
     spans = [(e.start_ns(), e.end_ns()) for e in kernels]
     line: dict[str, Any] = {"aten": top_level(events) // STEPS}
     if spans:
-        whole = max(end for _, end in spans) - min(start for start, _ in spans)
+        span_ns = max(end for _, end in spans) - min(start for start, _ in spans)
         names, times = Counter[str](), Counter[str]()
         for e in kernels:
             names[e.name()] += 1
             times[e.name()] += e.duration_ns()
         line |= {
             "kernels": len(kernels) // STEPS,
-            "busy": round(union(spans) / whole, 4),
-            "step_ms": round(whole / STEPS / 1e6, 2),
+            "busy": round(union(spans) / span_ns, 4),
+            "step_ms": round(span_ns / STEPS / 1e6, 2),
             "top": [
                 [name[:120], round(ns / STEPS / 1e6, 2), names[name] // STEPS]
                 for name, ns in times.most_common(TOP)
@@ -57,12 +57,12 @@ def profile(bench: Bench, row: str, system: str, begin: Any) -> None:
 
 def union(spans: Iterable[tuple[int, int]]) -> int:
     """Length of the time covered by (start, end) intervals."""
-    covered, last = 0, 0
+    length, last = 0, 0
     for start, end in sorted(spans):
         if end > last:
-            covered += end - max(start, last)
+            length += end - max(start, last)
             last = end
-    return covered
+    return length
 
 
 def top_level(events: Iterable[Any]) -> int:

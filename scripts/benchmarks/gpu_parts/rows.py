@@ -53,11 +53,11 @@ def row(
     apart, recompute. A part trains one model, so only its first row starts from the initial values
     and has losses.
     """
-    if bench.compiled != (work["mb"], work["S"]):
+    if bench.compiled_shape != (work["mb"], work["S"]):
         # Otherwise a second shape would get code for any shape, which is slower than that of a job
         # with one shape.
         torch._dynamo.reset()
-        bench.compiled = work["mb"], work["S"]
+        bench.compiled_shape = work["mb"], work["S"]
     facts = {
         "row": name,
         "system": system,
@@ -70,7 +70,7 @@ def row(
     try:
         figures = measure(bench, begin, seconds, losses)
     except torch.OutOfMemoryError as error:
-        bench.failed(error, **facts)
+        bench.emit_failure(error, **facts)
         bench.fresh = False
         return
     finally:
@@ -84,8 +84,11 @@ def row(
 
 def settings_of(system: str) -> dict[str, bool]:
     """The settings of a system of ours, whose name ends with its variant."""
-    made = settings(next((variant for variant in VARIANTS if variant in system), ""))
-    return {"compiled": made["compile"], "deterministic": made["deterministic"]}
+    variant_settings = settings(next((variant for variant in VARIANTS if variant in system), ""))
+    return {
+        "compiled": variant_settings["compile"],
+        "deterministic": variant_settings["deterministic"],
+    }
 
 
 def micro_batches(bench: Bench) -> tuple[int, ...]:
@@ -96,11 +99,11 @@ def micro_batches(bench: Bench) -> tuple[int, ...]:
 def dense(bench: Bench, variant: str = "") -> None:
     """1B, 4,096, with the default settings or a variant of them."""
     config, S = bench.model("1b"), bench.length(4096)
-    made = engine(bench, config, 1, variant)
+    our_engine = engine(bench, config, 1, variant)
     ids, labels = batch(config, ROWS, S)
     sizes = micro_batches(bench) if not variant else micro_batches(bench)[:1]
     for mb in sizes:
-        made.options = replace(made.options, micro_batch_size=mb)
+        our_engine.options = replace(our_engine.options, micro_batch_size=mb)
         work = {"model": "1b", "S": S, "B": ROWS, "mb": mb}
         name, role = f"dense 4096 mb {mb}", "variant" if variant else "ours"
         row(
@@ -109,11 +112,13 @@ def dense(bench: Bench, variant: str = "") -> None:
             f"smtrain {variant}".strip(),
             role,
             work,
-            partial(begin_ours, made, ids, labels),
+            partial(begin_ours, our_engine, ids, labels),
             4,
         )
         if mb == sizes[0] and not variant:
-            profile(bench, "dense", "smtrain", partial(begin_ours, made, ids[:mb], labels[:mb]))
+            profile(
+                bench, "dense", "smtrain", partial(begin_ours, our_engine, ids[:mb], labels[:mb])
+            )
 
 
 def _dense_peer(
@@ -134,7 +139,7 @@ def dense_titan(bench: Bench) -> None:
 
 def dense_peer(bench: Bench, kind: str) -> None:
     if kind == "compiled":
-        _dense_peer(bench, "transformers compiled", peers.compiled)
+        _dense_peer(bench, "transformers compiled", peers.compiled_transformers)
     elif has_liger(bench, "dense 4096", "transformers + Liger"):
         _dense_peer(bench, "transformers + Liger", peers.with_liger)
 
@@ -158,34 +163,42 @@ def segments_of(lengths: list[list[int]]) -> torch.Tensor:
     )
 
 
-def attended(lengths: list[list[int]]) -> float:
+def attended_tokens(lengths: list[list[int]]) -> float:
     """The mean over the tokens of the length of their document, for the operations of attention."""
-    each = [n for row in lengths for n in row]
-    return sum(n * n for n in each) / sum(each)
+    document_lengths = [n for row in lengths for n in row]
+    return sum(n * n for n in document_lengths) / sum(document_lengths)
 
 
 def packed(bench: Bench, variant: str = "") -> None:
     """Documents apart against whole rows of the same engine, which is the peer here."""
     config = bench.model("0.3b")
-    made = engine(bench, config, 1, variant)
+    our_engine = engine(bench, config, 1, variant)
     for length, rows in ((8192, 4), (32768, 1)):
         S = bench.length(length)
         ids, labels = batch(config, rows, S)
         lengths = [documents(S, bench.length(1024), seed) for seed in range(rows)]
         segments = segments_of(lengths)
         work: dict[str, Any] = {"model": "0.3b", "S": S, "B": rows, "mb": 1}
-        apart = {**work, "apart": True, "attended": attended(lengths)}
+        work_apart = {**work, "apart": True, "attended": attended_tokens(lengths)}
         name = f"packed {length}"
-        ours, role = f"smtrain {variant}".strip(), "variant" if variant else "ours"
-        row(bench, name, ours, role, apart, partial(begin_ours, made, ids, labels, segments), 4)
-        whole = f"{ours}, whole rows"
+        system, role = f"smtrain {variant}".strip(), "variant" if variant else "ours"
         row(
             bench,
             name,
-            whole,
+            system,
+            role,
+            work_apart,
+            partial(begin_ours, our_engine, ids, labels, segments),
+            4,
+        )
+        whole_rows_system = f"{system}, whole rows"
+        row(
+            bench,
+            name,
+            whole_rows_system,
             "variant" if variant else "peer",
             work,
-            partial(begin_ours, made, ids, labels),
+            partial(begin_ours, our_engine, ids, labels),
             4,
         )
         if length == 8192 and not variant:
@@ -193,26 +206,42 @@ def packed(bench: Bench, variant: str = "") -> None:
                 bench,
                 "packed",
                 "smtrain",
-                partial(begin_ours, made, ids[:1], labels[:1], segments[:1]),
+                partial(begin_ours, our_engine, ids[:1], labels[:1], segments[:1]),
             )
 
 
 def shape(bench: Bench, name: str, mb: str) -> None:
     """A model that no peer trains here, for the planner."""
     config, S = bench.model(name), bench.length(4096)
-    made = engine(bench, config, int(mb))
+    our_engine = engine(bench, config, int(mb))
     ids, labels = batch(config, ROWS, S)
     work = {"model": name, "S": S, "B": ROWS, "mb": int(mb)}
-    row(bench, f"{name} 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 3)
+    row(
+        bench,
+        f"{name} 4096",
+        "smtrain",
+        "ours",
+        work,
+        partial(begin_ours, our_engine, ids, labels),
+        3,
+    )
 
 
 def experts(bench: Bench) -> None:
     config, S = bench.model("experts"), bench.length(4096)
-    made = engine(bench, config, 2)
+    our_engine = engine(bench, config, 2)
     ids, labels = batch(config, 4, S)
     work = {"model": "experts", "S": S, "B": 4, "mb": 2}
-    row(bench, "experts 4096", "smtrain", "ours", work, partial(begin_ours, made, ids, labels), 5)
-    profile(bench, "experts", "smtrain", partial(begin_ours, made, ids[:2], labels[:2]))
+    row(
+        bench,
+        "experts 4096",
+        "smtrain",
+        "ours",
+        work,
+        partial(begin_ours, our_engine, ids, labels),
+        5,
+    )
+    profile(bench, "experts", "smtrain", partial(begin_ours, our_engine, ids[:2], labels[:2]))
 
 
 def experts_peer(bench: Bench) -> None:
@@ -229,8 +258,8 @@ LONG = (32768, 65536)
 
 def long(bench: Bench) -> None:
     config = bench.model("1b")
-    made = engine(bench, config, 1, recompute="full")
-    _long(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(made, ids, labels))
+    our_engine = engine(bench, config, 1, recompute="full")
+    _long(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(our_engine, ids, labels))
 
 
 def long_liger(bench: Bench) -> None:
@@ -264,8 +293,8 @@ def _long(
 
 def lora(bench: Bench) -> None:
     config = bench.model("8b", 3.0)
-    made = engine(bench, config, 2, lora=adapters(config))
-    _lora(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(made, ids, labels))
+    our_engine = engine(bench, config, 2, lora=adapters(config))
+    _lora(bench, config, "smtrain", "ours", lambda ids, labels: begin_ours(our_engine, ids, labels))
 
 
 def lora_peer(bench: Bench) -> None:
@@ -291,7 +320,7 @@ def _lora(
 
 def seven(bench: Bench) -> None:
     config, S = bench.model("7b"), bench.length(4096)
-    made = engine(bench, config, 1, recompute="full")
+    our_engine = engine(bench, config, 1, recompute="full")
     ids, labels = batch(config, 2, S)
     work = {"model": "7b", "S": S, "B": 2, "mb": 1, "recompute": "full"}
     row(
@@ -300,7 +329,7 @@ def seven(bench: Bench) -> None:
         "smtrain",
         "ours",
         work,
-        partial(begin_ours, made, ids, labels),
+        partial(begin_ours, our_engine, ids, labels),
         5,
         losses=2,
     )
@@ -311,7 +340,7 @@ def sft(bench: Bench) -> None:
     512.
     """
     config, S, sample = bench.model("0.3b"), bench.length(4096), bench.length(512)
-    made = engine(bench, config, 4)
+    our_engine = engine(bench, config, 4)
     for name, length, rows, mb in (
         ("sft packed", S, ROWS, 4),
         ("sft short", sample, ROWS * S // sample, 32),
@@ -320,12 +349,12 @@ def sft(bench: Bench) -> None:
             documents(length, sample, seed) if length > sample else [length] for seed in range(rows)
         ]
         ids, labels = batch(config, rows, length)
-        for at, each in enumerate(lengths):
+        for at, row_lengths in enumerate(lengths):
             begin = 0
-            for n in each:
+            for n in row_lengths:
                 labels[at, begin : begin + n // 2] = -100
                 begin += n
-        made.options = replace(made.options, micro_batch_size=min(mb, rows))
+        our_engine.options = replace(our_engine.options, micro_batch_size=min(mb, rows))
         segments = segments_of(lengths)
         work = {
             "model": "0.3b",
@@ -333,7 +362,7 @@ def sft(bench: Bench) -> None:
             "B": rows,
             "mb": min(mb, rows),
             "apart": True,
-            "attended": attended(lengths),
+            "attended": attended_tokens(lengths),
         }
         row(
             bench,
@@ -341,11 +370,11 @@ def sft(bench: Bench) -> None:
             "smtrain",
             "ours",
             work,
-            partial(begin_ours, made, ids, labels, segments),
+            partial(begin_ours, our_engine, ids, labels, segments),
             4,
         )
     ids, labels = batch(config, ROWS, S)
-    made.options = replace(made.options, micro_batch_size=4)
+    our_engine.options = replace(our_engine.options, micro_batch_size=4)
     work = {"model": "0.3b", "S": S, "B": ROWS, "mb": 4}
     row(
         bench,
@@ -353,7 +382,7 @@ def sft(bench: Bench) -> None:
         "smtrain, whole rows",
         "peer",
         work,
-        partial(begin_ours, made, ids, labels),
+        partial(begin_ours, our_engine, ids, labels),
         4,
     )
 
@@ -361,15 +390,15 @@ def sft(bench: Bench) -> None:
 def dpo(bench: Bench) -> None:
     """Pairs of answers of 512 tokens: four in a row of 4,096, and one in a row of 1,024."""
     config, sample = bench.model("0.3b"), bench.length(512)
-    made = engine(bench, config, 2, preference=DpoSection())
+    our_engine = engine(bench, config, 2, preference=DpoSection())
     for name, pairs, rows in (("dpo packed", 4, 8), ("dpo short", 1, 32)):
         lengths = [[sample] * 2 * pairs] * rows
         length = 2 * pairs * sample
         ids, labels = batch(config, rows, length)
         labels.view(rows, 2 * pairs, sample)[:, :, : sample // 2] = -100
         segments, mb = segments_of(lengths), 2 if pairs > 1 else 8
-        made.options = replace(made.options, micro_batch_size=mb)
-        references = made.log_probabilities(ids, labels, segments, pairs)
+        our_engine.options = replace(our_engine.options, micro_batch_size=mb)
+        references = our_engine.log_probabilities(ids, labels, segments, pairs)
         work = {
             "model": "0.3b",
             "S": length,
@@ -379,7 +408,7 @@ def dpo(bench: Bench) -> None:
             "attended": float(sample),
         }
 
-        begin = partial(begin_ours, made, ids, labels, segments, references)
+        begin = partial(begin_ours, our_engine, ids, labels, segments, references)
         row(bench, name, "smtrain", "ours", work, begin, 4)
 
 
@@ -391,25 +420,25 @@ def resume(bench: Bench) -> None:
     ids, labels = batch(config, 2, S)
     segments = segments_of([documents(S, bench.length(1024), seed) for seed in range(2)])
 
-    def steps(made: DrawnEngine, count: int) -> list[tuple[float, float]]:
-        results = [made.step(ids, labels, LR, segments) for _ in range(count)]
+    def steps(our_engine: DrawnEngine, count: int) -> list[tuple[float, float]]:
+        results = [our_engine.step(ids, labels, LR, segments) for _ in range(count)]
         return [(result.loss, result.grad_norm) for result in results]
 
     with tempfile.TemporaryDirectory() as folder:
-        made = engine(bench, config, 1, "deterministic")
-        steps(made, 2)
-        made.save(Path(folder), 2, {"step": 2})
-        losses = steps(made, 2)
-        weights = made.optimizer.master.detach().clone()
-        resumed = engine(bench, config, 1, "deterministic")
-        resumed.load(Path(folder) / "step_00000002")
-        again = steps(resumed, 2)
+        our_engine = engine(bench, config, 1, "deterministic")
+        steps(our_engine, 2)
+        our_engine.save(Path(folder), 2, {"step": 2})
+        losses = steps(our_engine, 2)
+        weights = our_engine.optimizer.master.detach().clone()
+        resumed_engine = engine(bench, config, 1, "deterministic")
+        resumed_engine.load(Path(folder) / "step_00000002")
+        repeated_losses = steps(resumed_engine, 2)
         synchronize(bench)
-        same = torch.equal(weights, resumed.optimizer.master)
+        same_weights = torch.equal(weights, resumed_engine.optimizer.master)
     bench.emit(
         row="resume",
-        same_bits=same and losses == again,
-        same_weights=same,
+        same_bits=same_weights and losses == repeated_losses,
+        same_weights=same_weights,
         losses=losses,
-        resumed=again,
+        resumed=repeated_losses,
     )

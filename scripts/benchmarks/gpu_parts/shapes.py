@@ -24,18 +24,18 @@ COMMON = {
 
 
 def llama(
-    hidden: int, layers: int, ffn: int, kv_heads: int, vocab: int = 128256, tied: bool = True
+    hidden_size: int, layers: int, ffn: int, kv_heads: int, vocab: int = 128256, tied: bool = True
 ) -> dict[str, Any]:
     """A Llama 3 with 32 heads."""
     return {
         **COMMON,
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "num_hidden_layers": layers,
         "intermediate_size": ffn,
         "num_attention_heads": 32,
-        "head_dim": hidden // 32,
+        "head_dim": hidden_size // 32,
         "num_key_value_heads": kv_heads,
         "vocab_size": vocab,
         "tie_word_embeddings": tied,
@@ -135,7 +135,7 @@ SHORTER = 64
 """The part of a row's length that a toy row has."""
 
 
-def described(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]:
+def model_config(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]:
     """A model's config.json."""
     config = dict(MODELS[name])
     if toy:
@@ -143,16 +143,16 @@ def described(name: str, toy: bool, layers: int | None = None) -> dict[str, Any]
         config["intermediate_size"] = min(
             config["intermediate_size"], MODELS[name]["intermediate_size"]
         )
-    return layered(config, layers or config["num_hidden_layers"])
+    return with_layers(config, layers or config["num_hidden_layers"])
 
 
-def layered(config: dict[str, Any], layers: int) -> dict[str, Any]:
+def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """A model's config.json with so many layers."""
     kinds = {"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {}
     return {**config, "num_hidden_layers": layers, **kinds}
 
 
-def lengthened(tokens: int, toy: bool) -> int:
+def row_length(tokens: int, toy: bool) -> int:
     """The length of a row."""
     return max(16, tokens // SHORTER) if toy else tokens
 
@@ -170,8 +170,8 @@ def documents(length: int, mean: int, seed: int = 0) -> list[int]:
     """
     import random
 
-    drawn, lengths = random.Random(seed), list[int]()
+    rng, lengths = random.Random(seed), list[int]()
     while sum(lengths) < length:
-        lengths.append(drawn.randint(max(2, mean // 4), max(3, 2 * mean)))
+        lengths.append(rng.randint(max(2, mean // 4), max(3, 2 * mean)))
     lengths[-1] -= sum(lengths) - length
     return [n for n in lengths if n]

@@ -14,7 +14,7 @@ from smtrain.worker.engine.native import NativeEngine
 DEVIATION = 0.02
 
 
-def drawn(
+def draw_values(
     shape: ModelShape, name: str, size: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
     """fp32 values of a module's parameter: norms are 1, matrices normal; of stacked experts each as
@@ -27,7 +27,9 @@ def drawn(
         generator = torch.Generator(device).manual_seed(zlib.crc32(part.encode()))
         values.append(torch.empty(rows, device=device).normal_(0.0, DEVIATION, generator=generator))
     return (
-        values[0] if len(values) == 1 else torch.cat([each.flatten() for each in values]).view(size)
+        values[0]
+        if len(values) == 1
+        else torch.cat([matrix.flatten() for matrix in values]).view(size)
     )
 
 
@@ -40,7 +42,7 @@ class DrawnEngine(NativeEngine):
     def begin_from(self, weights: Any) -> None:
         assert isinstance(weights, RandomWeights)
         for name, parameter in self.stage.named_own_parameters():
-            values = drawn(self.shape, name, tuple(parameter.shape), parameter.device)
+            values = draw_values(self.shape, name, tuple(parameter.shape), parameter.device)
             if self.lora is None:
                 self.optimizer.take(name, values)
             parameter.copy_(values)
@@ -51,4 +53,4 @@ def fill(model: Any, config: dict[str, Any]) -> None:
     """Give a transformers model the same values."""
     shape = ModelShape.from_config(config)
     for name, parameter in model.named_parameters():
-        parameter.copy_(drawn(shape, name, tuple(parameter.shape), parameter.device))
+        parameter.copy_(draw_values(shape, name, tuple(parameter.shape), parameter.device))

@@ -23,7 +23,7 @@ from smtrain.worker.generation.sampling import Sampling
 Models = tuple[FoundModel, FoundModel | None, FoundModel | None]
 """A model, another one to compare it with, and the adapter on the first."""
 # A conversation's own defaults: greedy answers of small models repeat themselves.
-DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
+CHAT_SAMPLING = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
 
 
 @public
@@ -89,33 +89,41 @@ def chat(
     """
     # temperature 0 draws nothing, so top_k and top_p must be off
     usual = (
-        replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0)
+        replace(CHAT_SAMPLING, temperature=0.0, top_k=0, top_p=1.0)
         if settings.get("temperature") == 0
-        else DRAWN
+        else CHAT_SAMPLING
     )
-    drawn = known_settings(sampling or usual, settings)
+    final_sampling = known_settings(sampling or usual, settings)
     options = checked_options("chat_template_kwargs", chat_template_kwargs)
     if turns is not None and turns < 0:
         raise ConfigError(f"turns: got {turns}; at least 0 is needed", code="config.wrong_value")
     if endpoint is not None:
-        fixed = {"model": model, "compare": compare, "adapter": adapter, "template": template}
-        _refuse_with_endpoint(endpoint, {**fixed, "processes": processes, "config": config})
-        return EndpointChat(endpoint, drawn, system, turns, target, options)
+        local_options = {
+            "model": model,
+            "compare": compare,
+            "adapter": adapter,
+            "template": template,
+        }
+        _refuse_with_endpoint(endpoint, {**local_options, "processes": processes, "config": config})
+        return EndpointChat(endpoint, final_sampling, system, turns, target, options)
     if model is None:
         raise ConfigError(
             "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint",
             code="config.missing_key",
         )
-    models = chosen(model, compare, adapter, target, config)
+    models = find_models(model, compare, adapter, target, config)
     file = None if template is None else Path(template)
-    base, trained = _loaded(models, file, options, processes, say)
+    base, trained_model = _load_with_template(models, file, options, processes, say)
     speakers = (
-        [Speaker("base", base, base is trained, Conversation(system, turns))]
+        [Speaker("base", base, base is trained_model, Conversation(system, turns))]
         if compare is not None
         else []
     )
     name = "trained" if compare is not None else ""
-    return Chat([*speakers, Speaker(name, trained, False, Conversation(system, turns))], drawn)
+    return Chat(
+        [*speakers, Speaker(name, trained_model, False, Conversation(system, turns))],
+        final_sampling,
+    )
 
 
 def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
@@ -131,10 +139,10 @@ def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     """`sampling` with some settings replaced. Raises `ConfigError` for an unknown one."""
-    if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
+    if unknown_names := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
         raise ConfigError(
-            f"{unknown[0]}: is not a generation setting; the settings are {names}",
+            f"{unknown_names[0]}: is not a generation setting; the settings are {names}",
             code="config.unknown_key",
         )
     if isinstance(settings.get("stop"), str):
@@ -145,7 +153,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     )
 
 
-def chosen(
+def find_models(
     model: Any, compare: Any, adapter: Any, target: TargetName | None, config: Any = None
 ) -> Models:
     """The model, the model to compare with if it is another one, and the adapter on the first."""
@@ -153,14 +161,16 @@ def chosen(
         find_trained(model, target, config),
         (None if adapter is None else find(adapter, target)),
     )
-    other = None if compare is None else find(compare, target)
+    comparison_model = None if compare is None else find(compare, target)
     if source.is_adapter:
         if on_top is not None:
             raise CheckpointError(
                 f"{source.name} is an adapter itself; name the model that both are for"
             )
         on_top = source
-        base = compare if compare is not None else source.described.get("base_model_name_or_path")
+        base = (
+            compare if compare is not None else source.model_config.get("base_model_name_or_path")
+        )
         if not base or (
             compare is None and not Path(str(base)).is_dir() and "://" not in str(base)
         ):
@@ -171,56 +181,61 @@ def chosen(
         source = find(base, target)
     elif on_top is not None and not on_top.is_adapter:
         raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
-    if source.is_adapter or (other is not None and other.is_adapter):
-        name = source.name if source.is_adapter else other.name if other else ""
+    if source.is_adapter or (comparison_model is not None and comparison_model.is_adapter):
+        name = (
+            source.name if source.is_adapter else comparison_model.name if comparison_model else ""
+        )
         raise CheckpointError(
             f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain"
             " convert`"
         )
     if (
-        other is not None
+        comparison_model is not None
         and on_top is not None
-        and other.folder.resolve() == source.folder.resolve()
+        and comparison_model.folder.resolve() == source.folder.resolve()
     ):
-        other = None  # the same weights, with the adapter switched off
-    return source, other, on_top
+        comparison_model = None  # the same weights, with the adapter switched off
+    return source, comparison_model, on_top
 
 
-def loaded(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
+def load_models(models: Models, processes: int | None, say: Say) -> tuple[Any, Any]:
     """The model to compare with, which may be the same one, and the model with its adapter.
 
     The memory is counted before anything is loaded. Raises `CheckpointError` if it is too small,
     and for an adapter on a divided model.
     """
-    source, other, on_top = models
+    source, comparison_model, on_top = models
     if processes is not None and processes < 1:
         raise ConfigError(
             f"processes: got {processes}; at least 1 is needed", code="config.wrong_value"
         )
-    divided = source.checkpoint or processes is not None
-    if on_top is not None and divided:
-        how = "a checkpoint" if source.checkpoint else f"a model over {processes} processes"
+    is_distributed = source.checkpoint or processes is not None
+    if on_top is not None and is_distributed:
+        description = "a checkpoint" if source.checkpoint else f"a model over {processes} processes"
         raise CheckpointError(
-            f"{on_top.name} is an adapter, and {how} takes none; merge it first with `smtrain"
+            f"{on_top.name} is an adapter, and {description} takes none; merge it first with `smtrain"
             " convert --merge-adapter`"
         )
     refuse_too_large(
-        [one.need for one in (source, on_top, other) if one is not None], processes=processes or 1
+        [model.need for model in (source, on_top, comparison_model) if model is not None],
+        processes=processes or 1,
     )
     with spinner("importing torch and transformers"), pause_collector():
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load
 
     with spinner(f"loading {source.name}"), quiet():
-        base = None if other is None else load(other.fetch(say))
-        if divided:
-            trained = _divided(source, processes, say)
+        base = None if comparison_model is None else load(comparison_model.fetch(say))
+        if is_distributed:
+            trained_model = _load_distributed(source, processes, say)
         else:
-            trained = load(source.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
-    return trained if base is None else base, trained
+            trained_model = load(
+                source.fetch(say), adapter=None if on_top is None else on_top.fetch(say)
+            )
+    return trained_model if base is None else base, trained_model
 
 
-def _divided(source: FoundModel, processes: int | None, say: Say) -> Any:
+def _load_distributed(source: FoundModel, processes: int | None, say: Say) -> Any:
     """The model over processes of this machine."""
     from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
     from smtrain.worker.generation.ranks import load_divided, usual_processes
@@ -228,22 +243,22 @@ def _divided(source: FoundModel, processes: int | None, say: Say) -> Any:
     folder = source.fetch(say)
     if not source.checkpoint:
         refuse_damaged(folder)
-    count = processes or usual_processes(source.described, source.need.total)
-    about = source.base.fetch(say) if source.base else folder
+    count = processes or usual_processes(source.model_config, source.need.total)
+    model_folder = source.base.fetch(say) if source.base else folder
     began = time.monotonic()
-    made, mesh = load_divided(folder, source.described, about, count)
+    model, mesh = load_divided(folder, source.model_config, model_folder, count)
     say(f"{source.name}: {mesh}, loaded in {time.monotonic() - began:.1f} s")
-    return made
+    return model
 
 
-def _loaded(
+def _load_with_template(
     models: Models, template: Path | None, options: dict[str, Any], processes: int | None, say: Say
 ) -> tuple[Any, Any]:
-    both = loaded(models, processes, say)
+    both_models = load_models(models, processes, say)
     from smtrain.worker.generation.conversation import ignored_in, set_template
 
-    for one in both:
-        set_template(one, template, options)
-        if ignored := ignored_in(one):
-            say(ignored)
-    return both
+    for model in both_models:
+        set_template(model, template, options)
+        if ignored_notice := ignored_in(model):
+            say(ignored_notice)
+    return both_models

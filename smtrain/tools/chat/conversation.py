@@ -30,7 +30,7 @@ class Conversation:
 
     def with_question(self, text: str) -> list[dict[str, str]]:
         """The messages to send for a new question, including the earlier ones that are kept."""
-        kept = (
+        earlier_messages = (
             self.messages
             if self.turns is None
             else self.messages[-2 * self.turns :]
@@ -38,7 +38,7 @@ class Conversation:
             else []
         )
         first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *kept, {"role": "user", "content": text}]
+        return [*first, *earlier_messages, {"role": "user", "content": text}]
 
     def add(self, question: str, answer: str) -> None:
         """Remember a question and its answer."""
@@ -64,7 +64,7 @@ class Speaker:
 
     name: str
     """Heading of its answers; empty if only one model answers."""
-    loaded: Any
+    model: Any
     """`smtrain.worker.generation.load.LoadedModel`; None for an endpoint."""
     plain: bool
     """Without the model's adapter."""
@@ -91,7 +91,7 @@ class Chat:
 
     def by_name(self) -> dict[str, list[dict[str, str]]]:
         """The messages of each model."""
-        return {one.name: [*one.conversation.messages] for one in self._speakers}
+        return {speaker.name: [*speaker.conversation.messages] for speaker in self._speakers}
 
     @property
     def system(self) -> str | None:
@@ -122,21 +122,23 @@ class Chat:
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
         prompts = [
             encode_conversation(
-                one.loaded, one.conversation.with_question(text), sampling.max_new_tokens
+                speaker.model, speaker.conversation.with_question(text), sampling.max_new_tokens
             )[0]
-            for one in self._speakers
+            for speaker in self._speakers
         ]
         answers = [""] * len(prompts)
         try:
             for number, (speaker, ids) in enumerate(zip(self._speakers, prompts, strict=True)):
-                most = (speaker.loaded.positions or 1 << 30) - ids.shape[1]
-                short = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, most))
-                pieces = stream(speaker.loaded, ids, short, plain=speaker.plain)
+                free_positions = (speaker.model.positions or 1 << 30) - ids.shape[1]
+                short = replace(
+                    sampling, max_new_tokens=min(sampling.max_new_tokens, free_positions)
+                )
+                pieces = stream(speaker.model, ids, short, plain=speaker.plain)
                 try:
                     for piece in pieces:
-                        shown = clean(piece)
-                        answers[number] += shown
-                        yield speaker.name, shown
+                        clean_piece = clean(piece)
+                        answers[number] += clean_piece
+                        yield speaker.name, clean_piece
                 finally:
                     pieces.close()  # type: ignore[attr-defined]  # a generator
         finally:
@@ -164,8 +166,8 @@ class Chat:
         end.
         """
         for speaker in self._speakers:
-            if speaker.loaded is not None:
-                speaker.loaded.close()
+            if speaker.model is not None:
+                speaker.model.close()
 
     def __enter__(self) -> Chat:
         return self
@@ -178,8 +180,11 @@ class Chat:
         models answer.
         """
         first = [{"role": "system", "content": self.system}] if self.system else []
-        held = {name: [*first, *messages] for name, messages in self.by_name().items()}
-        return {"messages": held[self.names[-1]], **({"answers": held} if len(held) > 1 else {})}
+        messages_by_name = {name: [*first, *messages] for name, messages in self.by_name().items()}
+        return {
+            "messages": messages_by_name[self.names[-1]],
+            **({"answers": messages_by_name} if len(messages_by_name) > 1 else {}),
+        }
 
     def __repr__(self) -> str:
         return f"<a conversation with {' and '.join(self.names)}: ask(TEXT) answers>"
@@ -215,12 +220,12 @@ class EndpointChat(Chat):
             self.endpoint, speaker.conversation.with_question(text), sampling, self._options
         )
         answer = ""
-        stream = self._asked(body)
+        stream = self._invoke(body)
         try:
             for piece in pieces(stream, self.endpoint):
-                shown = clean(piece)
-                answer += shown
-                yield speaker.name, shown
+                clean_piece = clean(piece)
+                answer += clean_piece
+                yield speaker.name, clean_piece
         finally:
             close = getattr(stream, "close", None)
             if close is not None:
@@ -228,7 +233,7 @@ class EndpointChat(Chat):
             if answer:
                 speaker.conversation.add(text, answer)
 
-    def _asked(self, body: dict[str, Any]) -> Any:
+    def _invoke(self, body: dict[str, Any]) -> Any:
         from botocore.exceptions import ClientError
 
         try:
@@ -242,7 +247,9 @@ class EndpointChat(Chat):
             code = error.response.get("Error", {}).get("Code")
             if code == "ModelError":
                 raise JobError(
-                    _refused(self.endpoint, str(error.response.get("OriginalMessage") or error))
+                    _no_answer_message(
+                        self.endpoint, str(error.response.get("OriginalMessage") or error)
+                    )
                 ) from None
             if is_not_found(error) or code == "ValidationError":
                 region = self._place.region_name()
@@ -263,33 +270,33 @@ def chat_request(
 
     `smtrain deploy` serves the model by the endpoint's name.
     """
-    drawn: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
     }
     if sampling.temperature:
-        drawn |= {"top_p": sampling.top_p, "seed": sampling.seed}
-        drawn |= {"top_k": sampling.top_k} if sampling.top_k else {}
+        parameters |= {"top_p": sampling.top_p, "seed": sampling.seed}
+        parameters |= {"top_k": sampling.top_k} if sampling.top_k else {}
     if sampling.stop:
-        drawn["stop"] = list(sampling.stop)
+        parameters["stop"] = list(sampling.stop)
     if options:
-        drawn["chat_template_kwargs"] = options
-    return {"model": endpoint, "messages": messages, "stream": True, **drawn}
+        parameters["chat_template_kwargs"] = options
+    return {"model": endpoint, "messages": messages, "stream": True, **parameters}
 
 
 def pieces(stream: Iterable[dict[str, Any]], endpoint: str) -> Iterator[str]:
     """The text in the events of a response stream; raises `JobError` for an error among them."""
-    held = b""
+    unfinished_line = b""
     for event in stream:
         if part := event.get("PayloadPart"):
-            held += part["Bytes"]
-            *lines, held = held.split(b"\n")
+            unfinished_line += part["Bytes"]
+            *lines, unfinished_line = unfinished_line.split(b"\n")
             for line in lines:
                 yield from _text(line, endpoint)
         else:
             ((kind, details),) = event.items()
-            raise JobError(_refused(endpoint, f"{kind}: {details.get('Message', '')}"))
-    yield from _text(held, endpoint)
+            raise JobError(_no_answer_message(endpoint, f"{kind}: {details.get('Message', '')}"))
+    yield from _text(unfinished_line, endpoint)
 
 
 def _text(line: bytes, endpoint: str) -> Iterator[str]:
@@ -300,10 +307,12 @@ def _text(line: bytes, endpoint: str) -> Iterator[str]:
     try:
         event = parse_json(text)
     except ValueError:
-        raise JobError(_refused(endpoint, f"its answer is not JSON: {text[:200]}")) from None
+        raise JobError(
+            _no_answer_message(endpoint, f"its answer is not JSON: {text[:200]}")
+        ) from None
     if error := event.get("error"):
         raise JobError(
-            _refused(
+            _no_answer_message(
                 endpoint, str(error.get("message", error) if isinstance(error, dict) else error)
             )
         )
@@ -313,5 +322,5 @@ def _text(line: bytes, endpoint: str) -> Iterator[str]:
             yield str(content)
 
 
-def _refused(endpoint: str, why: str) -> str:
-    return f"the model of endpoint {endpoint} did not answer: {' '.join(why.split())}"
+def _no_answer_message(endpoint: str, reason: str) -> str:
+    return f"the model of endpoint {endpoint} did not answer: {' '.join(reason.split())}"

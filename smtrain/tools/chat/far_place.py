@@ -12,7 +12,7 @@ from smtrain.client.jobs.copies import StoreCopy
 from smtrain.worker.checkpoint.storage import LocalPlace
 
 
-class FarPlace:
+class RemoteFolder:
     """A `worker.checkpoint.storage.Place` below an s3:// or oss:// URI."""
 
     def __init__(self, store: Backend, uri: str) -> None:
@@ -30,8 +30,8 @@ class FarPlace:
     def files(self) -> dict[str, int]:
         start = len(self._below)
         return {
-            f[start:]: stored.size
-            for f, stored in self.copy.files.items()
+            f[start:]: object_stat.size
+            for f, object_stat in self.copy.files.items()
             if f.startswith(self._below)
         }
 
@@ -46,16 +46,16 @@ class FarPlace:
             self.copy.fetch_file(self._below + file)
         return self._local.read(self._below + file, start, stop)
 
-    def subfolder(self, folder: str) -> FarPlace:
+    def subfolder(self, folder: str) -> RemoteFolder:
         below = copy(self)
         below._below = f"{self._below}{folder}/"
         return below
 
-    def contains(self, wanted: Callable[[str], bool]) -> Callable[[str], bool]:
-        """Whether a file of the whole copy is below this place and `wanted` by its path below
+    def contains(self, accepts: Callable[[str], bool]) -> Callable[[str], bool]:
+        """Whether a file of the whole copy is below this place and `accepts` by its path below
         it.
         """
-        return lambda file: file.startswith(self._below) and wanted(file[len(self._below) :])
+        return lambda file: file.startswith(self._below) and accepts(file[len(self._below) :])
 
     def path(self) -> Path | None:
         return None

@@ -19,7 +19,7 @@ from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
-from smtrain.tools.chat.chat import Models, chosen, known_settings, loaded
+from smtrain.tools.chat.chat import Models, find_models, known_settings, load_models
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Prompt:
     messages: tuple[dict[str, str], ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
 
-    def shown(self, chat: bool) -> str:
+    def display_text(self, chat: bool) -> str:
         """The prompt as shown before its text: on the same line if text is continued, else above
         it.
         """
@@ -73,9 +73,9 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
         try:
             content = read_whole(path)
         except OSError as error:
-            near = near_path(source) if isinstance(error, FileNotFoundError) else ""
+            suggestion = near_path(source) if isinstance(error, FileNotFoundError) else ""
             raise DataError(
-                f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file"
+                f"{source} cannot be read ({error.strerror}); {suggestion}name a .txt or .jsonl file"
             ) from None
         except UnicodeDecodeError:
             raise DataError(
@@ -91,24 +91,24 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
             if line.strip()
         ]
         if path.suffix in (".jsonl", ".json"):
-            prompts += [_of_record(line, f"{source}:{number}") for number, line in lines]
+            prompts += [_prompt_of_record(line, f"{source}:{number}") for number, line in lines]
         else:
             prompts += [Prompt(text=line.rstrip("\r")) for _, line in lines]
     if not prompts:
-        what = (
+        problem = (
             f"{', '.join(map(str, sources))} holds no prompts"
             if sources
             else "there are no prompts"
         )
         raise DataError(
-            f"{what}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)"
+            f"{problem}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)"
         )
     if any(not prompt.text and not prompt.messages for prompt in prompts):
         raise DataError("a prompt is empty; give at least one character")
     return prompts
 
 
-def _of_record(line: str, place: str) -> Prompt:
+def _prompt_of_record(line: str, place: str) -> Prompt:
     try:
         record = parse_json(line)
     except ValueError as error:
@@ -129,10 +129,10 @@ def _of_record(line: str, place: str) -> Prompt:
     value = record[name]
     if name == "messages":
         if not isinstance(value, list) or not all(
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str)
-            for one in value
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in value
         ):
             raise DataError(f"{place}: messages is not a list of objects with role and content")
         return Prompt(messages=tuple(value), record=record)
@@ -220,17 +220,17 @@ def generate(
     file, form = None if out is None else Path(out), PromptFormat(chat, system, template, options)
     if file is not None:
         _refuse_output(file, overwrite)
-    models = chosen(model, None, adapter, target, config)
+    models = find_models(model, None, adapter, target, config)
     if file is None:
         return _generate(models, queue, batch, form, sampling, processes, None, say)
-    contents = [None if one is None else one.identity() for one in models]
+    contents = [None if item is None else item.identity() for item in models]
     key = [
         contents,
         chat,
         system,
         _template_text(template),
         asdict(sampling),
-        [asdict(one) for one in queue],
+        [asdict(item) for item in queue],
     ]
     key += [options] if options else []
     with only_writer(file, DataError):
@@ -239,8 +239,8 @@ def generate(
         part.touch()
         records = _generate(models, queue, batch, form, sampling, processes, part, say)
         part.replace(file)
-        for other in file.parent.glob(f".{glob.escape(file.name)}.{'[0-9a-f]' * 12}.part"):
-            other.unlink(
+        for stale_file in file.parent.glob(f".{glob.escape(file.name)}.{'[0-9a-f]' * 12}.part"):
+            stale_file.unlink(
                 missing_ok=True
             )  # begun with other settings or another model, and interrupted
     return records
@@ -262,12 +262,12 @@ def _generate(
     records = [] if part is None else _resume(part, batch)
     if len(records) < len(queue):
         with _load(models, processes, say) as ready:
-            for made in _answers(ready, queue, len(records), batch, form, sampling, say):
-                records += made
+            for new_records in _answers(ready, queue, len(records), batch, form, sampling, say):
+                records += new_records
                 if part is not None:
                     with part.open("a", encoding="utf-8") as lines:
                         lines.writelines(
-                            json.dumps(record, ensure_ascii=False) + "\n" for record in made
+                            json.dumps(record, ensure_ascii=False) + "\n" for record in new_records
                         )
                     say(f"{len(records)} of {len(queue)} prompts")
     return records
@@ -288,41 +288,45 @@ def _template_text(template: str | Path | None) -> str | None:
 def _answers(
     ready: LoadedModel,
     queue: Sequence[Prompt],
-    done: int,
+    record_count: int,
     batch: int,
     form: PromptFormat,
     sampling: Sampling,
     say: Say,
 ) -> Iterator[list[dict[str, Any]]]:
-    """The records of each batch, after the first `done` prompts."""
+    """The records of each batch, after the first `record_count` prompts."""
     from smtrain.worker.generation.generating import (
         complete,
     )  # torch, only after everything else was checked
 
-    ids = _spelled(ready, queue, form, sampling, say)
-    for start in range(done, len(queue), batch):
-        some = queue[start : start + batch]
-        numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
+    ids = _encode_prompts(ready, queue, form, sampling, say)
+    for start in range(record_count, len(queue), batch):
+        batch_prompts = queue[start : start + batch]
+        numbers = (
+            f"{start + 1}"
+            if len(batch_prompts) == 1
+            else f"{start + 1} to {start + len(batch_prompts)}"
+        )
         with spinner(f"writing {numbers} of {len(queue)} texts"):
             texts = complete(ready, ids[start : start + batch], sampling)
         yield [
             {**(prompt.record or {"prompt": prompt.text}), "completion": text}
-            for prompt, text in zip(some, texts, strict=True)
+            for prompt, text in zip(batch_prompts, texts, strict=True)
         ]
 
 
 @contextmanager
 def _load(models: Models, processes: int | None, say: Say) -> Iterator[LoadedModel]:
     """The model, whose processes end with the block."""
-    _, ready = loaded(models, processes, say)
+    _, ready = load_models(models, processes, say)
     try:
         yield ready
     finally:
         ready.close()
 
 
-def _spelled(
-    loaded: LoadedModel, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
+def _encode_prompts(
+    model: LoadedModel, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling, say: Say
 ) -> list[Any]:
     """Ids of all prompts, so that an invalid one is reported before the first is answered; prints
     missing fields.
@@ -338,32 +342,34 @@ def _spelled(
     from smtrain.worker.generation.generating import encode_prompt, refuse_overlong
 
     if form.chat or any(prompt.messages for prompt in prompts):
-        set_template(loaded, None if form.template is None else Path(form.template), form.options)
-        if ignored := ignored_in(loaded):
-            say(ignored)
-    every, unread, twice = [], IgnoredText(), 0
+        set_template(model, None if form.template is None else Path(form.template), form.options)
+        if ignored_notice := ignored_in(model):
+            say(ignored_notice)
+    all_ids, unread_text, with_double_bos = [], IgnoredText(), 0
     for number, prompt in enumerate(prompts, start=1):
         if messages := _messages_of(prompt, form):
             options = record_options(prompt.record, number)
-            every.append(encode_conversation(loaded, messages, sampling.max_new_tokens, options)[0])
-            unread.count(unwritten_parts(loaded, messages, options))
+            all_ids.append(
+                encode_conversation(model, messages, sampling.max_new_tokens, options)[0]
+            )
+            unread_text.count(unwritten_parts(model, messages, options))
         else:
-            every.append(encode_prompt(loaded, prompt.text, special=True))
-            refuse_overlong(loaded, every[-1], sampling)
-            unread.count(field for field, _ in record_options(prompt.record, number).values())
-            twice += every[-1][0, :2].tolist() == [loaded.tokenizer.bos_token_id] * 2
-    if unread:
+            all_ids.append(encode_prompt(model, prompt.text, special=True))
+            refuse_overlong(model, all_ids[-1], sampling)
+            unread_text.count(field for field, _ in record_options(prompt.record, number).values())
+            with_double_bos += all_ids[-1][0, :2].tolist() == [model.tokenizer.bos_token_id] * 2
+    if unread_text:
         say(
-            f"{ignored_text_sentence(unread)}; the chat template does not write it, or no chat template"
+            f"{ignored_text_sentence(unread_text)}; the chat template does not write it, or no chat template"
             " is used"
         )
-    if twice:
-        bos = loaded.tokenizer.bos_token
+    if with_double_bos:
+        bos = model.tokenizer.bos_token
         say(
-            f"{twice} prompts begin with {bos}, which the tokenizer adds once more; leave it out of"
+            f"{with_double_bos} prompts begin with {bos}, which the tokenizer adds once more; leave it out of"
             " the prompts"
         )
-    return every
+    return all_ids
 
 
 def _messages_of(prompt: Prompt, form: PromptFormat) -> list[dict[str, str]]:
@@ -410,9 +416,9 @@ def _resume(part: Path, batch: int) -> list[dict[str, Any]]:
             break
         records.append(record)
         lines.append(line)
-    whole = len(records) // batch * batch  # a batch is made again whole
-    part.write_bytes(b"".join(lines[:whole]))
-    return records[:whole]
+    complete_records = len(records) // batch * batch  # a batch is made again whole
+    part.write_bytes(b"".join(lines[:complete_records]))
+    return records[:complete_records]
 
 
 def one_by_one(
@@ -428,10 +434,10 @@ def one_by_one(
     say: Say,
 ) -> Iterator[tuple[int, str]]:
     """(number of the prompt, piece of its text), as it comes."""
-    with _load(chosen(model, None, adapter, target, config), processes, say) as ready:
+    with _load(find_models(model, None, adapter, target, config), processes, say) as ready:
         from smtrain.worker.generation.generating import stream
 
-        for number, ids in enumerate(_spelled(ready, prompts, form, sampling, say)):
+        for number, ids in enumerate(_encode_prompts(ready, prompts, form, sampling, say)):
             yield number, ""
             for piece in stream(ready, ids, sampling):
                 yield number, piece

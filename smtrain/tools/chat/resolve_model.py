@@ -33,7 +33,7 @@ from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, spelling_fault
 from smtrain.core.targets import TargetName
 from smtrain.core.text import Say
-from smtrain.tools.chat.far_place import FarPlace
+from smtrain.tools.chat.far_place import RemoteFolder
 from smtrain.worker.checkpoint.huggingface.damage import edited_files
 from smtrain.worker.checkpoint.storage import LocalPlace, Place
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
@@ -47,14 +47,14 @@ class FoundModel:
     """A Hugging Face folder, an adapter or a checkpoint, here or in an object store."""
 
     name: str
-    described: dict[str, Any]
+    model_config: dict[str, Any]
     """Its config.json, or its adapter_config.json."""
     weights: float
     """Bytes of its weights."""
     is_adapter: bool
     folder: Path
     """Its folder on this machine, which `fetch` fills."""
-    far: StoreCopy | None = None
+    store_copy: StoreCopy | None = None
     """The copy of a model in an object store; None: it is on this machine."""
     checkpoint: bool = False
     """Whether it is a checkpoint of a training, which `worker.generation.ranks` reads."""
@@ -64,14 +64,14 @@ class FoundModel:
     @property
     def need(self) -> Need:
         """Memory to hold it."""
-        return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
+        return need_of(self.name, self.weights, {} if self.is_adapter else self.model_config)
 
     def identity(self) -> list[Any]:
         """Equal for equal content: the files' names, sizes and ETags, or times of the last change
         on this machine.
         """
-        if self.far is not None:
-            files = [[file, *stored] for file, stored in self.far.files.items()]
+        if self.store_copy is not None:
+            files = [[file, *object_stat] for file, object_stat in self.store_copy.files.items()]
         else:
             stats = (
                 (path.relative_to(self.folder), path.stat())
@@ -86,118 +86,127 @@ class FoundModel:
 
         Says which small files are edited.
         """
-        if self.far is not None:
-            self._copy(self.far, say)
-        if not self.checkpoint and (changed := edited_files(self.folder)):
+        if self.store_copy is not None:
+            self._copy(self.store_copy, say)
+        if not self.checkpoint and (edited_names := edited_files(self.folder)):
             say(
-                f"{', '.join(changed)} in {self.folder} {'is' if len(changed) == 1 else 'are'} not"
+                f"{', '.join(edited_names)} in {self.folder} {'is' if len(edited_names) == 1 else 'are'} not"
                 " as exported"
             )
         return self.folder
 
-    def _copy(self, far: StoreCopy, say: Say) -> None:
-        free, missing = shutil.disk_usage(home()).free, far.missing_bytes
-        below = self.folder.relative_to(far.folder).as_posix()
-        uri = far.uri if below == "." else f"{far.uri}{below}/"
-        if missing > free:
+    def _copy(self, store_copy: StoreCopy, say: Say) -> None:
+        free, missing_bytes = shutil.disk_usage(home()).free, store_copy.missing_bytes
+        subfolder = self.folder.relative_to(store_copy.folder).as_posix()
+        uri = store_copy.uri if subfolder == "." else f"{store_copy.uri}{subfolder}/"
+        if missing_bytes > free:
             raise JobError(
-                f"{uri} holds {missing / 1e9:,.1f} GB more than is here, and {home()} has"
+                f"{uri} holds {missing_bytes / 1e9:,.1f} GB more than is here, and {home()} has"
                 f" {free / 1e9:,.1f} GB free; free space there, or set SMTRAIN_HOME to a folder on"
                 " another disk",
                 code="disk.full",
             )
-        if missing:
-            say(f"fetching {missing / 1e9:,.2f} GB from {uri} into {self.folder}")
-        far.fetch()
+        if missing_bytes:
+            say(f"fetching {missing_bytes / 1e9:,.2f} GB from {uri} into {self.folder}")
+        store_copy.fetch()
 
 
-def find(what: Any, target: TargetName | None = None) -> FoundModel:
+def find(model: Any, target: TargetName | None = None) -> FoundModel:
     """The model of a folder, a `Run`, a `Job`, the name of one, run://NAME, an s3:// prefix or a
     demo:// URI. Loads nothing.
 
     Raises `CheckpointError` for a folder that holds no model, `JobError` for a name of no folder,
     and no run or job with an exported model.
     """
-    if hasattr(what, "config") and hasattr(what, "results"):
-        return _of_job(what.job("export"), what.config.name)
-    if hasattr(what, "describe") and hasattr(what, "output"):
-        return _of_job(what, what.name)
-    text = folder_of(str(what))
-    if far := not_here(text):
-        raise CheckpointError(far)
+    if hasattr(model, "config") and hasattr(model, "results"):
+        return _model_of_job(model.job("export"), model.config.name)
+    if hasattr(model, "describe") and hasattr(model, "output"):
+        return _model_of_job(model, model.name)
+    text = folder_of(str(model))
+    if hint_uri := not_here(text):
+        raise CheckpointError(hint_uri)
     if hint := spelling_fault(text, (*STORES, "demo://", RUN)):
         raise CheckpointError(hint)
     if text.startswith("demo://"):
         from smtrain.core.demo import materialise
 
-        return _here(materialise(text), text)
+        return _local_model(materialise(text), text)
     if text.startswith(RUN):
-        return _of_name(_run_named(text), target)
+        return _model_of_name(_run_named(text), target)
     if text.startswith(STORES):
-        return _in_s3(_store(text, target), text, text)
+        return _model_in_store(_store(text, target), text, text)
     if not text.strip():
         raise CheckpointError(
             "the model is an empty name; name a folder, a run, a job or an s3:// prefix"
         )
     path = Path(text).expanduser()
     if path.exists():
-        return _here(path, text)
+        return _local_model(path, text)
     if "/" in text or text.startswith("."):
         raise CheckpointError(
-            f"{text}: there is no such folder{_hub_too(text)}", code="model.not_found"
+            f"{text}: there is no such folder{_hub_hint(text)}", code="model.not_found"
         )
-    return _of_name(text, target)
+    return _model_of_name(text, target)
 
 
-def find_trained(what: Any, target: TargetName | None = None, config: Any = None) -> FoundModel:
+def find_trained(model: Any, target: TargetName | None = None, config: Any = None) -> FoundModel:
     """`find`, which also takes checkpoints of engine native or nxd, in a folder or below a URI.
 
     `config` is the model with their config.json and tokenizer. Raises `CheckpointError` if it is
     needed or not used.
     """
-    location = _checkpoints_at(what, target)
+    location = _checkpoints_at(model, target)
     if location is None:
         if config is not None:
             raise CheckpointError(
-                f"config: {what} is not a checkpoint, and has its own config.json and tokenizer;"
+                f"config: {model} is not a checkpoint, and has its own config.json and tokenizer;"
                 " leave this out"
             )
-        return find(what, target)
+        return find(model, target)
     from smtrain.worker.checkpoint.open import open_weights
 
     base = None if config is None else find(config, target)
-    source = open_weights(location, None if base is None else base.described)
-    held = source.location
-    own = base is None and tokenizer_in(held.files())
-    if base is None and not own:
+    source = open_weights(location, None if base is None else base.model_config)
+    weights_location = source.location
+    has_tokenizer = base is None and tokenizer_in(weights_location.files())
+    if base is None and not has_tokenizer:
         raise CheckpointError(
-            f"{what} is a checkpoint, and has no tokenizer; name the model that training started"
+            f"{model} is a checkpoint, and has no tokenizer; name the model that training started"
             " from with --config MODEL (config=)",
             code="model.not_found",
         )
     weights = sum(prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
-    if not isinstance(held, FarPlace):
-        folder = held.path() or Path(str(what))
+    if not isinstance(weights_location, RemoteFolder):
+        folder = weights_location.path() or Path(str(model))
         return FoundModel(
-            str(what), source.config, float(weights), False, folder, checkpoint=True, base=base
+            str(model), source.config, float(weights), False, folder, checkpoint=True, base=base
         )
-    far = held.copy.only(held.contains(_has_no_optimizer))
-    return FoundModel(str(what), source.config, float(weights), False, held.folder, far, True, base)
+    store_copy = weights_location.copy.only(weights_location.contains(_has_no_optimizer))
+    return FoundModel(
+        str(model),
+        source.config,
+        float(weights),
+        False,
+        weights_location.folder,
+        store_copy,
+        True,
+        base,
+    )
 
 
-def _checkpoints_at(what: Any, target: TargetName | None) -> Place | None:
+def _checkpoints_at(model: Any, target: TargetName | None) -> Place | None:
     """The folder or prefix, if there are checkpoints of a training in it, and no model to load as
     it is.
     """
-    if not isinstance(what, (str, Path)):
+    if not isinstance(model, (str, Path)):
         return None
-    text = folder_of(str(what))
+    text = folder_of(str(model))
     if text.startswith(STORES):
-        far = FarPlace(_store(text, target), text)
+        remote_folder = RemoteFolder(_store(text, target), text)
         is_model = any(
-            file in far.files() for file in ("config.json", ADAPTER)
-        ) and first_of_weights(far.files())
-        return far if not is_model and _are_checkpoint(far.files()) else None
+            file in remote_folder.files() for file in ("config.json", ADAPTER)
+        ) and first_of_weights(remote_folder.files())
+        return remote_folder if not is_model and _are_checkpoint(remote_folder.files()) else None
     path = Path(text).expanduser()
     return (
         LocalPlace(path) if path.is_dir() and not _model_in(path) and _is_checkpoint(path) else None
@@ -220,37 +229,41 @@ def _run_named(text: str) -> str:
     return match[1]
 
 
-def _hub_too(text: str) -> str:
+def _hub_hint(text: str) -> str:
     """A hint: a folder with a similar name, or the model `organization/name` of the hub."""
-    if near := near_path(Path(text).expanduser()):
-        return f"; {near.rstrip()}"
-    far = not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
-    return f"; if it is a model of the hub, {far.partition('; ')[2]}" if far else ""
+    if suggestion := near_path(Path(text).expanduser()):
+        return f"; {suggestion.rstrip()}"
+    hub_hint = (
+        not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
+    )
+    return f"; if it is a model of the hub, {hub_hint.partition('; ')[2]}" if hub_hint else ""
 
 
-def _here(path: Path, name: str) -> FoundModel:
+def _local_model(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
         raise CheckpointError(
             f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model"
         )
-    if there := _model_in(path):
-        folder, is_adapter = there
-        described = _json(folder / ADAPTER) if is_adapter else described_in(folder)
-        return FoundModel(name, described, weights_in(folder), is_adapter, folder)
+    if model_folder := _model_in(path):
+        folder, is_adapter = model_folder
+        model_config = _read_json_object(folder / ADAPTER) if is_adapter else described_in(folder)
+        return FoundModel(name, model_config, weights_in(folder), is_adapter, folder)
     if _is_checkpoint(path):
-        held = [file.name for file in path.rglob("*") if file.is_file()]
-        config = "" if tokenizer_in(held) else " --config MODEL"
-        why = (
+        file_names = [file.name for file in path.rglob("*") if file.is_file()]
+        config = "" if tokenizer_in(file_names) else " --config MODEL"
+        explanation = (
             " (MODEL is the folder of the model that training started from, for its tokenizer)"
             if config
             else ""
         )
         raise CheckpointError(
             f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}`"
-            f" makes one of a checkpoint{why}",
+            f" makes one of a checkpoint{explanation}",
             code="model.not_found",
         )
-    names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
+    names = [
+        file.relative_to(path).as_posix() for pattern in ("*", "*/*") for file in path.glob(pattern)
+    ]
     if (path / "config.json").is_file() and (fault := file_misfit(path / "config.json")):
         raise CheckpointError(fault)
     if fault := broken_link(path) or folder_misfit(names, name):
@@ -289,15 +302,15 @@ def _has_weights(folder: Path) -> bool:
     return first_of_weights(names) is not None or bool(missing_shards(names)[0])
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read_json_object(file: Path) -> dict[str, Any]:
     try:
         content = read_value(file)
     except (OSError, ValueError):
-        why = (
+        reason = (
             file_misfit(file)
             or f"{file} cannot be read as JSON; mend it there, or copy this file again"
         )
-        raise CheckpointError(why) from None
+        raise CheckpointError(reason) from None
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{file} is not a JSON object; copy it again", code="checkpoint.damaged"
@@ -305,7 +318,7 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _of_name(name: str, target: TargetName | None) -> FoundModel:
+def _model_of_name(name: str, target: TargetName | None) -> FoundModel:
     from botocore.exceptions import ClientError
 
     from smtrain.client.backends.choose import backend_of_job
@@ -316,41 +329,41 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     job, place = backend_of_job(name, target)
     try:
         exports = jobs_of(place, job, "export")
-        done = next((one for one in exports if one.known_done), None)
-        if done is not None:
-            return _of_job(done, name)
+        finished_export = next((export for export in exports if export.known_done), None)
+        if finished_export is not None:
+            return _model_of_job(finished_export, name)
         if exports or jobs_of(place, job, "train"):
             raise JobError(
                 f"{name} has not exported a model yet; `smtrain run CONFIG` exports one",
                 code="model.not_found",
             )
-        named = Job(job, place)
-        named.describe()
+        export_job = Job(job, place)
+        export_job.describe()
     except (ClientError, JobError) as error:
         if is_unanswered(error) or "exported" in str(error):
             raise
         nowhere = f"{name}: there is no such folder, and no run or job"
         raise unknown_run(nowhere, name, place, near_path(name), "model.not_found") from None
-    return _of_job(named, name)
+    return _model_of_job(export_job, name)
 
 
-def _of_job(job: Any, name: str) -> FoundModel:
+def _model_of_job(job: Any, name: str) -> FoundModel:
     from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.results import exported
     from smtrain.core.protocol.requests import stage_of
 
-    ours = stage_of(job.name)
-    if ours is not None and ours[1] == "train":
-        done = exported(job, job.describe())
-        if done is None:
+    name_parts = stage_of(job.name)
+    if name_parts is not None and name_parts[1] == "train":
+        export_name = exported(job, job.describe())
+        if export_name is None:
             raise JobError(
                 f"what {job.name} trained has not been exported yet; `smtrain run CONFIG`"
                 " exports it",
                 code="model.not_found",
             )
-        job = Job(done, job.target)
+        job = Job(export_name, job.target)
     try:
-        return _in_s3(job.target, job.output, name)
+        return _model_in_store(job.target, job.output, name)
     except CheckpointError:
         raise JobError(
             f"{job.name} left no Hugging Face model; name the run, or its export job",
@@ -358,30 +371,32 @@ def _of_job(job: Any, name: str) -> FoundModel:
         ) from None
 
 
-def _in_s3(target: Backend, uri: str, name: str) -> FoundModel:
-    far = StoreCopy(target, uri).only(_has_no_optimizer)
-    sizes = {file: stored.size for file, stored in far.files.items()}
+def _model_in_store(target: Backend, uri: str, name: str) -> FoundModel:
+    store_copy = StoreCopy(target, uri).only(_has_no_optimizer)
+    sizes = {file: object_stat.size for file, object_stat in store_copy.files.items()}
     kind = ADAPTER if is_adapter(sizes) else "config.json" if "config.json" in sizes else None
     if kind is None:
         if fault := folder_misfit(sizes, uri):
             raise CheckpointError(fault)
-        what = "is empty" if not sizes else f"holds no config.json and no {ADAPTER}"
-        raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
-    body = target.read(far.uri + kind)
+        problem = "is empty" if not sizes else f"holds no config.json and no {ADAPTER}"
+        raise CheckpointError(f"{uri} {problem}; name the prefix of a Hugging Face model")
+    body = target.read(store_copy.uri + kind)
     try:
-        described = parse_object(body)
+        model_config = parse_object(body)
     except ValueError:
-        why = (
+        reason = (
             misfit(kind, body[:HEAD], len(body))
             or "cannot be read as JSON; mend it there, or copy this file again"
         )
-        raise CheckpointError(f"{uri}: {kind} {why}") from None
+        raise CheckpointError(f"{uri}: {kind} {reason}") from None
     weights = next(
         (
-            sum(some)
+            sum(file_sizes)
             for ending in WEIGHTS
-            if (some := [size for file, size in sizes.items() if file.endswith(ending)])
+            if (file_sizes := [size for file, size in sizes.items() if file.endswith(ending)])
         ),
         0,
     )
-    return FoundModel(name, described, float(weights), kind == ADAPTER, far.folder, far)
+    return FoundModel(
+        name, model_config, float(weights), kind == ADAPTER, store_copy.folder, store_copy
+    )

@@ -21,7 +21,7 @@ HELP = """/clear          forget what was said
 /help           this list
 /quit           leave; so does the end of input (Ctrl-D)
 Ctrl-C stops an answer; pressed twice at the prompt it leaves. A line that ends in \\ continues on the next."""
-PROMPT, MORE = "> ", ". "
+PROMPT, CONTINUATION_PROMPT = "> ", ". "
 
 
 class Terminal:
@@ -43,15 +43,15 @@ class Terminal:
         if self._talks:
             _editing()
             say("/help lists the commands, /quit leaves")
-        pressed = had_question = False
+        was_interrupted = had_question = False
         while True:
             try:
                 text = self._read()
-                pressed = False
+                was_interrupted = False
                 if text is None or text in ("/quit", "/exit"):
                     return
                 had_question = had_question or bool(text)
-                self._take(text)
+                self._handle_line(text)
             except EOFError:
                 if self._talks:
                     say("")
@@ -66,16 +66,16 @@ class Terminal:
                 if not self._talks:
                     raise
                 say("")
-                if pressed:
+                if was_interrupted:
                     return
-                pressed = True
+                was_interrupted = True
                 say("Ctrl-C again leaves, and so does /quit", error=True)
 
     def _read(self) -> str | None:
         lines = [self._line(PROMPT)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(self._line(MORE))
+            lines.append(self._line(CONTINUATION_PROMPT))
         return "\n".join(lines).strip()
 
     def _line(self, prompt: str) -> str:
@@ -86,13 +86,13 @@ class Terminal:
             raise EOFError
         return line.rstrip("\n")
 
-    def _take(self, text: str) -> None:
+    def _handle_line(self, text: str) -> None:
         if not text:
             return
-        word, _, rest = text.partition(" ")
+        word, _, argument = text.partition(" ")
         try:
             if word in self._commands:
-                self._commands[word](rest.strip())
+                self._commands[word](argument.strip())
             elif word.startswith("/") and word[1:].isalpha():
                 say(f"there is no command {word}; /help lists them", error=True)
             else:
@@ -104,17 +104,17 @@ class Terminal:
 
     def _answer(self, pieces: Iterator[tuple[str, str]]) -> None:
         """Show an answer as it comes; Ctrl-C stops it and keeps what has come."""
-        before, ended = "", True
+        speaking_name, at_line_start = "", True
         try:
             for name, piece in pieces:
-                if name != before:
-                    if before:
-                        say("" if ended else "\n")
+                if name != speaking_name:
+                    if speaking_name:
+                        say("" if at_line_start else "\n")
                     say(f"{name}:")
-                    before = name
+                    speaking_name = name
                 say(piece, end="")
                 sys.stdout.flush()
-                ended = piece.endswith("\n")
+                at_line_start = piece.endswith("\n")
         except KeyboardInterrupt:
             if not self._talks:
                 raise
@@ -122,8 +122,8 @@ class Terminal:
             if close is not None:
                 close()
             say(" (stopped)", end="")
-            ended = False
-        if not ended:
+            at_line_start = False
+        if not at_line_start:
             say("")
         sys.stdout.flush()
 

@@ -53,8 +53,8 @@ def network(config: JobConfig, request: NetworkRequest) -> dict[str, Any]:
         *_faults(config, request),
     ]:
         raise ConfigError(faults, code="config.wrong_value")
-    whole = ipaddress.ip_network(request.cidr)
-    public, private = whole.subnets(prefixlen_diff=1)
+    vpc_network = ipaddress.ip_network(request.cidr)
+    public, private = vpc_network.subnets(prefixlen_diff=1)
     name = stack_name(config)
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -64,7 +64,11 @@ def network(config: JobConfig, request: NetworkRequest) -> dict[str, Any]:
         **({"Parameters": {"Zone": _zone_parameter(request.zone)}} if request.zone else {}),
         "Resources": {
             "Vpc": _resource(
-                "VPC", name, CidrBlock=str(whole), EnableDnsSupport=True, EnableDnsHostnames=True
+                "VPC",
+                name,
+                CidrBlock=str(vpc_network),
+                EnableDnsSupport=True,
+                EnableDnsHostnames=True,
             ),
             "PublicSubnet": _subnet(
                 f"{name}-public", request, str(public), MapPublicIpOnLaunch=True
@@ -144,9 +148,11 @@ def _zone_faults(request: NetworkRequest) -> list[str]:
 def _faults(config: JobConfig, request: NetworkRequest) -> list[str]:
     faults = []
     try:
-        whole = ipaddress.ip_network(request.cidr)
+        vpc_network = ipaddress.ip_network(request.cidr)
         private = (
-            whole.version == 4 and whole.is_private and _LARGEST <= whole.prefixlen <= _SMALLEST
+            vpc_network.version == 4
+            and vpc_network.is_private
+            and _LARGEST <= vpc_network.prefixlen <= _SMALLEST
         )
     except ValueError:
         private = False
@@ -191,7 +197,7 @@ def _zone_parameter(zone: str) -> dict[str, str]:
 
 def _internet(name: str) -> dict[str, Any]:
     """The gateways, and a route table for each subnet: to the internet, and to it through NAT."""
-    made: dict[str, Any] = {
+    resources: dict[str, Any] = {
         "InternetGateway": _resource("InternetGateway", name),
         "GatewayAttachment": {
             "Type": "AWS::EC2::VPCGatewayAttachment",
@@ -209,14 +215,14 @@ def _internet(name: str) -> dict[str, Any]:
         "Public": {"GatewayId": _ref("InternetGateway")},
         "Private": {"NatGatewayId": _ref("NatGateway")},
     }
-    for which, gateway in ways.items():
+    for subnet, gateway in ways.items():
         table = (  # no object twice: YAML would write an alias, which CloudFormation refuses
-            f"{which}Routes"
+            f"{subnet}Routes"
         )
-        made[f"{which}Routes"] = _resource(
-            "RouteTable", f"{name}-{which.lower()}", VpcId=_ref("Vpc")
+        resources[f"{subnet}Routes"] = _resource(
+            "RouteTable", f"{name}-{subnet.lower()}", VpcId=_ref("Vpc")
         )
-        made[f"{which}Internet"] = {
+        resources[f"{subnet}Internet"] = {
             "Type": "AWS::EC2::Route",
             "Properties": {
                 "RouteTableId": _ref(table),
@@ -224,11 +230,11 @@ def _internet(name: str) -> dict[str, Any]:
                 **gateway,
             },
         }
-        made[f"{which}Association"] = {
+        resources[f"{subnet}Association"] = {
             "Type": "AWS::EC2::SubnetRouteTableAssociation",
-            "Properties": {"RouteTableId": _ref(table), "SubnetId": _ref(f"{which}Subnet")},
+            "Properties": {"RouteTableId": _ref(table), "SubnetId": _ref(f"{subnet}Subnet")},
         }
-    made["PublicInternet"]["DependsOn"] = (
+    resources["PublicInternet"]["DependsOn"] = (
         "GatewayAttachment"  # AWS refuses a route to an unattached gateway
     )
-    return made
+    return resources

@@ -80,9 +80,9 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
     cluster, kind = config.cluster, config.compute.instance_type.removeprefix("ml.")
     mount = "/" + PurePosixPath(str(cluster.shared)).parts[1]
     training, cpus = queues(config)
-    queued = [_training(config, site, kind)]
+    queue_sections = [_training(config, site, kind)]
     if cpus != training:
-        queued.append(
+        queue_sections.append(
             {
                 "Name": cpus,
                 "CapacityType": "ONDEMAND",
@@ -99,9 +99,9 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
         if site.post_install and site.post_install.startswith("s3://")
         else set()
     )
-    for one in queued:
-        if buckets := sorted({*_buckets(config), *(of_script if "CustomActions" in one else ())}):
-            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
+    for queue in queue_sections:
+        if buckets := sorted({*_buckets(config), *(of_script if "CustomActions" in queue else ())}):
+            queue["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
     return {
         "Region": site.region,
         "Image": {"Os": os_of(config, site), **({"CustomAmi": site.ami} if site.ami else {})},
@@ -114,7 +114,7 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
         "Scheduling": {
             "Scheduler": "slurm",
             "SlurmSettings": {"ScaledownIdletime": 10},
-            "SlurmQueues": queued,
+            "SlurmQueues": queue_sections,
         },
         "SharedStorage": [
             {
@@ -252,8 +252,8 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
             faults.append(
                 f"{option}: {value} is not such an ID; it looks like {kind}-0123456789abcdef0"
             )
-    named = dict(zip(reversed(queues(config)), ("cpu_partition", "partition"), strict=True))
-    for queue, key in named.items():
+    key_by_queue = dict(zip(reversed(queues(config)), ("cpu_partition", "partition"), strict=True))
+    for queue, key in key_by_queue.items():
         if not _QUEUE.fullmatch(queue) or queue == "default":
             faults.append(
                 f"cluster.{key}: ParallelCluster allows no queue named {queue!r}; use lower-case"

@@ -25,7 +25,7 @@ USUAL = 0.02
 them they were up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400
 steps, `smtrain compare`).
 """
-_SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
+_X_UNITS = {"step": "step", "tokens": "tokens", "time": "s"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Curve:
         if at is None:
             return None
         low = max(0, at - (window - 1) // 2)
-        near = slice(low, at + window // 2 + window)
-        pairs_near = list(zip(self.values[near], self.baseline[near], strict=True))
+        neighbours = slice(low, at + window // 2 + window)
+        pairs_near = list(zip(self.values[neighbours], self.baseline[neighbours], strict=True))
         if not all(isfinite(a) and isfinite(b) and b for a, b in pairs_near):
             return self.x[at]
         split = _turn([(a - b) / abs(b) for a, b in pairs_near], tolerance)
@@ -113,28 +113,28 @@ class Comparison:
         """A sentence for each log that holds several runs, and for each training compared with
         itself.
         """
-        first, *rest = self.series
+        first, *compared_series = self.series
         several = [
-            f"{one.name} holds {one.beginnings} runs, as its steps begin again; the last numbers of"
+            f"{training.name} holds {training.beginnings} runs, as its steps begin again; the last numbers of"
             " each step are compared, so give each run a separate file."
-            for one in self.series
-            if one.beginnings > 1
+            for training in self.series
+            if training.beginnings > 1
         ]
-        same = [
-            f"{one.name} is compared with itself ({one.of})."
-            for one in rest
-            if _is_same(first, one)
+        self_comparisons = [
+            f"{training.name} is compared with itself ({training.of})."
+            for training in compared_series
+            if _is_same(first, training)
         ]
-        return several + same
+        return several + self_comparisons
 
     @property
     def changes(self) -> list[str]:
         """A sentence for each resume that changed a learning rate."""
         return [
-            f"{one.name} was resumed at step {step:,.0f} with another learning rate: {new} in place"
+            f"{training.name} was resumed at step {step:,.0f} with another learning rate: {new} in place"
             f" of {old}."
-            for one in self.series
-            for step, old, new in one.rate_changes
+            for training in self.series
+            for step, old, new in training.rate_changes
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Comparison:
             "baseline": _summary(first),
             "compared": [
                 {
-                    **_summary(one),
+                    **_summary(training),
                     "verdict": pair.verdict,
                     "left_at": pair.left_at,
                     "points": len(pair.loss.x),
@@ -162,7 +162,7 @@ class Comparison:
                         _plain(pair.grad_norm.mean()) if pair.grad_norm else None
                     ),
                 }
-                for one, pair in zip(self.series[1:], self.pairs, strict=True)
+                for training, pair in zip(self.series[1:], self.pairs, strict=True)
             ],
         }
 
@@ -177,7 +177,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         from smtrain.tools.compare.picture import page
 
-        return page(self, whole=False)
+        return page(self, as_document=False)
 
 
 @public
@@ -230,80 +230,95 @@ def compare(
             f"window and tolerance must be above 0; they are {window} and {tolerance}",
             code="config.wrong_value",
         )
-    every = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
-    for one in every[1:]:
-        _refuse_another_objective(every[0], one)
+    all_series = tuple(
+        with_tokens(read(training, target), tokens_per_step) for training in trainings
+    )
+    for compared_series in all_series[1:]:
+        _refuse_another_objective(all_series[0], compared_series)
     limit = USUAL if tolerance is None else tolerance
     return Comparison(
         by,
         window,
         limit,
-        every,
-        tuple(_pair(every[0], one, by, window, limit) for one in every[1:]),
+        all_series,
+        tuple(
+            _pair(all_series[0], compared_series, by, window, limit)
+            for compared_series in all_series[1:]
+        ),
     )
 
 
-def _refuse_another_objective(base: Series, one: Series) -> None:
+def _refuse_another_objective(base: Series, candidate: Series) -> None:
     """Raise DataError if the losses measure different things: an answer's against a pair's, for
     example.
     """
-    known = base.objective and one.objective
-    if base.objective != one.objective and (known or "dpo" in (base.objective, one.objective)):
-        named = [
-            f"{each.name} is of train.objective {each.objective or 'pretrain or sft'}"
-            for each in (base, one)
+    both_known = base.objective and candidate.objective
+    if base.objective != candidate.objective and (
+        both_known or "dpo" in (base.objective, candidate.objective)
+    ):
+        descriptions = [
+            f"{training.name} is of train.objective {training.objective or 'pretrain or sft'}"
+            for training in (base, candidate)
         ]
         raise DataError(
-            f"{' and '.join(named)}, whose losses measure different things; compare runs of one"
+            f"{' and '.join(descriptions)}, whose losses measure different things; compare runs of one"
             " objective, or their models by `smtrain evaluate`"
         )
 
 
-def _is_same(base: Series, one: Series) -> bool:
+def _is_same(base: Series, candidate: Series) -> bool:
     """Whether both were read from the same file, run or job; tables in memory have no name."""
-    if one.of in ("the list", "the table"):
+    if candidate.of in ("the list", "the table"):
         return False
-    return base.of == one.of or Path(base.of).resolve() == Path(one.of).resolve()
+    return base.of == candidate.of or Path(base.of).resolve() == Path(candidate.of).resolve()
 
 
-def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> Pair:
-    loss = _curve(base, one, "loss", by, window)
+def _pair(base: Series, candidate: Series, by: By, window: int, tolerance: float) -> Pair:
+    loss = _curve(base, candidate, "loss", by, window)
     if loss is None:
-        a, b = ((s.along(by)[0], s.along(by)[-1]) for s in (base, one))
+        a, b = ((s.along(by)[0], s.along(by)[-1]) for s in (base, candidate))
         raise DataError(
-            f"{one.name} and {base.name} have no {by} in common: {one.name} goes from {b[0]:,.0f}"
+            f"{candidate.name} and {base.name} have no {by} in common: {candidate.name} goes from {b[0]:,.0f}"
             f" to {b[1]:,.0f}, {base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
         )
-    left = loss.leaves(tolerance, window)
+    left_at = loss.leaves(tolerance, window)
     return Pair(
-        one.name,
+        candidate.name,
         loss,
-        _curve(base, one, "grad_norm", by, window),
-        left,
-        _verdict(base.name, one.name, loss, left, by, window, tolerance),
+        _curve(base, candidate, "grad_norm", by, window),
+        left_at,
+        _verdict(base.name, candidate.name, loss, left_at, by, window, tolerance),
     )
 
 
-def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve | None:
+def _curve(base: Series, candidate: Series, key: str, by: By, window: int) -> Curve | None:
     """Both at common points: at the steps that both have, else at the other's x within the
     baseline's range.
     """
-    ours, theirs = _points(base, what, by), _points(one, what, by)
+    base_points, candidate_points = _points(base, key, by), _points(candidate, key, by)
     x: array[Any] = array("q" if by == "step" else "d")  # a step is printed as a whole number
     a, b = array("d"), array("d")
-    for at, known, value in _at_equal(ours, theirs) if by == "step" else _at_theirs(ours, theirs):
+    for at, base_value, value in (
+        _at_common_x(base_points, candidate_points)
+        if by == "step"
+        else _at_candidate_x(base_points, candidate_points)
+    ):
         x.append(at)
-        a.append(known)
+        a.append(base_value)
         b.append(value)
     if not x:
         return None
     smooth_a, smooth_b = _smooth(a, window), _smooth(b, window)
-    before, after = (window - 1) // 2, window // 2
-    whole = (
-        range(before, len(x) - after) if window < len(x) else range(len(x) // 2, len(x) // 2 + 1)
+    points_before, points_after = (window - 1) // 2, window // 2
+    full_windows = (
+        range(points_before, len(x) - points_after)
+        if window < len(x)
+        else range(len(x) // 2, len(x) // 2 + 1)
     )
     pairs = enumerate(zip(smooth_a, smooth_b, strict=True))
-    difference = array("d", ((q - p) / abs(p) if p and i in whole else nan for i, (p, q) in pairs))
+    difference = array(
+        "d", ((q - p) / abs(p) if p and i in full_windows else nan for i, (p, q) in pairs)
+    )
     return Curve(x, b, a, smooth_b, smooth_a, difference)
 
 
@@ -311,31 +326,35 @@ Points = tuple["array[Any]", "array[float]"]
 """The x and the values of a metric, x ascending."""
 
 
-def _points(one: Series, what: str, by: By) -> Points:
+def _points(training: Series, key: str, by: By) -> Points:
     xs: array[Any] = array("q" if by == "step" else "d")
     values = array("d")
-    for x, record in zip(one.along(by), one.records, strict=True):
-        if what in record:
+    for x, record in zip(training.along(by), training.records, strict=True):
+        if key in record:
             xs.append(x)
-            values.append(record[what])
+            values.append(record[key])
     return xs, values
 
 
-def _at_equal(ours: Points, theirs: Points) -> Iterator[tuple[float, float, float]]:
+def _at_common_x(
+    base_points: Points, candidate_points: Points
+) -> Iterator[tuple[float, float, float]]:
     """(x, our value, their value) at each x that both have."""
     at = 0
-    for x, value in zip(*ours, strict=True):
-        while at < len(theirs[0]) and theirs[0][at] < x:
+    for x, value in zip(*base_points, strict=True):
+        while at < len(candidate_points[0]) and candidate_points[0][at] < x:
             at += 1
-        if at < len(theirs[0]) and theirs[0][at] == x:
-            yield x, value, theirs[1][at]
+        if at < len(candidate_points[0]) and candidate_points[0][at] == x:
+            yield x, value, candidate_points[1][at]
 
 
-def _at_theirs(ours: Points, theirs: Points) -> Iterator[tuple[float, float, float]]:
+def _at_candidate_x(
+    base_points: Points, candidate_points: Points
+) -> Iterator[tuple[float, float, float]]:
     """(x, our value, their value) at each of their x within ours."""
-    for x, value in zip(*theirs, strict=True):
-        if (known := _between(ours, x)) is not None:
-            yield x, known, value
+    for x, value in zip(*candidate_points, strict=True):
+        if (base_value := _between(base_points, x)) is not None:
+            yield x, base_value, value
 
 
 def _between(points: Points, x: float) -> float | None:
@@ -352,10 +371,10 @@ def _turn(values: Sequence[float], tolerance: float) -> int | None:
     """The index at which the values change most (the split with the largest sum of squares between
     its two parts); None if the values before it exceed the tolerance as well.
     """
-    best, at, total, before = 0.0, None, sum(values), 0.0
+    best, at, total, sum_before = 0.0, None, sum(values), 0.0
     for k in range(1, len(values)):
-        before += values[k - 1]
-        a, b = before / k, (total - before) / (len(values) - k)
+        sum_before += values[k - 1]
+        a, b = sum_before / k, (total - sum_before) / (len(values) - k)
         between = k * (len(values) - k) * (b - a) ** 2
         if abs(a) <= tolerance and between > best:
             best, at = between, k
@@ -364,50 +383,56 @@ def _turn(values: Sequence[float], tolerance: float) -> int | None:
 
 def _smooth(values: Sequence[float], window: int) -> array[float]:
     """The mean of the `window` values around each point; of fewer at the ends."""
-    before, after = (window - 1) // 2, window // 2
-    parts = (values[max(0, i - before) : i + after + 1] for i in range(len(values)))
+    points_before, points_after = (window - 1) // 2, window // 2
+    parts = (values[max(0, i - points_before) : i + points_after + 1] for i in range(len(values)))
     return array("d", (sum(part) / len(part) for part in parts))
 
 
 def _verdict(
-    base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float
+    base: str,
+    candidate: str,
+    loss: Curve,
+    left_at: float | None,
+    by: By,
+    window: int,
+    tolerance: float,
 ) -> str:
     largest, at_x = loss.largest()
-    over = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
-    seen = (
+    x_range = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
+    deviation = (
         f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from"
-        f" {over}, at most by {largest:+.2%} at {_place(at_x, by)}"
+        f" {x_range}, at most by {largest:+.2%} at {_place(at_x, by)}"
     )
     if not isfinite(largest):
-        at = f" from {_place(left, by)}" if left is not None else ""
+        at = f" from {_place(left_at, by)}" if left_at is not None else ""
         return (
-            f"{one} and {base} cannot be compared{at}: a loss is not a finite number wherever both"
+            f"{candidate} and {base} cannot be compared{at}: a loss is not a finite number wherever both"
             " have one."
         )
-    if left is None:
-        return f"{one} follows {base}: {seen}, within the tolerance of {tolerance:.2%}."
+    if left_at is None:
+        return f"{candidate} follows {base}: {deviation}, within the tolerance of {tolerance:.2%}."
     return (
-        f"{one} leaves {base} at {_place(left, by)}, beyond the tolerance of {tolerance:.2%}:"
-        f" {seen}."
+        f"{candidate} leaves {base} at {_place(left_at, by)}, beyond the tolerance of {tolerance:.2%}:"
+        f" {deviation}."
     )
 
 
 def _place(x: float, by: By) -> str:
-    return f"step {x:,.0f}" if by == "step" else f"{x:,.0f} {_SPELLED[by]}"
+    return f"step {x:,.0f}" if by == "step" else f"{x:,.0f} {_X_UNITS[by]}"
 
 
-def _summary(one: Series) -> dict[str, Any]:
-    last = one.records[-1]
+def _summary(training: Series) -> dict[str, Any]:
+    last = training.records[-1]
     return {
-        "name": one.name,
-        "from": one.of,
-        "steps": len(one.records),
+        "name": training.name,
+        "from": training.of,
+        "steps": len(training.records),
         "last_step": int(last["step"]),
         "last_loss": _plain(last["loss"]),
-        "tokens_per_s": _plain(one.tokens_per_s()),
-        "tokens_per_dollar": _plain(one.tokens_per_dollar()),
+        "tokens_per_s": _plain(training.tokens_per_s()),
+        "tokens_per_dollar": _plain(training.tokens_per_dollar()),
         "learning_rate_changes": [
-            {"step": int(step), "from": old, "to": new} for step, old, new in one.rate_changes
+            {"step": int(step), "from": old, "to": new} for step, old, new in training.rate_changes
         ],
     }
 

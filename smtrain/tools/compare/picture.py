@@ -26,7 +26,7 @@ _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
 _WIDTH = 9.0
 _POINTS = 12_000
 """Most points of a line; the picture is some 1,400 pixels wide."""
-_SHOWN = {"broad": _WIDTH, "narrow": 4.6}
+_PAGE_WIDTHS = {"broad": _WIDTH, "narrow": 4.6}
 """Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen.
 """
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
@@ -65,12 +65,14 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
     return figure
 
 
-def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
-    base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
+def _rows(
+    comparison: Comparison, curve_axes: Any, difference_axes: Any, key: str, label: str
+) -> None:
+    base = max((getattr(pair, key) for pair in comparison.pairs), key=lambda curve: len(curve.x))
     base = thin(base)
-    above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
+    curve_axes.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
     # dashed and on top, so that a curve below it can be seen
-    above.plot(
+    curve_axes.plot(
         base.x,
         base.smooth_baseline,
         color=_COLOURS[0],
@@ -80,31 +82,39 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
         label=clean(comparison.series[0].name),
     )
     for number, pair in enumerate(comparison.pairs, start=1):
-        curve, colour = thin(getattr(pair, what)), _COLOURS[number % len(_COLOURS)]
-        above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
-        above.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
-        below.plot(curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2)
-        if what == "loss" and pair.left_at is not None:
-            above.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
-    for number, one in enumerate(comparison.series):
-        if not one.rate_changes:
+        curve, colour = thin(getattr(pair, key)), _COLOURS[number % len(_COLOURS)]
+        curve_axes.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
+        curve_axes.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
+        difference_axes.plot(
+            curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2
+        )
+        if key == "loss" and pair.left_at is not None:
+            curve_axes.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
+    for number, training in enumerate(comparison.series):
+        if not training.rate_changes:
             continue
         places = dict(
-            zip((record["step"] for record in one.records), one.along(comparison.by), strict=True)
+            zip(
+                (record["step"] for record in training.records),
+                training.along(comparison.by),
+                strict=True,
+            )
         )
-        for step, old, new in one.rate_changes:
-            above.axvline(
+        for step, old, new in training.rate_changes:
+            curve_axes.axvline(
                 places.get(step, step),
                 color=_COLOURS[number % len(_COLOURS)],
                 linestyle="--",
                 linewidth=1,
                 label=(
-                    clean(f"{one.name}: learning rate {old} to {new}") if what == "loss" else None
+                    clean(f"{training.name}: learning rate {old} to {new}")
+                    if key == "loss"
+                    else None
                 ),
             )
-    above.set_ylabel(label)
-    below.set_ylabel("difference, %")
-    below.axhline(0, color="#555555", linewidth=0.8)
+    curve_axes.set_ylabel(label)
+    difference_axes.set_ylabel("difference, %")
+    difference_axes.axhline(0, color="#555555", linewidth=0.8)
 
 
 def thin(curve: Curve) -> Curve:
@@ -116,7 +126,7 @@ def thin(curve: Curve) -> Curve:
         return curve
     columns = [getattr(curve, field.name) for field in fields(curve)]
     width = -(-count * 3 * len(columns) // _POINTS)
-    chosen: list[int] = []
+    indices: list[int] = []
     for low in range(0, count, width):
         stretch = range(low, min(low + width, count))
         extremes: set[int] = set()
@@ -126,12 +136,12 @@ def thin(curve: Curve) -> Curve:
             extremes |= set(
                 itertools.islice((i for i in stretch if not isfinite(values[i])), 1)
             )  # a gap of the line
-        chosen += sorted(extremes)
-    return type(curve)(*(array("d", (values[i] for i in chosen)) for values in columns))
+        indices += sorted(extremes)
+    return type(curve)(*(array("d", (values[i] for i in indices)) for values in columns))
 
 
-def page(comparison: Comparison, *, whole: bool = True) -> str:
-    """HTML with the verdict, the numbers and the picture: a document if `whole`, else a part of one
+def page(comparison: Comparison, *, as_document: bool = True) -> str:
+    """HTML with the verdict, the numbers and the picture: a document if `as_document`, else a part of one
     for a notebook.
     """
     summary = comparison.to_dict()
@@ -143,11 +153,11 @@ def page(comparison: Comparison, *, whole: bool = True) -> str:
             for row in (summary["baseline"], *summary["compared"])
         ],
     }
-    if not whole:
+    if not as_document:
         picture = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
         return render("comparison.html", comparison=comparison, picture=picture, **table)
-    title = " against ".join(one.name for one in comparison.series)
-    pictures = [(css, _svg(comparison, width)) for css, width in _SHOWN.items()]
+    title = " against ".join(training.name for training in comparison.series)
+    pictures = [(css, _svg(comparison, width)) for css, width in _PAGE_WIDTHS.items()]
     generator = "smtrain compare"
     return render(
         "compare.html",
@@ -163,10 +173,10 @@ def _svg(comparison: Comparison, width: float) -> str:
     """The picture as an element, its words as text in the reader's font."""
     from matplotlib import rc_context
 
-    drawn = io.StringIO()
+    svg = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
-        draw(comparison, width).savefig(drawn, format="svg")
-    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+        draw(comparison, width).savefig(svg, format="svg")
+    return svg.getvalue()[svg.getvalue().index("<svg") :]
 
 
 def save(comparison: Comparison, folder: Path) -> list[Path]:

@@ -57,7 +57,7 @@ NAMES = {
     "time": ("time", "wall_time", "timestamp"),
 }
 """Our names of the numbers, and those of other tools."""
-_OURS = {name: ours for ours, names in NAMES.items() for name in names}
+_OUR_NAMES = {name: our_name for our_name, names in NAMES.items() for name in names}
 _EXACT = 2.0**53
 """From here on a float does not hold every whole number."""
 _IN_MILLISECONDS = {"elapsed time per iteration (ms)"}
@@ -118,7 +118,7 @@ class Series:
         if all("time" in record for record in self.records):
             began = self.records[0]["time"]
             return array("d", (record["time"] - began for record in self.records))
-        seconds, total, before = array("d"), 0.0, self.records[0]["step"]
+        seconds, total, previous_step = array("d"), 0.0, self.records[0]["step"]
         for record in self.records:
             took = record.get("step_s")
             if took is None and self.tokens_per_step and record.get("tokens_per_s"):
@@ -128,8 +128,8 @@ class Series:
                     f"{self.name}: nothing says how long a step took; give --tokens-per-step if it"
                     " logs tokens a second, or compare by step"
                 )
-            total += took * (record["step"] - before)
-            before = record["step"]
+            total += took * (record["step"] - previous_step)
+            previous_step = record["step"]
             seconds.append(total)
         return seconds
 
@@ -150,26 +150,30 @@ def series(
     Raises DataError if no row has both.
     """
     records = StepColumns()
-    seen: set[str] = set()
-    first = before = None
+    column_names: set[str] = set()
+    first = previous_step = None
     beginnings = 1
     for row in rows:
         record: dict[str, float] = {}
         for key, value in row.items():
-            seen.add(str(key))
-            spelled = str(key).strip().lower()
+            column_names.add(str(key))
+            normalized_key = str(key).strip().lower()
             number = _number(value)
-            if number is not None and (ours := _OURS.get(spelled)) and ours not in record:
-                record[ours] = number / 1000 if spelled in _IN_MILLISECONDS else number
+            if (
+                number is not None
+                and (our_name := _OUR_NAMES.get(normalized_key))
+                and our_name not in record
+            ):
+                record[our_name] = number / 1000 if normalized_key in _IN_MILLISECONDS else number
         if "step" in record and "loss" in record and abs(record["step"]) < _EXACT:
             step = int(record["step"])
             first = step if first is None else first
-            beginnings += before is not None and step <= first < before
-            before = step
+            beginnings += previous_step is not None and step <= first < previous_step
+            previous_step = step
             objective = objective or ("dpo" if "rewards/margins" in record else "")
             records.append(record | {"step": step})
     if not records:
-        columns = ", ".join(sorted(seen)[:12]) or "nothing"
+        columns = ", ".join(sorted(column_names)[:12]) or "nothing"
         raise DataError(
             f"{of} has no steps with a loss: it has {columns}; needed are a step"
             f" ({', '.join(NAMES['step'][:4])}) and a loss ({', '.join(NAMES['loss'][:4])})"
@@ -187,9 +191,9 @@ def series(
     )
 
 
-def with_tokens(one: Series, tokens_per_step: float | None) -> Series:
+def with_tokens(training: Series, tokens_per_step: float | None) -> Series:
     """The series with the tokens of a step, unless it has them already."""
-    return replace(one, tokens_per_step=one.tokens_per_step or tokens_per_step)
+    return replace(training, tokens_per_step=training.tokens_per_step or tokens_per_step)
 
 
 def _number(value: Any) -> float | None:

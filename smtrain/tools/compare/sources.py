@@ -28,49 +28,52 @@ _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
 _FIELD = re.compile(rf"([A-Za-z][\w ()/-]*?)\s*:\s*({_NUMBER})(?=[A-Z|\s]|$)")
 _EPOCH = re.compile(r"Epoch\s+(\d+):.*?(\d+)/(\d+|\?)\s*\[")
 _PAIR = re.compile(rf"([A-Za-z_][\w /]*)=({_NUMBER})")
-_OURS = re.compile(r"\bstep=\d{1,15} .*")
+_STEP_LINE = re.compile(r"\bstep=\d{1,15} .*")
 _EVENTS = "events.out.tfevents"
 _LONGEST = 1 << 20
 """Characters of the longest line; a longer one counts as several."""
-_NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
+_NAME_AND_VALUE = re.compile(r"([\w. -]{1,60})=(.+)")
 
 
-def read(what: Any, target: TargetName | None = None) -> Series:
+def read(training: Any, target: TargetName | None = None) -> Series:
     """Read a `Run`, a `Job`, a DataFrame or list of records, a path, or the name of a job or run.
 
     A string may carry a name, `gpu=logs/a100.txt`. Raises DataError for files without
     steps, JobError for a name of no file, job or run.
     """
-    if isinstance(what, (str, Path)):
-        label, source = _label(str(what))
+    if isinstance(training, (str, Path)):
+        label, source = _label(str(training))
         path = Path(source).expanduser()
         if path.exists():
-            return _of_path(path, label or path.name)
+            return _series_of_path(path, label or path.name)
         if "/" in source or source.endswith((".jsonl", ".csv", ".txt", ".log")):
             raise DataError(f"{source}: there is no such file or folder", code="data.not_found")
-        return _of_name(source, label or source, target)
-    if hasattr(what, "reset_index"):  # a pandas DataFrame, ours has steps as its index
-        return series("table", "the table", what.reset_index().to_dict("records"))
-    if isinstance(what, (list, tuple)):
-        return series("records", "the list", what)
-    if hasattr(what, "config") and hasattr(what, "results"):
-        jobs = [result.job for result in what.results if result.stage == "train"]
-        return replace(_of_attempts(jobs, what.config.name), objective=what.config.train.objective)
-    if hasattr(what, "records") and hasattr(what, "describe"):
-        return _of_attempts([what], what.name)
+        return _series_of_name(source, label or source, target)
+    if hasattr(training, "reset_index"):  # a pandas DataFrame, ours has steps as its index
+        return series("table", "the table", training.reset_index().to_dict("records"))
+    if isinstance(training, (list, tuple)):
+        return series("records", "the list", training)
+    if hasattr(training, "config") and hasattr(training, "results"):
+        jobs = [result.job for result in training.results if result.stage == "train"]
+        return replace(
+            _series_of_attempts(jobs, training.config.name),
+            objective=training.config.train.objective,
+        )
+    if hasattr(training, "records") and hasattr(training, "describe"):
+        return _series_of_attempts([training], training.name)
     raise DataError(
-        f"{what!r} is not a run, job, table or file of a training", code="data.not_found"
+        f"{training!r} is not a run, job, table or file of a training", code="data.not_found"
     )
 
 
 def _label(text: str) -> tuple[str, str]:
-    match = _NAMED.fullmatch(text)
+    match = _NAME_AND_VALUE.fullmatch(text)
     if match is None or Path(text).exists():
         return "", text
     return match[1], match[2]
 
 
-def _of_path(path: Path, name: str) -> Series:
+def _series_of_path(path: Path, name: str) -> Series:
     if path.is_dir():
         metrics = next(
             (
@@ -81,28 +84,28 @@ def _of_path(path: Path, name: str) -> Series:
             None,
         )
         if metrics is not None:
-            return _of_path(metrics, name)
+            return _series_of_path(metrics, name)
         if any(path.rglob(f"{_EVENTS}*")):
-            return series(name, str(path), _events(path))
+            return series(name, str(path), _series_of_events(path))
         raise DataError(
             f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that"
             " does",
             code="data.not_found",
         )
     if path.name.startswith(_EVENTS):
-        return series(name, str(path), _events(path))
+        return series(name, str(path), _series_of_events(path))
     try:
         # newline: progress bars write \r
         with (
             open_named(path) as file,
             io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as lines,
         ):
-            return _of_lines(iter(lambda: lines.readline(_LONGEST), ""), path, name)
+            return _series_of_lines(iter(lambda: lines.readline(_LONGEST), ""), path, name)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def _of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
+def _series_of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
     if path.suffix == ".jsonl":
         return series(name, str(path), _json_lines(lines))
     if path.suffix in (".csv", ".tsv"):
@@ -110,14 +113,14 @@ def _of_lines(lines: Iterable[str], path: Path, name: str) -> Series:
         return series(
             name, str(path), csv.DictReader(split, delimiter="\t" if path.suffix == ".tsv" else ",")
         )
-    logged = steps(lines)
-    first = next(logged, None)
+    records = steps(lines)
+    first = next(records, None)
     if first is None:
         raise DataError(
             f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's,"
             " GPT-NeoX's or NeMo's; give a CSV file with the columns step and loss"
         )
-    return series(name, str(path), itertools.chain([first], logged))
+    return series(name, str(path), itertools.chain([first], records))
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -130,7 +133,7 @@ def _json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _events(path: Path) -> list[dict[str, float]]:
+def _series_of_events(path: Path) -> list[dict[str, float]]:
     """TensorBoard's scalars by step, with the time each was written."""
     try:
         from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -151,7 +154,7 @@ def _events(path: Path) -> list[dict[str, float]]:
     return list(by_step.values())
 
 
-def _of_name(name: str, label: str, target: TargetName | None) -> Series:
+def _series_of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
     from smtrain.client.backends.choose import backend_of_job
@@ -170,10 +173,10 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
             raise
         nowhere = f"{name}: there is no such file, and no run or job"
         raise unknown_run(nowhere, name, place, near_path(name)) from None
-    return _of_attempts(attempts, label)
+    return _series_of_attempts(attempts, label)
 
 
-def _of_attempts(attempts: list[Any], name: str) -> Series:
+def _series_of_attempts(attempts: list[Any], name: str) -> Series:
     """The steps of all attempts (newest first); the last record of a step counts."""
     by_job = [(job, job.records) for job in reversed(attempts)]
     rows = [record for _, records in by_job for record in records]
@@ -187,15 +190,19 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
         tokens = None  # a step has no fixed number
     changes: list[tuple[float, str, str]] = []
     if len(by_job) > 1:
-        described = [*(job.describe() for job, _ in by_job[:-1]), description]
+        descriptions = [*(job.describe() for job, _ in by_job[:-1]), description]
         firsts = [records[0]["step"] if records else None for _, records in by_job]
-        changes = rate_changes(zip(described, firsts, strict=True))
+        changes = rate_changes(zip(descriptions, firsts, strict=True))
     price, objective = (
         _dollars_per_hour(description, attempts[0].target),
         parameters.get("objective", ""),
     )
-    made = series(attempts[0].name, attempts[0].name, rows, tokens, price, changes, objective)
-    return replace(made, name=name, beginnings=1)  # an attempt without a checkpoint begins again
+    joined_series = series(
+        attempts[0].name, attempts[0].name, rows, tokens, price, changes, objective
+    )
+    return replace(
+        joined_series, name=name, beginnings=1
+    )  # an attempt without a checkpoint begins again
 
 
 def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
@@ -207,13 +214,13 @@ def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
         return None
     option = "spot" if description.get("EnableManagedSpotTraining") else "on_demand"
     prices = known_prices(target.name)
-    priced = [
+    prices_and_counts = [
         (prices.find(kind, option, target.region_name()), count)
         for kind, count in groups_of(description)
     ]
     return (
-        sum(p.dollars_per_hour * count for p, count in priced if p)
-        if all(p for p, _ in priced)
+        sum(p.dollars_per_hour * count for p, count in prices_and_counts if p)
+        if all(p for p, _ in prices_and_counts)
         else None
     )
 
@@ -226,17 +233,17 @@ def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
     """
     for line in lines:
         for state in line.replace("\n", "").split("\r"):
-            numbers = _ours(state) or _megatron(state) or _nemo(state)
+            numbers = _step_of_line(state) or _step_of_megatron(state) or _step_of_nemo(state)
             if numbers:
                 yield numbers
 
 
-def _ours(line: str) -> dict[str, float] | None:
-    match = _OURS.search(line)
+def _step_of_line(line: str) -> dict[str, float] | None:
+    match = _STEP_LINE.search(line)
     return step_record(match[0]) if match else None
 
 
-def _megatron(line: str) -> dict[str, float] | None:
+def _step_of_megatron(line: str) -> dict[str, float] | None:
     match = _ITERATION.search(line)
     if match is None:
         return None
@@ -246,7 +253,7 @@ def _megatron(line: str) -> dict[str, float] | None:
     }
 
 
-def _nemo(line: str) -> dict[str, float] | None:
+def _step_of_nemo(line: str) -> dict[str, float] | None:
     """Lightning's bar.
 
     It prints global_step with few digits and from 0, so the bar's own count is used.
@@ -257,6 +264,6 @@ def _nemo(line: str) -> dict[str, float] | None:
         return None
     pairs.pop("loss", None)  # the bar's running mean
     step = pairs.pop("global_step", None)
-    done = float(match[2])
+    completed_steps = float(match[2])
     exact = match[1] == "0" or step is None
-    return pairs | {"step": done if exact else (step or 0.0) + 1}
+    return pairs | {"step": completed_steps if exact else (step or 0.0) + 1}

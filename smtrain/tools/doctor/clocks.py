@@ -24,23 +24,23 @@ def step_rate(
 
     As in training, a step begins before the last one's numbers are read.
     """
-    began, waiting = time.perf_counter(), list[Callable[[], StepResult]]()
+    began, pending_steps = time.perf_counter(), list[Callable[[], StepResult]]()
     ends = [began]
     while len(ends) < LEAST_STEPS or not engine.is_any_set(
         ends[-1] - began > seconds
     ):  # all processes take as many steps
-        waiting.append(begin(len(ends) - 1))
-        if len(waiting) > engine.steps_ahead:
-            waiting.pop(0)()
+        pending_steps.append(begin(len(ends) - 1))
+        if len(pending_steps) > engine.steps_ahead:
+            pending_steps.pop(0)()
         ends.append(time.perf_counter())
-    for numbers in waiting:
+    for numbers in pending_steps:
         numbers()
     return 1 / middle_step(ends), len(ends) - 1
 
 
 def middle_step(ends: list[float]) -> float:
     """The median time of a step, which other programs on the machine change little."""
-    return median(after - before for before, after in pairwise(ends))
+    return median(end - start for start, end in pairwise(ends))
 
 
 def seconds_of(work: Callable[[], object]) -> float:

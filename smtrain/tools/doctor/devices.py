@@ -15,7 +15,15 @@ from typing import Any
 from smtrain.core.extras import present
 from smtrain.core.facts import instance
 from smtrain.core.text import with_article
-from smtrain.tools.doctor.gathered import SYSTEM, Answer, Gathered, ask, child, first_word, numbers
+from smtrain.tools.doctor.gathered import (
+    SYSTEM,
+    Answer,
+    Diagnostics,
+    ask,
+    child_command,
+    first_word,
+    numbers,
+)
 from smtrain.tools.doctor.torch_view import MARK
 
 IMPORT = 120.0
@@ -28,7 +36,7 @@ _OLD_DRIVER = (
     26,
 )  # Neuron's runtime of SDK 2.32 and later refuses these (containers' release notes, SDK 2.30)
 _QUERY = "index,name,driver_version,memory.total,memory.used,compute_mode"
-_BUSY, _TAKEN, _FREE = 0.1, 0.9, 0.8  # shares of a GPU's memory
+_BUSY, _ALMOST_FULL, _FREE = 0.1, 0.9, 0.8  # shares of a GPU's memory
 _RUNFILE = (
     "install NVIDIA's driver for this kernel, or reboot after an update of either (`dmesg` says"
     " the reason)"
@@ -48,7 +56,7 @@ class TorchView:
     """The accelerator's type; `cpu` without one."""
     count: int = 0
     """Accelerators that torch sees."""
-    seen: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
     """All that it said; empty if torch cannot be imported."""
 
     @property
@@ -57,21 +65,24 @@ class TorchView:
         return max(1, self.count)
 
 
-def devices(found: Gathered) -> TorchView:
+def devices(diagnostics: Diagnostics) -> TorchView:
     """Look at the accelerators; returns torch's view of them."""
-    view = _view(found)
-    here = {
+    view = _view(diagnostics)
+    device_files = {
         "NVIDIA": _files("nvidia[0-9]*"),
         "AMD": _files("kfd"),
         "Neuron": _files("neuron[0-9]*"),
     }
-    for name, files in here.items():
-        found.fact("devices", f"{name} device files", len(files) or None)
+    for name, files in device_files.items():
+        diagnostics.fact("devices", f"{name} device files", len(files) or None)
     # In this order: a broken driver explains why torch sees nothing.
-    sound = [_nvidia(found, view, here["NVIDIA"]), _neuron(found, view, here["Neuron"])]
-    if view.seen and all(sound):
-        _seen(found, view, here)
-    _network(found, view)
+    sound = [
+        _nvidia(diagnostics, view, device_files["NVIDIA"]),
+        _neuron(diagnostics, view, device_files["Neuron"]),
+    ]
+    if view.report and all(sound):
+        _compare_torch_with_files(diagnostics, view, device_files)
+    _network(diagnostics, view)
     return view
 
 
@@ -79,14 +90,14 @@ def _files(pattern: str) -> list[Path]:
     return sorted((SYSTEM / "dev").glob(pattern))
 
 
-def _view(found: Gathered) -> TorchView:
+def _view(diagnostics: Diagnostics) -> TorchView:
     """Import torch elsewhere, and say what happened to it."""
     if not present("torch"):
         return TorchView()  # `software` says so
-    answer = ask(*child("smtrain.tools.doctor.torch_view"), seconds=IMPORT)
+    answer = ask(*child_command("smtrain.tools.doctor.torch_view"), seconds=IMPORT)
     line = next((line for line in answer.out.splitlines() if line.startswith(MARK)), None)
     if line is None:
-        reason = answer.why()
+        reason = answer.failure_reason()
         remedy = (
             "install it again: `pip install --force-reinstall torch`; `python -c 'import torch'`"
             " shows the whole error"
@@ -96,57 +107,65 @@ def _view(found: Gathered) -> TorchView:
                 "a driver may hang: reboot the machine; `python -X faulthandler -c 'import torch'`"
                 " shows more"
             )
-        found.add("torch", "fault", f"torch is installed, but `import torch` {reason}", remedy)
+        diagnostics.add(
+            "torch", "fault", f"torch is installed, but `import torch` {reason}", remedy
+        )
         return TorchView()
-    seen: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    report: dict[str, Any] = json.loads(line.removeprefix(MARK))
     for name, key in (
         ("CUDA of torch", "cuda"),
         ("HIP of torch", "hip"),
         ("NCCL", "nccl"),
         ("threads", "threads"),
     ):
-        found.fact("torch", name, seen.get(key))
-    found.fact("torch", "accelerator", seen["accelerator"] or "none")
-    if present("transformers") and (error := seen.get("transformers_error")):
-        found.add(
+        diagnostics.fact("torch", name, report.get(key))
+    diagnostics.fact("torch", "accelerator", report["accelerator"] or "none")
+    if present("transformers") and (error := report.get("transformers_error")):
+        diagnostics.add(
             "packages",
             "fault",
             f"transformers is installed, but cannot be imported ({error})",
             "install it again, for this torch: `pip install --force-reinstall --no-deps"
             " transformers`",
         )
-    return TorchView(seen["accelerator"] or "cpu", int(seen["count"]), seen)
+    return TorchView(report["accelerator"] or "cpu", int(report["count"]), report)
 
 
-def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None:
+def _compare_torch_with_files(
+    diagnostics: Diagnostics, view: TorchView, device_files: dict[str, list[Path]]
+) -> None:
     """The devices that torch sees against the files of devices that this machine has."""
-    kinds = [name for name, files in here.items() if files]
-    seen, kind = view.seen, view.kind
+    kinds = [name for name, files in device_files.items() if files]
+    report, kind = view.report, view.kind
     if kind == "cpu":
         if kinds:
-            found.add("torch", "fault", *_unseen(seen, kinds[0], len(here[kinds[0]])))
-        elif seen["cuda"] or seen["hip"]:
+            diagnostics.add(
+                "torch", "fault", *_explain_unseen(report, kinds[0], len(device_files[kinds[0]]))
+            )
+        elif report["cuda"] or report["hip"]:
             text = (
-                f"torch {seen['torch']} is built for GPUs, and this machine has none: it trains on"
+                f"torch {report['torch']} is built for GPUs, and this machine has none: it trains on"
                 " the CPU"
             )
-            found.add("torch", "warning", text, f"nothing, if it is meant; {_CONTAINER}")
+            diagnostics.add("torch", "warning", text, f"nothing, if it is meant; {_CONTAINER}")
         else:
-            found.add(
+            diagnostics.add(
                 "torch",
                 "ok",
-                f"torch {seen['torch']} trains on the CPU: this machine has no accelerator",
+                f"torch {report['torch']} trains on the CPU: this machine has no accelerator",
             )
         return
-    for row in seen["devices"]:
+    for row in report["devices"]:
         sizes = [round(row[key] / 2**30, 1) for key in ("total", "free") if key in row]
         words = [row.get("name"), f"{sizes[0]} GiB, {sizes[1]} free" if len(sizes) == 2 else None]
-        found.fact("devices", f"{kind}:{row['index']}", ", ".join(filter(None, words)) or "there")
-        if here["AMD"] and row.get("free", 1) < _FREE * row.get(
+        diagnostics.fact(
+            "devices", f"{kind}:{row['index']}", ", ".join(filter(None, words)) or "there"
+        )
+        if device_files["AMD"] and row.get("free", 1) < _FREE * row.get(
             "total", 1
         ):  # nvidia-smi says it for all GPUs
             text = f"{kind}:{row['index']} is busy: {sizes[1]} of {sizes[0]} GiB are free"
-            found.add(
+            diagnostics.add(
                 "device", "warning", text, "end the programs that `rocm-smi --showpids` lists"
             )
         if not row["works"]:
@@ -155,54 +174,52 @@ def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None
                 "end other programs on it; otherwise test the device with its vendor's tool, or"
                 " replace it"
             )
-            found.add(
+            diagnostics.add(
                 "torch", "fault", f"{kind}:{row['index']} does not compute ({reason})", remedy
             )
-    files = max(map(len, here.values()))
+    files = max(map(len, device_files.values()))
     if kind == "cuda" and 0 < view.count < files and len(kinds) == 1:
         text = f"torch sees {view.count} of {files} GPUs"
-        found.add(
+        diagnostics.add(
             "torch",
             "warning",
             text,
             "unset CUDA_VISIBLE_DEVICES, or see that no GPU has failed (nvidia-smi)",
         )
-    if all(row["works"] for row in seen["devices"]):
-        found.add("torch", "ok", f"torch {seen['torch']} computes on {view.count} x {kind}")
+    if all(row["works"] for row in report["devices"]):
+        diagnostics.add("torch", "ok", f"torch {report['torch']} computes on {view.count} x {kind}")
 
 
-def _unseen(seen: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
+def _explain_unseen(report: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
     """The reason that torch does not see an existing device, and the remedy."""
-    what = (
-        f"this machine has {count} {kind} device{'s' * (count != 1)}, and torch {seen['torch']}"
+    problem = (
+        f"this machine has {count} {kind} device{'s' * (count != 1)}, and torch {report['torch']}"
         " sees none"
     )
-    reasons = [seen.get("error"), *seen.get("warnings", ())]
-    reason = next((one for one in reasons if one), None)
+    reasons = [report.get("error"), *report.get("warnings", ())]
+    reason = next((candidate for candidate in reasons if candidate), None)
     if kind == "Neuron":
         if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
             return (
-                f"{what}: TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
+                f"{problem}: TORCH_DEVICE_BACKEND_AUTOLOAD is 0",
                 "unset TORCH_DEVICE_BACKEND_AUTOLOAD",
             )
         version = _neuronx()
         if version is None:
-            wanted = ".".join(map(str, numbers(seen["torch"])[:2]))
+            version_prefix = ".".join(map(str, numbers(report["torch"])[:2]))
             index = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
             return (
-                f"{what}: torch-neuronx is not installed",
-                f"run `pip install 'torch-neuronx=={wanted}.*' {index}`",
+                f"{problem}: torch-neuronx is not installed",
+                f"run `pip install 'torch-neuronx=={version_prefix}.*' {index}`",
             )
         if numbers(version) < (2, 13):
-            text = (
-                f"{what}: torch-neuronx {version} is of PyTorch/XLA, which engine native cannot use"
-            )
+            text = f"{problem}: torch-neuronx {version} is of PyTorch/XLA, which engine native cannot use"
             return (
                 text,
                 "use an image of Neuron 2.33 or later, or engine nxd on trn1 (docs/engines.md)",
             )
         return (
-            f"{what}{f' ({reason})' if reason else ''}",
+            f"{problem}{f' ({reason})' if reason else ''}",
             "run `python -c 'import torch_neuronx'`, and mend the fault that it names",
         )
     hiding = [
@@ -211,14 +228,14 @@ def _unseen(seen: dict[str, Any], kind: str, count: int) -> tuple[str, str]:
         if os.environ.get(name) in ("", "-1")
     ]
     if hiding:
-        return f"{what}: {hiding[0]} hides them", f"unset {hiding[0]}"
-    if not seen["cuda"] and not seen["hip"]:
-        return f"{what}: it is the build for CPUs", _GET_STARTED
-    if (kind == "AMD") != bool(seen["hip"]):
-        return f"{what}: it is the build for another maker's GPUs", _GET_STARTED
+        return f"{problem}: {hiding[0]} hides them", f"unset {hiding[0]}"
+    if not report["cuda"] and not report["hip"]:
+        return f"{problem}: it is the build for CPUs", _GET_STARTED
+    if (kind == "AMD") != bool(report["hip"]):
+        return f"{problem}: it is the build for another maker's GPUs", _GET_STARTED
     if reason and "too old" in reason:
-        return f"{what}: {reason}", f"update the driver, or {_GET_STARTED} for an older CUDA"
-    return f"{what}{f' ({reason})' if reason else ''}", f"look at `nvidia-smi`; {_CONTAINER}"
+        return f"{problem}: {reason}", f"update the driver, or {_GET_STARTED} for an older CUDA"
+    return f"{problem}{f' ({reason})' if reason else ''}", f"look at `nvidia-smi`; {_CONTAINER}"
 
 
 def _neuronx() -> str | None:
@@ -228,30 +245,30 @@ def _neuronx() -> str | None:
         return None
 
 
-def _allowed(found: Gathered, files: list[Path], kind: str) -> bool:
-    closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
-    if closed:
+def _has_access(diagnostics: Diagnostics, files: list[Path], kind: str) -> bool:
+    closed_files = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
+    if closed_files:
         text = (
             f"you may not open {kind} devices"
-            f" ({', '.join(f'/dev/{file.name}' for file in closed[:3])})"
+            f" ({', '.join(f'/dev/{file.name}' for file in closed_files[:3])})"
         )
-        found.add(
+        diagnostics.add(
             "driver",
             "fault",
             text,
             "add yourself to the group of these files (`ls -l /dev`), and log in again",
         )
-    return not closed
+    return not closed_files
 
 
-def _nvidia(found: Gathered, view: TorchView, files: list[Path]) -> bool:
+def _nvidia(diagnostics: Diagnostics, view: TorchView, files: list[Path]) -> bool:
     """Ask nvidia-smi; False if the driver explains why torch cannot work."""
     answer = ask("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     on_bus = _on_bus()
     if answer.state == "missing":
         if files:
             remedy = "in a container: set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            found.add(
+            diagnostics.add(
                 "driver", "warning", "nvidia-smi is not there, so the driver was not asked", remedy
             )
         elif on_bus:
@@ -259,30 +276,30 @@ def _nvidia(found: Gathered, view: TorchView, files: list[Path]) -> bool:
                 f"{on_bus} NVIDIA GPU{'s are' if on_bus > 1 else ' is'} on the PCI bus, and no"
                 " driver"
             )
-            found.add("driver", "fault", text, f"{_RUNFILE}; {_CONTAINER}")
+            diagnostics.add("driver", "fault", text, f"{_RUNFILE}; {_CONTAINER}")
             return False
-        return _allowed(found, files, "NVIDIA") if files else True
+        return _has_access(diagnostics, files, "NVIDIA") if files else True
     if answer.state != "answers":
         if files or on_bus or answer.state == "hangs":
             remedy = (
                 "reboot: a process or the driver is stuck" if answer.state == "hangs" else _RUNFILE
             )
-            found.add(
+            diagnostics.add(
                 "driver",
                 "fault",
-                f"nvidia-smi is there, but {answer.why()}",
+                f"nvidia-smi is there, but {answer.failure_reason()}",
                 f"{remedy}; {_CONTAINER}",
             )
             return False
-        text = f"nvidia-smi is there, but {answer.why()}, and no NVIDIA GPU was found"
-        found.add(
+        text = f"nvidia-smi is there, but {answer.failure_reason()}, and no NVIDIA GPU was found"
+        diagnostics.add(
             "driver", "warning", text, f"nothing, if this machine has no GPU; else {_RUNFILE}"
         )
         return True
-    return _gpus(found, view, answer)
+    return _gpus(diagnostics, view, answer)
 
 
-def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
+def _gpus(diagnostics: Diagnostics, view: TorchView, answer: Answer) -> bool:
     """Read the rows of nvidia-smi: the driver's version, the busy GPUs."""
     rows = [
         [cell.strip() for cell in line.split(",")]
@@ -291,9 +308,9 @@ def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     ]
     sound = True
     for index, name, driver, total, used, mode in (row[:6] for row in rows):
-        found.fact("devices", "NVIDIA driver", driver)
-        found.fact("devices", f"GPU {index}", f"{name}, {total} MiB, {used} in use")
-        if not _chosen(index):
+        diagnostics.fact("devices", "NVIDIA driver", driver)
+        diagnostics.fact("devices", f"GPU {index}", f"{name}, {total} MiB, {used} in use")
+        if not _is_visible(index):
             continue
         share = (
             float(used) / float(total)
@@ -302,44 +319,48 @@ def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
         )
         if mode == "Prohibited":
             text = f"GPU {index} takes no programs: its compute mode is Prohibited"
-            found.add("device", "fault", text, f"run `sudo nvidia-smi -i {index} -c DEFAULT`")
+            diagnostics.add("device", "fault", text, f"run `sudo nvidia-smi -i {index} -c DEFAULT`")
         elif share > _BUSY:
-            level = "fault" if share > _TAKEN else "warning"
+            level = "fault" if share > _ALMOST_FULL else "warning"
             text = f"GPU {index} is busy: {used} of {total} MiB are in use"
             remedy = (
                 "end the programs that `nvidia-smi` lists, or choose other GPUs with"
                 " CUDA_VISIBLE_DEVICES"
             )
-            found.add("device", level, text, remedy)  # type: ignore[arg-type]
+            diagnostics.add("device", level, text, remedy)  # type: ignore[arg-type]
     newest = re.search(r"CUDA Version: *([\d.]+)", ask("nvidia-smi").out)
     if newest:
-        found.fact("devices", "CUDA of the driver", newest[1])
-    ours = view.seen.get("cuda")
+        diagnostics.fact("devices", "CUDA of the driver", newest[1])
+    torch_cuda = view.report.get("cuda")
     # Within a major version an older driver runs newer builds (CUDA's minor version compatibility).
-    if newest and ours and numbers(newest[1])[:1] < numbers(ours)[:1]:
+    if newest and torch_cuda and numbers(newest[1])[:1] < numbers(torch_cuda)[:1]:
         text = (
             f"the NVIDIA driver is too old: it is for CUDA {newest[1]}, and torch"
-            f" {view.seen['torch']} for CUDA {ours}"
+            f" {view.report['torch']} for CUDA {torch_cuda}"
         )
-        found.add(
+        diagnostics.add(
             "driver", "fault", text, f"update the driver, or {_GET_STARTED} for CUDA {newest[1]}"
         )
         sound = False
     elif rows:
-        found.add(
+        diagnostics.add(
             "driver", "ok", f"NVIDIA driver {rows[0][2]}, {len(rows)} GPU{'s' * (len(rows) != 1)}"
         )
     return sound
 
 
-def _chosen(index: str) -> bool:
+def _is_visible(index: str) -> bool:
     """Whether CUDA_VISIBLE_DEVICES leaves a GPU to programs; other names than numbers in it leave
     all.
     """
-    named = [
-        one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()
+    visible_indices = [
+        word.strip()
+        for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if word.strip()
     ]
-    return index in named or not all(map(_is_number, named)) or not named
+    return (
+        index in visible_indices or not all(map(_is_number, visible_indices)) or not visible_indices
+    )
 
 
 def _on_bus() -> int:
@@ -357,39 +378,43 @@ def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+)?", text))
 
 
-def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
+def _neuron(diagnostics: Diagnostics, view: TorchView, files: list[Path]) -> bool:
     """Ask the Neuron driver and neuron-ls; False if they explain why torch cannot work."""
     driver = first_word("sys/module/neuron/version")
     type_ = first_word("sys/devices/virtual/dmi/id/product_name") or ""
-    found.fact("devices", "Neuron driver", driver)
+    diagnostics.fact("devices", "Neuron driver", driver)
     answer = ask("neuron-ls", "--json-output")
     if not files:
         if driver or type_.startswith(("trn", "inf")):
-            loaded = f"driver {driver} is loaded" if driver else "no driver is loaded"
+            driver_state = f"driver {driver} is loaded" if driver else "no driver is loaded"
             text = (
                 f"this machine is {with_article(type_ or 'Neuron machine')} without Neuron devices:"
-                f" {loaded}"
+                f" {driver_state}"
             )
             remedy = (
                 "run `sudo modprobe neuron`, or install aws-neuronx-dkms; in a container: start it"
                 " with --device"
             )
-            found.add("driver", "fault", text, f"{remedy}=/dev/neuron0 and so on for each device")
+            diagnostics.add(
+                "driver", "fault", text, f"{remedy}=/dev/neuron0 and so on for each device"
+            )
             return False
         if answer.state in ("fails", "hangs"):
-            text = f"neuron-ls is there, but {answer.why()}, and no Neuron device was found"
-            found.add(
+            text = (
+                f"neuron-ls is there, but {answer.failure_reason()}, and no Neuron device was found"
+            )
+            diagnostics.add(
                 "driver",
                 "warning",
                 text,
                 "nothing, if this machine has none; else install aws-neuronx-dkms",
             )
         return True
-    if not _allowed(found, files, "Neuron"):
+    if not _has_access(diagnostics, files, "Neuron"):
         return False
     if answer.state == "missing":
         remedy = "install aws-neuronx-tools, and put /opt/aws/neuron/bin on PATH"
-        found.add(
+        diagnostics.add(
             "driver", "warning", "neuron-ls is not there, so the driver was not asked", remedy
         )
     elif answer.state != "answers":
@@ -398,29 +423,33 @@ def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
             if answer.state == "hangs"
             else "load the driver again: `sudo modprobe -r neuron && sudo modprobe neuron`"
         )
-        found.add("driver", "fault", f"neuron-ls is there, but {answer.why()}", remedy)
+        diagnostics.add(
+            "driver", "fault", f"neuron-ls is there, but {answer.failure_reason()}", remedy
+        )
         return False
     else:
-        _cores(found, answer.out)
+        _cores(diagnostics, answer.out)
     version = _neuronx()
     if driver and version and numbers(version) >= (2, 13) and numbers(driver)[:2] <= _OLD_DRIVER:
         text = (
             f"the Neuron driver {driver} is too old for torch-neuronx {version}, whose runtime"
             " refuses 2.26 and older"
         )
-        found.add("driver", "fault", text, "update aws-neuronx-dkms, or take a newer machine image")
+        diagnostics.add(
+            "driver", "fault", text, "update aws-neuronx-dkms, or take a newer machine image"
+        )
         return False
     return True
 
 
-def _cores(found: Gathered, text: str) -> None:
+def _cores(diagnostics: Diagnostics, text: str) -> None:
     """Read neuron-ls: the devices, their logical cores, and the processes on them."""
     try:
         rows: list[dict[str, Any]] = [row for row in json.loads(text) if isinstance(row, dict)]
         busy = [row for row in rows if row.get("neuron_processes")]
         count = sum(int(row.get("nc_count") or 0) for row in rows)
     except (ValueError, TypeError):
-        found.add(
+        diagnostics.add(
             "driver",
             "warning",
             "neuron-ls answers, but not as known",
@@ -429,28 +458,36 @@ def _cores(found: Gathered, text: str) -> None:
         return
     if not rows:
         return
-    found.fact("devices", "Neuron devices", len(rows))
-    found.fact("devices", "Neuron cores", count)
-    found.fact("devices", "cores of a logical core", rows[0].get("logical_neuroncore_config"))
-    found.fact("devices", "instance type by neuron-ls", rows[0].get("instance_type"))
+    diagnostics.fact("devices", "Neuron devices", len(rows))
+    diagnostics.fact("devices", "Neuron cores", count)
+    diagnostics.fact("devices", "cores of a logical core", rows[0].get("logical_neuroncore_config"))
+    diagnostics.fact("devices", "instance type by neuron-ls", rows[0].get("instance_type"))
     if busy:
-        pids = sorted({str(one.get("pid", "?")) for row in busy for one in row["neuron_processes"]})
+        pids = sorted(
+            {str(process.get("pid", "?")) for row in busy for process in row["neuron_processes"]}
+        )
         level = "fault" if len(busy) == len(rows) else "warning"
-        said = f"{len(busy)} of {len(rows)} Neuron devices are busy (process {', '.join(pids[:5])})"
-        found.add("device", level, said, "end these processes: a Neuron core serves one at a time")  # type: ignore[arg-type]
+        text_of_busy = (
+            f"{len(busy)} of {len(rows)} Neuron devices are busy (process {', '.join(pids[:5])})"
+        )
+        diagnostics.add(
+            "device", level, text_of_busy, "end these processes: a Neuron core serves one at a time"
+        )  # type: ignore[arg-type]
     else:
-        found.add("driver", "ok", f"{len(rows)} Neuron devices with {count} cores")
+        diagnostics.add("driver", "ok", f"{len(rows)} Neuron devices with {count} cores")
 
 
-def _network(found: Gathered, view: TorchView) -> None:
+def _network(diagnostics: Diagnostics, view: TorchView) -> None:
     """EFA, which only trainings on several hosts need."""
     names = sorted(folder.name for folder in (SYSTEM / "sys/class/infiniband").glob("*"))
-    found.fact("network", "InfiniBand and EFA devices", ", ".join(names) or "none")
+    diagnostics.fact("network", "InfiniBand and EFA devices", ", ".join(names) or "none")
     answer = ask("fi_info", "-p", "efa")
-    found.fact(
+    diagnostics.fact(
         "network",
         "fi_info",
-        {"missing": "not installed", "answers": "finds EFA"}.get(answer.state, answer.why()),
+        {"missing": "not installed", "answers": "finds EFA"}.get(
+            answer.state, answer.failure_reason()
+        ),
     )
     type_ = first_word("sys/devices/virtual/dmi/id/product_name") or ""
     efa = any(name.startswith(("efa", "rdmap")) for name in names)
@@ -459,7 +496,7 @@ def _network(found: Gathered, view: TorchView) -> None:
         remedy = (
             "launch it with EFA interfaces; in a container: start it with --device=/dev/infiniband"
         )
-        found.add(
+        diagnostics.add(
             "network",
             "warning",
             f"{type_} can have EFA, and none is here: several hosts would be slow",
@@ -469,34 +506,34 @@ def _network(found: Gathered, view: TorchView) -> None:
         return
     if answer.state != "answers":
         text = "there are EFA devices, but fi_info " + (
-            "is not there" if answer.state == "missing" else answer.why()
+            "is not there" if answer.state == "missing" else answer.failure_reason()
         )
-        found.add(
+        diagnostics.add(
             "network",
             "warning",
             text,
             "install AWS's EFA software (aws-efa-installer) on host and in the image",
         )
     else:
-        found.add("network", "ok", f"EFA: {', '.join(names)}")
+        diagnostics.add("network", "ok", f"EFA: {', '.join(names)}")
     if view.kind == "cuda":
         folders = ("opt/amazon/ofi-nccl", "opt/aws-ofi-nccl", "opt/amazon/aws-ofi-nccl")
         libraries = [SYSTEM / folder for folder in folders if (SYSTEM / folder).is_dir()]
-        found.fact(
+        diagnostics.fact(
             "network",
             "NCCL over EFA",
             "aws-ofi-nccl" if libraries else "aws-ofi-nccl was not found",
         )
-    _locked(found)
+    _check_locked_memory(diagnostics)
 
 
-def _locked(found: Gathered) -> None:
+def _check_locked_memory(diagnostics: Diagnostics) -> None:
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft != resource.RLIM_INFINITY:
         text = f"EFA locks memory, and a process may lock {soft / 2**20:.0f} MiB"
-        found.add(
+        diagnostics.add(
             "network",
             "warning",
             text,

@@ -28,12 +28,12 @@ PATIENCE = 20.0
 """Seconds that a program has to answer; nvidia-smi takes up to 10 on eight GPUs without persistence
 mode.
 """
-_ENDED = 2.0
+_EXIT_SECONDS = 2.0
 Value = str | int | float | bool | None
 
 
 @dataclass
-class Gathered:
+class Diagnostics:
     """Facts and findings, in the order in which they are shown."""
 
     facts: dict[str, dict[str, Value]] = field(default_factory=dict)
@@ -44,28 +44,32 @@ class Gathered:
         """Add a fact; None is left out."""
         if value is not None:
             self.facts.setdefault(section, {})[name] = (
-                anonymous(value) if isinstance(value, str) else value
+                anonymise(value) if isinstance(value, str) else value
             )
 
     def add(self, check: str, level: Level, text: str, remedy: str = "") -> None:
         """Add a finding."""
-        self.findings.append(Finding(check, level, anonymous(text), remedy))
+        self.findings.append(Finding(check, level, anonymise(text), remedy))
 
 
-def anonymous(text: str) -> str:
+def anonymise(text: str) -> str:
     """The text without secrets, the user's name and folders, and this machine's name."""
     text = hide(clean(text))
-    for known, shown in ((sys.prefix, "ENVIRONMENT"), (str(Path.home()), "~"), (os.getcwd(), ".")):
-        if len(known) > 1:
-            text = re.sub(rf"{re.escape(known)}(?![\w.-])", shown, text)
+    for private_text, placeholder in (
+        (sys.prefix, "ENVIRONMENT"),
+        (str(Path.home()), "~"),
+        (os.getcwd(), "."),
+    ):
+        if len(private_text) > 1:
+            text = re.sub(rf"{re.escape(private_text)}(?![\w.-])", placeholder, text)
     names = {platform.node(): "HOST"}
     with contextlib.suppress(
         OSError, KeyError, ImportError
     ):  # a user without an entry in /etc/passwd
         names[getpass.getuser()] = "USER"
-    for name, shown in names.items():
+    for name, placeholder in names.items():
         if len(name) > 3 and name != "root":  # a short name may be a word of the text, as root is
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown, text)
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", placeholder, text)
     return text
 
 
@@ -80,17 +84,17 @@ class Answer:
     seconds: float = 0.0
     """The time that it had."""
 
-    def why(self) -> str:
+    def failure_reason(self) -> str:
         """The reason that there is no answer, as the end of a sentence about the program."""
         if self.state == "hangs":
             return f"does not answer within {self.seconds:.0f} s"
-        ended = (
+        ending = (
             f"was killed by signal {-self.status}"
             if self.status < 0
             else f"ends with status {self.status}"
         )
         lines = [line.strip() for line in f"{self.out}\n{self.errors}".splitlines() if line.strip()]
-        return f"{ended} ({lines[-1][:200]})" if lines else ended
+        return f"{ending} ({lines[-1][:200]})" if lines else ending
 
 
 def ask(
@@ -126,23 +130,23 @@ def ask(
         except subprocess.TimeoutExpired:
             return Answer("hangs", seconds=seconds)
         finally:
-            end(process)
+            kill_session(process)
         out.seek(0)
         errors.seek(0)
-        said, wrong = (file.read().decode(errors="replace") for file in (out, errors))
-    return Answer("fails" if status else "answers", said, wrong, status)
+        output, wrong = (file.read().decode(errors="replace") for file in (out, errors))
+    return Answer("fails" if status else "answers", output, wrong, status)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: subprocess.Popen[bytes]) -> None:
     """Kill a process with its session, and do not wait for one that cannot end."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDED)
+            process.wait(_EXIT_SECONDS)
 
 
-def child(module: str) -> list[str]:
+def child_command(module: str) -> list[str]:
     """The command that calls `main` of a module of this smtrain in a new Python.
 
     This smtrain's folder comes last on its path: first, it would hide modules of Python itself.
@@ -165,5 +169,5 @@ def first_word(path: str) -> str | None:
 
 def numbers(version: str) -> tuple[int, ...]:
     """The release numbers of a version: (2, 13, 0) of `2.13.0+cpu`."""
-    found = re.match(r"\D*(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
+    match = re.match(r"\D*(\d+(?:\.\d+)*)", version)
+    return tuple(map(int, match[1].split("."))) if match else ()

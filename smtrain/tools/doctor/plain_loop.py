@@ -61,22 +61,22 @@ class PlainLoop:
             torch.float32 if self._mixed else getattr(torch, BY_PRECISION[precision].name)  # type: ignore[index]
         )
         with device if device.type == "cuda" and weights is None else nullcontext():
-            made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model_on_cpu: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 transformers_config(model.config), attn_implementation="sdpa", dtype=dtype
             )
         if weights is not None:
             with torch.no_grad():
-                for name, parameter in made.named_parameters():
+                for name, parameter in model_on_cpu.named_parameters():
                     parameter.copy_(weights.read(model.shape.file_name(name)))
-        self._model = made.to(device).eval()  # without dropout
+        self._model = model_on_cpu.to(device).eval()  # without dropout
         parameters = list(self._model.parameters())
         groups = [
             {"params": [p for p in parameters if (p.dim() > 1) == matrices], "weight_decay": decay}
             for matrices, decay in ((True, ADAMW.weight_decay), (False, 0.0))
         ]
-        fused = device.type in ("cpu", "cuda")
+        can_fuse = device.type in ("cpu", "cuda")
         self._adamw = torch.optim.AdamW(
-            groups, lr=LR, betas=ADAMW.betas, eps=ADAMW.eps, fused=fused
+            groups, lr=LR, betas=ADAMW.betas, eps=ADAMW.eps, fused=can_fuse
         )
 
     def step(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:

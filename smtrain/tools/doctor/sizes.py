@@ -27,19 +27,19 @@ _OF_FREE = 0.6  # the part of the free memory that a model may take
 
 
 def large_model(
-    given: dict[str, Any] | None, view: TorchView, cores: int, processes: int
+    model_config: dict[str, Any] | None, view: TorchView, cores: int, processes: int
 ) -> tuple[SizedModel, str]:
     """The largest model of the ladder, or of the given one's layers, that suits a device, and a
     note about it.
     """
     precision: Precision = "fp32" if view.kind == "cpu" else "bf16"
     room = _room(view, processes)
-    most = {"cpu": _PER_CORE * cores, "neuron": _ON_NEURON}.get(view.kind, float("inf"))
-    if given is None:
+    parameter_limit = {"cpu": _PER_CORE * cores, "neuron": _ON_NEURON}.get(view.kind, float("inf"))
+    if model_config is None:
         choices = ladder()[::-1]
     else:
-        whole = ModelShape.from_config(given).layers
-        choices = [with_layers(given, layers) for layers in range(whole, 0, -1)]
+        layer_count = ModelShape.from_config(model_config).layers
+        choices = [with_layers(model_config, layers) for layers in range(layer_count, 0, -1)]
     for config in choices:
         shape = ModelShape.from_config(config)
         length = 256 if view.kind == "cpu" else 2048 if shape.parameters() > 3e8 else 512
@@ -48,18 +48,18 @@ def large_model(
             need = peak_bytes(
                 Work(shape, length, batch, precision), Mesh(1, 1, 1, batch), view.kind
             )
-            if shape.parameters() <= most and need <= room:
-                return SizedModel(config, batch, length, batch), _note(given, shape)
+            if shape.parameters() <= parameter_limit and need <= room:
+                return SizedModel(config, batch, length, batch), _note(model_config, shape)
     shape = ModelShape.from_config(choices[-1])
     length = min(128, shape.positions or 128)
-    return SizedModel(choices[-1], 1, length, 1), _note(given, shape)
+    return SizedModel(choices[-1], 1, length, 1), _note(model_config, shape)
 
 
-def _note(given: dict[str, Any] | None, shape: ModelShape) -> str:
-    whole = 0 if given is None else ModelShape.from_config(given).layers
+def _note(model_config: dict[str, Any] | None, shape: ModelShape) -> str:
+    layer_count = 0 if model_config is None else ModelShape.from_config(model_config).layers
     return (
-        f"speed and memory are of {shape.layers} of the given model's {whole} layers"
-        if shape.layers < whole
+        f"speed and memory are of {shape.layers} of the given model's {layer_count} layers"
+        if shape.layers < layer_count
         else ""
     )
 
@@ -68,9 +68,11 @@ def _room(view: TorchView, processes: int) -> float:
     """Bytes for the large model on each device."""
     if view.kind == "cpu":
         return _OF_FREE * (memory_here() or 2 * GIB) / processes
-    free = [row["free"] for row in view.seen["devices"] if "free" in row]
-    known = _row(view)
-    return _OF_FREE * min(free, default=(known["core_gib"] if known else _LEAST_GIB) * GIB)
+    free = [row["free"] for row in view.report["devices"] if "free" in row]
+    machine_row = _row(view)
+    return _OF_FREE * min(
+        free, default=(machine_row["core_gib"] if machine_row else _LEAST_GIB) * GIB
+    )
 
 
 def peak_bytes(work: Work, mesh: Mesh, kind: str) -> float:
@@ -92,14 +94,14 @@ class Prediction:
     """The data sheet's peak of a device, for MFU; None if only its measured rate is known."""
 
 
-def predicted(
+def predict_speed(
     model: SizedModel,
     precision: Precision,
     view: TorchView,
     processes: int,
-    measured: dict[str, Any],
+    measured_rates: dict[str, Any],
 ) -> Prediction:
-    """Predict the speed of data-parallel processes; `measured` has the rates of a device that no
+    """Predict the speed of data-parallel processes; `measured_rates` has the rates of a device that no
     table knows.
     """
     # Not compiled, and deterministic: the defaults of ParallelOptions, which trial.py keeps.
@@ -111,27 +113,27 @@ def predicted(
     else:
         kind, host = view.kind, memory_here() or GIB
         total = next(
-            (device["total"] for device in view.seen.get("devices", ()) if "total" in device),
+            (device["total"] for device in view.report.get("devices", ()) if "total" in device),
             host / processes,
         )
         entry = MachineEntry(
             kind="cpu" if kind == "cpu" else "gpu",
             devices=processes,
             memory_gib=total / GIB,
-            tflops=measured["multiplied_tflops"],
-            link_gbs=measured["moved_gbs"],
+            tflops=measured_rates["multiplied_tflops"],
+            link_gbs=measured_rates["moved_gbs"],
             host_memory_gib=host / GIB,
         )
         machine = Machine.described("this machine", 1, entry)
     rate = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
     wide = width_of(work, machine, nearest(work, machine, mesh), Correction(), untried=False)
-    said = (
+    description = (
         row["type"].removeprefix("ml.")
         if row
-        else f"this machine by its measured {measured['multiplied_tflops']:.3g} TFLOP/s"
+        else f"this machine by its measured {measured_rates['multiplied_tflops']:.3g} TFLOP/s"
     )
     return Prediction(
-        rate, rate * exp(-wide), rate * exp(wide), said, machine.core_flops if row else None
+        rate, rate * exp(-wide), rate * exp(wide), description, machine.core_flops if row else None
     )
 
 
@@ -145,7 +147,7 @@ def _row(view: TorchView) -> dict[str, Any] | None:
     row = instance(type_)
     if row is not None and "core_gib" in row and ("chip" in row) == (view.kind == "cuda"):
         return {**row, "type": type_}
-    name = next((str(device.get("name", "")) for device in view.seen["devices"]), "")
+    name = next((str(device.get("name", "")) for device in view.report["devices"]), "")
     if (
         view.kind != "cuda" or "PCIe" in name
     ):  # such a card is slower than the one of the same name in a row

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from smtrain.core.model.shape import ModelShape
 
 State = Literal["done", "failed", "ended", "hung", "skipped"]
-STEPS, SAVED = 20, 10
+STEPS, SAVE_STEP = 20, 10
 """Steps of each run of the small model, and the step after which it saves."""
 _LENGTH = 128  # tokens of a sample of the small model
 RECORD, SPEC = "record.jsonl", "task.json"
@@ -21,7 +21,9 @@ _LADDER = (
     (128, 4, 4, 2, 384, 4096), (256, 8, 8, 4, 704, 8192), (512, 8, 8, 4, 1408, 16384),
     (768, 12, 12, 4, 2048, 32768), (1024, 24, 16, 8, 2816, 32768), (2048, 16, 32, 8, 8192, 65536),
 )  # fmt: skip
-_OWN = 60e6  # parameters up to which the small model is the given one, with fewer layers
+_SMALL_PARAMETERS = (
+    60e6  # parameters up to which the small model is the given one, with fewer layers
+)
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,19 @@ class Task:
 
 
 def llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int
+    hidden_size: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int
 ) -> dict[str, Any]:
     """config.json of a Llama of these sizes."""
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "intermediate_size": intermediate,
         "vocab_size": vocabulary,
-        "head_dim": hidden // heads,
+        "head_dim": hidden_size // heads,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -119,27 +121,27 @@ def ladder() -> list[dict[str, Any]]:
 
 def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """The model with fewer layers."""
-    whole = ModelShape.from_config(config).layers
+    layer_count = ModelShape.from_config(config).layers
     names = ("num_hidden_layers", "n_layer")
     cut = {
         key: (
             layers
             if key in names
             else value[:layers]
-            if isinstance(value, list) and len(value) == whole
+            if isinstance(value, list) and len(value) == layer_count
             else value
         )
         for key, value in config.items()
     }
-    return cut if whole > layers else config
+    return cut if layer_count > layers else config
 
 
-def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[SizedModel, str]:
+def small_model(model_config: dict[str, Any] | None, dp: Sequence[int]) -> tuple[SizedModel, str]:
     """The model of the parity runs, and a note about it; its batch can be cut by each of `dp`."""
     config, note = llama(*_SMALL), ""
-    if given is not None:
-        cut = with_layers(given, 2)
-        if ModelShape.from_config(cut).parameters() <= _OWN:
+    if model_config is not None:
+        cut = with_layers(model_config, 2)
+        if ModelShape.from_config(cut).parameters() <= _SMALL_PARAMETERS:
             config = cut
         else:
             note = (
@@ -147,14 +149,14 @@ def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[SizedM
                 " Llama"
             )
     positions = ModelShape.from_config(config).positions
-    most = max(dp)
-    batch = most * -(-4 // most)
+    largest_dp = max(dp)
+    batch = largest_dp * -(-4 // largest_dp)
     return (
-        SizedModel(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // most)),
+        SizedModel(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // largest_dp)),
         note,
     )
 
 
-def scaled(model: SizedModel, processes: int) -> SizedModel:
+def scale_batch(model: SizedModel, processes: int) -> SizedModel:
     """The same work on each of several data-parallel processes."""
     return replace(model, batch=model.batch * processes)

@@ -15,58 +15,60 @@ MARK = "smtrain doctor: "
 
 def main() -> None:
     """Print torch's view of the machine, as JSON."""
-    seen: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as warned:
+    report: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         import torch
 
-        seen |= {
+        report |= {
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
             "threads": torch.get_num_threads(),
             "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         }
-        seen |= _accelerator(torch)
-        _transformers(seen)
-    seen["warnings"] = [
-        str(one.message).splitlines()[0] for one in warned if issubclass(one.category, UserWarning)
+        report |= _accelerator(torch)
+        _transformers(report)
+    report["warnings"] = [
+        str(warning.message).splitlines()[0]
+        for warning in caught_warnings
+        if issubclass(warning.category, UserWarning)
     ]
-    sys.stdout.write(f"\n{MARK}{json.dumps(seen)}\n")
+    sys.stdout.write(f"\n{MARK}{json.dumps(report)}\n")
     sys.stdout.flush()
 
 
-def _transformers(seen: dict[str, Any]) -> None:
+def _transformers(report: dict[str, Any]) -> None:
     try:
         from transformers import AutoModelForCausalLM
 
         assert AutoModelForCausalLM
     except Exception as error:
-        seen["transformers_error"] = _line(error)
+        report["transformers_error"] = _line(error)
 
 
 def _accelerator(torch: Any) -> dict[str, Any]:
     """The kind, number and devices of the accelerator, or the reason for its absence."""
     if not hasattr(torch, "accelerator"):  # before 2.6; `software` says that it is too old
         return {"accelerator": None, "count": 0, "devices": []}
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
-        seen: dict[str, Any] = {"accelerator": None, "count": 0, "devices": []}
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        report: dict[str, Any] = {"accelerator": None, "count": 0, "devices": []}
         if torch.version.cuda or torch.version.hip:
             try:
                 torch.cuda.init()  # says why
             except Exception as error:
-                seen["error"] = _line(error)
-        return seen
+                report["error"] = _line(error)
+        return report
     # Neuron: a process outside a job uses its first core only.
     count = torch.accelerator.device_count()
-    seen = {"accelerator": found.type, "count": count}
-    if found.type == "cuda":
-        seen["nccl"] = _nccl(torch)
-    seen["devices"] = [
-        _device(torch, found.type, i) for i in range(1 if found.type == "neuron" else count)
+    report = {"accelerator": device.type, "count": count}
+    if device.type == "cuda":
+        report["nccl"] = _nccl(torch)
+    report["devices"] = [
+        _device(torch, device.type, i) for i in range(1 if device.type == "neuron" else count)
     ]
-    return seen
+    return report
 
 
 def _nccl(torch: Any) -> str | None:

@@ -21,21 +21,21 @@ from smtrain.core.doing import spinner
 from smtrain.core.files import parse_json
 from smtrain.core.machine import cores_here
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.gathered import anonymous, child, end
+from smtrain.tools.doctor.gathered import anonymise, child_command, kill_session
 from smtrain.tools.doctor.sizes import large_model
-from smtrain.tools.doctor.task import SizedModel, State, Task, scaled, small_model
+from smtrain.tools.doctor.task import SizedModel, State, Task, scale_batch, small_model
 
 MINUTES = 10.0
 """Most time, unless --minutes says another."""
-LEAST = 4.0
+MIN_PROCESS_SECONDS = 4.0
 """Seconds below which no other process is begun: one imports torch and transformers first."""
 PATIENCE = 30.0
 """Seconds that a part needs at most, unless it hangs, on a slow machine."""
 SHARE, _SHARES = 0.5, {"compile": 0.2}
 """The part of the whole time that one part may take."""
-_MEASURED = 30  # a measurement of speed takes this part of the whole time
-_LONGEST, _KEPT = 300, 4000  # characters of a reason, and of a log
-_LATE, _MORE = "the time is up", "give more with --minutes"
+_MEASUREMENT_DIVISOR = 30  # a measurement of speed takes this part of the whole time
+_LONGEST, _LOG_CHARACTERS = 300, 4000  # characters of a reason, and of a log
+_TIME_IS_UP, _MORE_MINUTES = "the time is up", "give more with --minutes"
 _NEEDS = {"resume": "fp32", "export": "fp32"}
 # What torchrun tells its processes; doctor may itself run under it.
 _TORCHRUN = (
@@ -48,7 +48,7 @@ _TORCHRUN = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-CPU, ONE, ALL = "cpu", "one device", "all devices"
+CPU, ONE_DEVICE, ALL_DEVICES = "cpu", "one device", "all devices"
 """Groups: one process on the CPU, one on a device, one on each device."""
 
 
@@ -85,18 +85,25 @@ class Trials:
     @property
     def first(self) -> str:
         """The group of one process on the best device."""
-        return CPU if self.kind == "cpu" else ONE
+        return CPU if self.kind == "cpu" else ONE_DEVICE
 
     @property
     def on_all(self) -> SizedModel:
         """The large model with the batch of all devices."""
-        return scaled(self.large, self.count)
+        return scale_batch(self.large, self.count)
 
     def of(self, group: str, part: str) -> Outcome | None:
         """The outcome of a part; None if it was not planned."""
-        return next((one for one in self.outcomes if (one.group, one.part) == (group, part)), None)
+        return next(
+            (
+                outcome
+                for outcome in self.outcomes
+                if (outcome.group, outcome.part) == (group, part)
+            ),
+            None,
+        )
 
-    def done(self, group: str, part: str) -> dict[str, Any] | None:
+    def result_of(self, group: str, part: str) -> dict[str, Any] | None:
         """The result of a part; None if it is not done."""
         outcome = self.of(group, part)
         return outcome.result if outcome is not None and outcome.state == "done" else None
@@ -107,7 +114,7 @@ class Trials:
 
 
 def train(
-    view: TorchView, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]
+    view: TorchView, minutes: float, model_config: dict[str, Any] | None, say: Callable[[str], None]
 ) -> Trials:
     """Train small models on the devices that torch sees, for `minutes` at most."""
     cores = cores_here()
@@ -115,49 +122,49 @@ def train(
         view.count if view.kind != "cpu" else 2
     )  # two processes of the CPU stand for two devices
     meshes = [(2, count // 2), (1, count)] if count % 2 == 0 else [(1, count)]
-    small, note = small_model(given, [count])
+    small, note = small_model(model_config, [count])
     meshes = [mesh for mesh in meshes if not list(small.shape.mesh_faults(mesh[0], 1))]
-    large, about = large_model(given, view, cores, count)
-    trained = Trials(
+    large, large_note = large_model(model_config, view, cores, count)
+    trials = Trials(
         view.kind,
         count,
         small,
         large,
         "fp32" if view.kind == "cpu" else "bf16",
-        [*filter(None, (note, about))],
+        [*filter(None, (note, large_note))],
     )
     with tempfile.TemporaryDirectory(
         prefix="smtrain-doctor-", ignore_cleanup_errors=True
     ) as folder:
-        runner = _Runner(trained, folder, minutes * 60, say)
-        for task in _tasks(trained, folder, minutes * 60, tuple(meshes)):
+        runner = _Runner(trials, folder, minutes * 60, say)
+        for task in _tasks(trials, folder, minutes * 60, tuple(meshes)):
             runner.run(task)
-    return trained
+    return trials
 
 
 def _tasks(
-    trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]
+    trials: Trials, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]
 ) -> Iterator[Task]:
     """The groups of processes, in their order: what compares with the CPU first, what takes longest
     last.
     """
-    kind, count = trained.kind, trained.count
+    kind, count = trials.kind, trials.count
     task = Task(
         CPU,
         "cpu",
         1,
         ("transformers", "fp32"),
         folder,
-        trained.small,
-        trained.large,
-        trained.precision,
-        seconds / _MEASURED,
+        trials.small,
+        trials.large,
+        trials.precision,
+        seconds / _MEASUREMENT_DIVISOR,
         os.getpid(),
         CPU,
         kind == "cpu",
     )
     yield task
-    on_device = replace(task, group=trained.first, device=kind, checkpoints=trained.first)
+    on_device = replace(task, group=trials.first, device=kind, checkpoints=trials.first)
     if kind != "cpu":
         yield replace(on_device, parts=("fp32",), killed=True)
     half = ("bf16", "fp16") if kind == "cuda" else ("bf16",)
@@ -167,72 +174,76 @@ def _tasks(
     parts = ("resume", "export", "speed", "plain_speed", *pairs, *half, "compile")
     yield replace(on_device, parts=parts, killed=False)
     if count > 1:
-        together = replace(
+        on_all_devices = replace(
             on_device,
-            group=ALL,
-            checkpoints=ALL,
+            group=ALL_DEVICES,
+            checkpoints=ALL_DEVICES,
             processes=count,
             meshes=meshes,
-            large=trained.on_all,
+            large=trials.on_all,
         )
-        yield replace(together, parts=("fp32",), killed=True)
-        yield replace(together, parts=("resume", "speed"), killed=False)
+        yield replace(on_all_devices, parts=("fp32",), killed=True)
+        yield replace(on_all_devices, parts=("resume", "speed"), killed=False)
 
 
 class _Runner:
     """Runs tasks, and begins a new process for the parts that come after one that failed."""
 
     def __init__(
-        self, trained: Trials, folder: str, seconds: float, say: Callable[[str], None]
+        self, trials: Trials, folder: str, seconds: float, say: Callable[[str], None]
     ) -> None:
-        self._trained, self._folder, self._say = trained, Path(folder), say
+        self._trained, self._folder, self._say = trials, Path(folder), say
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def run(self, task: Task) -> None:
         """Do the task's parts; each has an outcome in the end."""
-        left = list(task.parts)
+        remaining_parts = list(task.parts)
         for part in task.parts:
-            needed = _NEEDS.get(part)
-            if needed and self._trained.done(task.group, needed) is None:
-                self._ended(
+            required_part = _NEEDS.get(part)
+            if required_part and self._trained.result_of(task.group, required_part) is None:
+                self._record_outcome(
                     task,
                     part,
                     "skipped",
-                    reason=f"it needs the checkpoint of {needed}, which is not done",
+                    reason=f"it needs the checkpoint of {required_part}, which is not done",
                 )
-                left.remove(part)
-        while left:
-            if self._left() < LEAST:
-                for part in left:
-                    self._ended(task, part, "skipped", reason=f"{_LATE}; {_MORE}")
+                remaining_parts.remove(part)
+        while remaining_parts:
+            if self._seconds_left() < MIN_PROCESS_SECONDS:
+                for part in remaining_parts:
+                    self._record_outcome(
+                        task, part, "skipped", reason=f"{_TIME_IS_UP}; {_MORE_MINUTES}"
+                    )
                 return
-            begun = len(self._trained.outcomes)
-            self._once(replace(task, parts=tuple(left)))
-            over = {one.part for one in self._trained.outcomes[begun:]}
-            left = [part for part in left if part not in over]
+            first_new = len(self._trained.outcomes)
+            self._run_process(replace(task, parts=tuple(remaining_parts)))
+            finished_parts = {outcome.part for outcome in self._trained.outcomes[first_new:]}
+            remaining_parts = [part for part in remaining_parts if part not in finished_parts]
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         return self._until - time.monotonic()
 
-    def _ended(
-        self, task: Task, part: str, state: State, seconds: float = 0.0, **more: Any
+    def _record_outcome(
+        self, task: Task, part: str, state: State, seconds: float = 0.0, **details: Any
     ) -> None:
-        outcome = Outcome(task.group, part, task.device, task.processes, state, seconds, **more)
-        outcome.reason = anonymous(
+        outcome = Outcome(task.group, part, task.device, task.processes, state, seconds, **details)
+        outcome.reason = anonymise(
             " ".join(outcome.reason.replace(task.folder, "FOLDER").split())[:_LONGEST]
         )
         if state in ("failed", "ended", "hung"):
-            outcome.log = anonymous(self._log(task)[-_KEPT:].replace(task.folder, "FOLDER"))
+            outcome.log = anonymise(
+                self._log(task)[-_LOG_CHARACTERS:].replace(task.folder, "FOLDER")
+            )
         self._trained.outcomes.append(outcome)
         place = f"{task.device}, {task.processes} process{'es' * (task.processes > 1)}"
         if "skipped" in outcome.result:
             outcome.state, outcome.reason = "skipped", str(outcome.result.pop("skipped"))
-        what = (
+        summary = (
             f"{seconds:.1f} s" if outcome.state == "done" else f"{outcome.state}, {outcome.reason}"
         )
-        self._say(f"{part.replace('_', ' ')} on {place}: {what}")
+        self._say(f"{part.replace('_', ' ')} on {place}: {summary}")
 
-    def _once(self, task: Task) -> None:
+    def _run_process(self, task: Task) -> None:
         """Run one process, or one on each device, until its parts are over, it ends, or a part
         takes too long.
         """
@@ -256,31 +267,39 @@ class _Runner:
         ):
             try:
                 while at < len(task.parts):
-                    part, over = task.parts[at], process.poll() is not None
-                    own = self._seconds * _SHARES.get(part, SHARE)
-                    limit = limit or max(LEAST, min(self._left(), own))
+                    part, has_exited = task.parts[at], process.poll() is not None
+                    part_seconds = self._seconds * _SHARES.get(part, SHARE)
+                    limit = limit or max(
+                        MIN_PROCESS_SECONDS, min(self._seconds_left(), part_seconds)
+                    )
                     row, took = _row(record, part), time.monotonic() - since
                     if row is not None and row["state"] == "done":
-                        self._ended(task, part, "done", row["seconds"], result=row["result"])
+                        self._record_outcome(
+                            task, part, "done", row["seconds"], result=row["result"]
+                        )
                         at, since, limit = at + 1, time.monotonic(), 0.0
                     elif row is not None:
-                        self._ended(task, part, "failed", took, reason=row["reason"])
+                        self._record_outcome(task, part, "failed", took, reason=row["reason"])
                         return
-                    elif over:
-                        self._ended(task, part, "ended", took, reason=self._why(task, process))
+                    elif has_exited:
+                        self._record_outcome(
+                            task, part, "ended", took, reason=self._reason_of_end(task, process)
+                        )
                         return
                     elif took > limit:
-                        hung, late = (
+                        hung_reason, late_reason = (
                             f"it was not done after {took:.0f} s, and was ended",
-                            f"{_LATE} before it was done",
+                            f"{_TIME_IS_UP} before it was done",
                         )
-                        state = state_when_late(limit, own)
-                        self._ended(
+                        state = state_when_late(limit, part_seconds)
+                        self._record_outcome(
                             task,
                             part,
                             state,
                             took,
-                            reason=hung if state == "hung" else f"{late}; {_MORE}",
+                            reason=hung_reason
+                            if state == "hung"
+                            else f"{late_reason}; {_MORE_MINUTES}",
                         )
                         return
                     else:
@@ -288,10 +307,12 @@ class _Runner:
             finally:
                 self._kill(task, process)
 
-    def _why(self, task: Task, process: subprocess.Popen[bytes]) -> str:
+    def _reason_of_end(self, task: Task, process: subprocess.Popen[bytes]) -> str:
         """The reason that a process ended by itself."""
         status = process.returncode
-        how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
+        ending = (
+            f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
+        )
         marks = ("---", "===", "W", "I0")  # of torchrun's tables and its log
         lines = [
             line.strip()
@@ -299,9 +320,9 @@ class _Runner:
             if line.strip() and not line.startswith(marks)
         ]
         return (
-            f"its process {how}; its last line: {lines[-1][:200]}"
+            f"its process {ending}; its last line: {lines[-1][:200]}"
             if lines
-            else f"its process {how}"
+            else f"its process {ending}"
         )
 
     def _log(self, task: Task) -> str:
@@ -316,14 +337,14 @@ class _Runner:
             for file in self._folder.glob(f"{task.group}-pid-*"):
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(file.read_text()), signal.SIGKILL)
-        end(process)
+        kill_session(process)
 
 
-def state_when_late(limit: float, own: float) -> State:
+def state_when_late(limit: float, share: float) -> State:
     """The state of a part that took longer than `limit` seconds, by its share of the command's
-    minutes, `own`.
+    minutes, `share`.
     """
-    return "skipped" if limit < own or own < PATIENCE else "hung"
+    return "skipped" if limit < share or share < PATIENCE else "hung"
 
 
 def _row(record: Path, part: str) -> dict[str, Any] | None:
@@ -345,7 +366,7 @@ def _signal(number: int) -> str:
 
 
 def _command(task: Task) -> list[str]:
-    words = [*child("smtrain.tools.doctor.trial"), str(task.write())]
+    words = [*child_command("smtrain.tools.doctor.trial"), str(task.write())]
     if task.processes == 1:
         return words
     torchrun = [
@@ -373,8 +394,8 @@ def _free_port() -> int:
 
 def _environment(task: Task) -> dict[str, str]:
     outer = (*_TORCHRUN, *(name for name in os.environ if name.startswith("TORCHELASTIC_")))
-    kept = {name: value for name, value in os.environ.items() if name not in outer}
-    made = {
+    inherited_variables = {name: value for name, value in os.environ.items() if name not in outer}
+    variables = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # for deterministic kernels; read when cuBLAS starts
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -384,11 +405,11 @@ def _environment(task: Task) -> dict[str, str]:
         ),  # so that it is compiled here and now
     }
     if sys.platform == "linux":
-        made["GLOO_SOCKET_IFNAME"] = kept.get(
+        variables["GLOO_SOCKET_IFNAME"] = inherited_variables.get(
             "GLOO_SOCKET_IFNAME", "lo"
         )  # all processes are on this machine
-    if task.device == "cpu" and task.processes > 1 and "OMP_NUM_THREADS" not in kept:
-        made["OMP_NUM_THREADS"] = str(
+    if task.device == "cpu" and task.processes > 1 and "OMP_NUM_THREADS" not in inherited_variables:
+        variables["OMP_NUM_THREADS"] = str(
             max(1, cores_here() // task.processes)
         )  # torchrun would set 1
-    return kept | made
+    return inherited_variables | variables

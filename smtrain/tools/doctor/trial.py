@@ -20,7 +20,7 @@ from smtrain.core.model.footprint import Precision
 from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor import clocks
 from smtrain.tools.doctor.plain_loop import ADAMW, LR, SEED, DrawnWeights, PlainLoop
-from smtrain.tools.doctor.task import SAVED, STEPS, SizedModel, Task
+from smtrain.tools.doctor.task import SAVE_STEP, STEPS, SizedModel, Task
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.targets import HuggingFace
 from smtrain.worker.engine.base import ParallelOptions, StepResult
@@ -49,16 +49,19 @@ class TrialProcess:
 
     def fp32(self) -> dict[str, Any]:
         """Train in fp32; save in the middle; count the operators of the second step."""
-        runs = [self._trained(mesh, saves=mesh == self.task.meshes[0]) for mesh in self.task.meshes]
+        runs = [
+            self._train_on_mesh(mesh, saves=mesh == self.task.meshes[0])
+            for mesh in self.task.meshes
+        ]
         return {"runs": runs, "fell_back": fallbacks()}
 
     def resume(self) -> dict[str, Any]:
         """Load what `fp32` saved, and take the remaining steps again."""
         engine = self._engine(self.task.small, "fp32", self.task.meshes[0])
-        state = engine.load(self._checkpoints() / f"step_{SAVED:08d}")
+        state = engine.load(self._checkpoints() / f"step_{SAVE_STEP:08d}")
         return {
             "from": state["step"],
-            "steps": self._steps(engine, SAVED, STEPS),
+            "steps": self._steps(engine, SAVE_STEP, STEPS),
             "weights": _weights(engine),
         }
 
@@ -86,7 +89,7 @@ class TrialProcess:
 
         if fault := compiler_fault(self.device.type):
             return {"skipped": fault}
-        engine = self._engine(self.task.small, "fp32", (1, 1), compiled=True)
+        engine = self._engine(self.task.small, "fp32", (1, 1), compile_step=True)
         began = time.perf_counter()
         steps = self._steps(engine, 0, 1)
         first = time.perf_counter() - began
@@ -106,25 +109,25 @@ class TrialProcess:
 
         folder = Path(self.task.folder) / f"{self.task.group}-exported"
         convert(
-            self._checkpoints() / f"step_{SAVED:08d}",
+            self._checkpoints() / f"step_{SAVE_STEP:08d}",
             folder,
             to=HuggingFace(),
             overwrite=True,
             say=lambda _: None,
         )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        ours = torch.load(self._checkpoints() / "logits.pt")
+        hf_model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        our_logits = torch.load(self._checkpoints() / "logits.pt")
         model = self.task.small
         with torch.no_grad():
-            theirs = (
-                loaded.to(self.device)
+            hf_logits = (
+                hf_model.to(self.device)
                 .eval()(_text(model, 0, 1)[0].to(self.device))
                 .logits.float()
                 .cpu()
             )
         return {
-            "difference": float((ours - theirs).abs().max()),
-            "largest": float(ours.abs().max()),
+            "difference": float((our_logits - hf_logits).abs().max()),
+            "largest": float(our_logits.abs().max()),
         }
 
     def speed(self) -> dict[str, Any]:
@@ -134,23 +137,23 @@ class TrialProcess:
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
         number: probe.Number = "fp32" if task.precision == "fp32" else "bf16"
-        multiplied = probe.matmul_rate(self.device, number, clocks.wait, min(1.0, task.seconds))
-        moved = (
+        matmul_flops = probe.matmul_rate(self.device, number, clocks.wait, min(1.0, task.seconds))
+        link_rate = (
             probe.all_reduce_rate(self.device, task.processes, clocks.wait)
             if task.processes > 1
             else None
         )
         count = model.batch // task.processes
-        held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
-        with held:
+        tensor_bytes, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
+        with tensor_bytes:
             engine = self._engine(
                 model, task.precision, (1, task.processes), weights=DrawnWeights(model, self.device)
             )
             first = clocks.seconds_of(lambda: engine.step(*self._part(engine, model, 0), LR))
-            held.top = held.now
+            tensor_bytes.top = tensor_bytes.now
             clocks.reset_peak(self.device)
             engine.step(*self._part(engine, model, 1), LR)
-        allocated = clocks.peak_bytes(self.device, base)
+        allocator_peak = clocks.peak_bytes(self.device, base)
         texts = [self._part(engine, model, k) for k in range(4)]
         for ids, labels in texts[: clocks.WARM]:
             engine.step(ids, labels, LR)
@@ -162,12 +165,16 @@ class TrialProcess:
             "steps": times,
             "first_step_s": first,
             "peak_bytes": max(
-                self._gathered(engine, allocated if allocated is not None else held.top)
+                self._gather_values(
+                    engine, allocator_peak if allocator_peak is not None else tensor_bytes.top
+                )
             ),
-            "peak_from": "counted tensors" if allocated is None else "the allocator",
-            "multiplied_tflops": min(self._gathered(engine, multiplied)) / 1e12,
+            "peak_from": "counted tensors" if allocator_peak is None else "the allocator",
+            "multiplied_tflops": min(self._gather_values(engine, matmul_flops)) / 1e12,
             "samples": count,
-            "moved_gbs": None if moved is None else min(self._gathered(engine, moved)) / 1e9,
+            "moved_gbs": None
+            if link_rate is None
+            else min(self._gather_values(engine, link_rate)) / 1e9,
         }
 
     def plain_speed(self) -> dict[str, Any]:
@@ -177,15 +184,15 @@ class TrialProcess:
         """
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
-        held, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
+        tensor_bytes, base = HeldBytes(self.device.type), clocks.allocated_bytes(self.device)
         texts = [_text(model, k, model.batch) for k in range(4)]
-        with held:
+        with tensor_bytes:
             loop = PlainLoop(model, task.precision, self.device, None)
             loop.step(*texts[0])
-            held.top = held.now
+            tensor_bytes.top = tensor_bytes.now
             clocks.reset_peak(self.device)
             loop.step(*texts[1])
-        allocated = clocks.peak_bytes(self.device, base)
+        allocator_peak = clocks.peak_bytes(self.device, base)
         for text in texts[: clocks.WARM]:
             loop.step(*text)
         ends = [time.perf_counter()]
@@ -193,7 +200,7 @@ class TrialProcess:
             loop.step(*texts[len(ends) % 4])
             ends.append(time.perf_counter())
         rate, times = 1 / clocks.middle_step(ends), len(ends) - 1
-        peak = held.top if allocated is None else allocated
+        peak = tensor_bytes.top if allocator_peak is None else allocator_peak
         return {
             "tokens_per_s": rate * model.batch * model.length,
             "steps": times,
@@ -207,18 +214,20 @@ class TrialProcess:
         fault = compiler_fault(self.device.type)
         torch.set_num_threads(self._threads)
         rows = []
-        for compiled in (False, True)[: 1 if fault else 2]:
+        for compile_step in (False, True)[: 1 if fault else 2]:
             for deterministic in (True, False):
-                rows.append(self._under(compiled, deterministic))
+                rows.append(self._speed_with(compile_step, deterministic))
                 clocks.free_memory(self.task.device)
         return {"rows": rows, "uncompiled": fault}
 
     # Their pieces
 
-    def _under(self, compiled: bool, deterministic: bool) -> dict[str, Any]:
+    def _speed_with(self, compile_step: bool, deterministic: bool) -> dict[str, Any]:
         """The speed of the large model under two settings."""
         model, weights = self.task.large, DrawnWeights(self.task.large, self.device)
-        engine = self._engine(model, self.task.precision, (1, 1), compiled, deterministic, weights)
+        engine = self._engine(
+            model, self.task.precision, (1, 1), compile_step, deterministic, weights
+        )
         texts = [self._part(engine, model, k) for k in range(4)]
         first = clocks.seconds_of(lambda: engine.step(*texts[0], LR))
         for ids, labels in texts[: clocks.WARM]:
@@ -227,7 +236,7 @@ class TrialProcess:
             lambda k: engine.begin_step(*texts[k % 4], LR), engine, self.task.seconds / 2
         )
         return {
-            "compile": compiled,
+            "compile": compile_step,
             "deterministic": deterministic,
             "first_step_s": first,
             "tokens_per_s": rate * model.batch * model.length,
@@ -247,7 +256,7 @@ class TrialProcess:
         model: SizedModel,
         precision: str,
         mesh: tuple[int, int],
-        compiled: bool = False,
+        compile_step: bool = False,
         deterministic: bool = True,
         weights: RandomWeights | None = None,
     ) -> NativeEngine:
@@ -259,33 +268,33 @@ class TrialProcess:
             dp=dp,
             micro_batch_size=micro,
             precision=kind,
-            compile=compiled,
+            compile=compile_step,
             deterministic=deterministic,
         )
         return NativeEngine(model.config, options, ADAMW, weights, SEED)
 
-    def _trained(self, mesh: tuple[int, int], saves: bool) -> dict[str, Any]:
+    def _train_on_mesh(self, mesh: tuple[int, int], saves: bool) -> dict[str, Any]:
         engine = self._engine(self.task.small, "fp32", mesh)
         steps = self._steps(engine, 0, 1)
-        with Operators() as counted:
+        with Operators() as operators:
             steps += self._steps(engine, 1, 2)
-        steps += self._steps(engine, 2, SAVED)
+        steps += self._steps(engine, 2, SAVE_STEP)
         if saves:
-            engine.save(self._checkpoints(), SAVED, {"step": SAVED})
+            engine.save(self._checkpoints(), SAVE_STEP, {"step": SAVE_STEP})
             logits = engine.logits(_text(self.task.small, 0, 1)[0])
             if self.rank == 0:
                 torch.save(logits, self._checkpoints() / "logits.pt")
         began = time.perf_counter()
-        steps += self._steps(engine, SAVED, STEPS)
+        steps += self._steps(engine, SAVE_STEP, STEPS)
         took = time.perf_counter() - began
-        rows = [[*call, times] for call, times in sorted(counted.calls.items())]
+        rows = [[*call, times] for call, times in sorted(operators.calls.items())]
         return {
             "tp": mesh[0],
             "dp": mesh[1],
             "steps": steps,
             "weights": _weights(engine),
             "operators": rows,
-            "step_s": took / (STEPS - SAVED),
+            "step_s": took / (STEPS - SAVE_STEP),
         }
 
     def _in_half(self, precision: Precision) -> dict[str, Any]:
@@ -301,9 +310,9 @@ class TrialProcess:
         """
         rows, model, updates = [], self.task.small, first
         for _ in range(first, last):
-            done = engine.step(*self._part(engine, model, updates), LR)
-            rows.append({**_numbers(done), "updates": updates})
-            updates += not done.is_skipped
+            result = engine.step(*self._part(engine, model, updates), LR)
+            rows.append({**_numbers(result), "updates": updates})
+            updates += not result.is_skipped
         return rows
 
     def _part(
@@ -312,13 +321,13 @@ class TrialProcess:
         """This process's samples of batch k."""
         size = model.batch // engine.dp_size
         ids, labels = _text(model, k, model.batch)
-        mine = slice(engine.dp_rank * size, (engine.dp_rank + 1) * size)
-        return ids[mine], labels[mine]
+        own_rows = slice(engine.dp_rank * size, (engine.dp_rank + 1) * size)
+        return ids[own_rows], labels[own_rows]
 
     def _checkpoints(self) -> Path:
         return Path(self.task.folder) / self.task.checkpoints
 
-    def _gathered(self, engine: NativeEngine, value: float) -> list[float]:
+    def _gather_values(self, engine: NativeEngine, value: float) -> list[float]:
         return engine.mesh.gather(value)
 
 
@@ -330,11 +339,11 @@ def _text(model: SizedModel, k: int, count: int) -> tuple[torch.Tensor, torch.Te
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def _numbers(done: StepResult) -> dict[str, Any]:
+def _numbers(result: StepResult) -> dict[str, Any]:
     return {
-        "loss": done.loss,
-        "grad_norm": done.grad_norm,
-        **({"skipped": True} if done.is_skipped else {}),
+        "loss": result.loss,
+        "grad_norm": result.grad_norm,
+        **({"skipped": True} if result.is_skipped else {}),
     }
 
 
@@ -344,14 +353,14 @@ def _weights(engine: NativeEngine) -> list[int]:
     return engine.mesh.gather(zlib.crc32(part.view(torch.uint8).numpy().tobytes()))
 
 
-def _end_with(watched: int) -> None:
+def _end_with(parent_pid: int) -> None:
     """End this process when the one that started the trial is gone: a device would stay busy."""
 
     def look() -> None:
         while True:
             time.sleep(1)
             try:
-                os.kill(watched, 0)
+                os.kill(parent_pid, 0)
             except ProcessLookupError:
                 os._exit(1)
             except OSError:
@@ -367,10 +376,12 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     (Path(task.folder) / f"{task.group}-pid-{rank}").write_text(str(os.getpid()))
 
-    def tell(part: str, state: str, **more: Any) -> None:
+    def tell(part: str, state: str, **details: Any) -> None:
         if rank == 0 or state == "failed":
             with task.record().open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"part": part, "state": state, "rank": rank, **more}) + "\n")
+                file.write(
+                    json.dumps({"part": part, "state": state, "rank": rank, **details}) + "\n"
+                )
 
     trial = None
     for part in task.parts:

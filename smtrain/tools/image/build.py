@@ -24,7 +24,7 @@ from smtrain.plane.docker import plainly, sentence
 from smtrain.tools.image.lock import Interpreter, Pin, download, resolve
 from smtrain.version import __version__
 
-LOCK, WANTED = "requirements.lock", "requirements.txt"
+LOCK, REQUIREMENTS = "requirements.lock", "requirements.txt"
 PLACE = "/opt/smtrain"
 LABEL = "smtrain.lock"
 """Label of an image built here: the first characters of its lock file's sha256."""
@@ -42,7 +42,7 @@ class Recipe:
     """Packages that every image needs and the base lacks."""
     extras: str
     """Entries of wheels.txt that it lacks, as pip reads them."""
-    unread: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
     """Requirements of the stages, if the packages of the base are unknown: it gets those that it
     lacks.
     """
@@ -59,7 +59,7 @@ class Recipe:
     @property
     def dockerfile(self) -> str:
         """The Dockerfile; its context also holds the lock file and the folder wheels."""
-        as_root, back = (
+        as_root, restore_user = (
             ("USER root\n", f"USER {self.user}\n")
             if self.user not in ("", "root", "0")
             else ("", "")
@@ -68,17 +68,17 @@ class Recipe:
             f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at"
             " start.\n"
         )
-        if self.unread:
+        if self.requirements:
             # pip leaves a package that satisfies a requirement alone; the constraints keep it from
             # replacing the rest.
             return (
                 f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets"
-                f" missing ones.\nFROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY"
+                f" missing ones.\nFROM {self.base}\n{as_root}COPY {LOCK} {REQUIREMENTS} {PLACE}/\nCOPY"
                 f" wheels {PLACE}/wheels\nRUN python3 -m pip list --disable-pip-version-check"
                 f" --format=freeze >{PLACE}/had.txt \\\n    && PIP_BREAK_SYSTEM_PACKAGES=1 python3"
                 " -m pip install --no-cache-dir \\\n      --disable-pip-version-check --no-index"
-                f" --find-links={PLACE}/wheels \\\n      -c {PLACE}/had.txt -r {PLACE}/{WANTED}"
-                f" \\\n    && rm -rf {PLACE}/wheels\n{back}"
+                f" --find-links={PLACE}/wheels \\\n      -c {PLACE}/had.txt -r {PLACE}/{REQUIREMENTS}"
+                f" \\\n    && rm -rf {PLACE}/wheels\n{restore_user}"
             )
         install = (
             "RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir"
@@ -87,7 +87,7 @@ class Recipe:
         )
         return (
             f"{head}FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels"
-            f" {PLACE}/wheels\n{install}{back}"
+            f" {PLACE}/wheels\n{install}{restore_user}"
         )
 
     def write(self, folder: Path, say: Say) -> None:
@@ -97,12 +97,14 @@ class Recipe:
         """
         with (
             only_writer(folder / LOCK, LocalError),
-            replacing_files(folder, LOCK, "Dockerfile", WANTED, "wheels") as new,
+            replacing_files(folder, LOCK, "Dockerfile", REQUIREMENTS, "wheels") as new,
         ):
             (new / "Dockerfile").write_text(self.dockerfile, "utf-8")
             (new / LOCK).write_text(self.lock, "utf-8")
-            if self.unread:
-                (new / WANTED).write_text("".join(f"{line}\n" for line in self.unread), "utf-8")
+            if self.requirements:
+                (new / REQUIREMENTS).write_text(
+                    "".join(f"{line}\n" for line in self.requirements), "utf-8"
+                )
             say(
                 f"downloading {self.count} wheels for Python {self.interpreter.python} on"
                 f" {self.interpreter.machine}"
@@ -140,9 +142,13 @@ def recipe(
             f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"]
         )
         if not contents_known(base):
-            return _unread(base, user, stages, needs, interpreter)
+            return _recipe_for_unknown_base(base, user, stages, needs, interpreter)
         return Recipe(
-            base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None)
+            base,
+            user,
+            interpreter,
+            _standalone_pins(base, needs, interpreter),
+            _extras(stages, None),
         )
     if "torch" not in contents.packages:
         raise LocalError(
@@ -151,7 +157,7 @@ def recipe(
         )
     interpreter = Interpreter(contents.python, contents.machine)
     words = [*stages, *(WORDS[need] for need in needs)]
-    lacking = {
+    missing_requirements = {
         line.partition("#")[0].strip()
         for word in words
         for line in contents.lacking["requirements"][word]
@@ -160,14 +166,14 @@ def recipe(
     travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
     # Wheels of wheels.txt are locked already, by the hashes for every Python; their own
     # requirements are not.
-    pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
-    locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
+    pins = resolve([*sorted(missing_requirements), *travelling], contents.packages, interpreter)
+    locked_names = {canonicalize_name(line.partition("==")[0]) for line in travelling}
     return Recipe(
-        base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras
+        base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked_names), extras
     )
 
 
-def _unread(
+def _recipe_for_unknown_base(
     base: str, user: str, stages: Sequence[Stage], needs: Sequence[str], interpreter: Interpreter
 ) -> Recipe:
     """A recipe for a base whose packages are unknown, but for torch: the wheels of all that the
@@ -183,20 +189,20 @@ def _unread(
     lines = sorted({line for word in words for line in requirements(file, word)})
     extras = _extras(stages, None)
     travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
-    locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
+    locked_names = {canonicalize_name(line.partition("==")[0]) for line in travelling}
     pins = resolve([*lines, *travelling], {"torch": torch_of(base)}, interpreter)
-    wanted = tuple(sorted({*lines, *locked}))
+    requirement_lines = tuple(sorted({*lines, *locked_names}))
     return Recipe(
         base,
         user,
         interpreter,
-        tuple(pin for pin in pins if pin.name not in locked),
+        tuple(pin for pin in pins if pin.name not in locked_names),
         extras,
-        wanted,
+        requirement_lines,
     )
 
 
-def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
+def _standalone_pins(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
     """The pins of packages without their requirements: those would depend on the base's
     packages, which are not known and must not change.
     """

@@ -65,28 +65,30 @@ class Pin:
         return f"{self.name}=={self.version} \\\n    --hash=sha256:{self.sha256}"
 
 
-def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -> list[Pin]:
+def resolve(
+    missing_requirements: list[str], has: dict[str, str], interpreter: Interpreter
+) -> list[Pin]:
     """Pin everything that an image lacks.
 
-    `lacking` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip
+    `missing_requirements` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip
     finds no release that fits, or one conflicts with a package of the image.
     """
-    wanted: dict[str, Requirement] = {}
-    for line in lacking:
+    requirements: dict[str, Requirement] = {}
+    for line in missing_requirements:
         _add(
-            wanted,
+            requirements,
             Requirement(line.partition("#")[0].strip()),
             has,
             "smtrain",
             interpreter,
-            lacking=True,
+            is_missing=True,
         )
-    for _ in range(ROUNDS if wanted else 0):
-        before = {name: str(requirement) for name, requirement in wanted.items()}
-        report = _report(list(before.values()), interpreter)
+    for _ in range(ROUNDS if requirements else 0):
+        previous_texts = {name: str(requirement) for name, requirement in requirements.items()}
+        report = _report(list(previous_texts.values()), interpreter)
         for entry in report:
             metadata = entry["metadata"]
-            extras = wanted[canonicalize_name(metadata["name"])].extras or {""}
+            extras = requirements[canonicalize_name(metadata["name"])].extras or {""}
             for text in metadata.get("requires_dist") or []:
                 try:
                     need = Requirement(text)
@@ -97,28 +99,34 @@ def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -
                     need.marker.evaluate({**environment, "extra": e}) for e in extras
                 ):
                     _add(
-                        wanted, need, has, f"{metadata['name']} {metadata['version']}", interpreter
+                        requirements,
+                        need,
+                        has,
+                        f"{metadata['name']} {metadata['version']}",
+                        interpreter,
                     )
-        if {name: str(requirement) for name, requirement in wanted.items()} == before:
+        if {name: str(requirement) for name, requirement in requirements.items()} == previous_texts:
             return sorted((_pin(entry) for entry in report), key=lambda pin: pin.name)
-    if wanted:
-        raise LocalError(f"what {', '.join(lacking)} need was not settled in {ROUNDS} rounds")
+    if requirements:
+        raise LocalError(
+            f"what {', '.join(missing_requirements)} need was not settled in {ROUNDS} rounds"
+        )
     return []
 
 
 def _add(
-    wanted: dict[str, Requirement],
+    requirements: dict[str, Requirement],
     need: Requirement,
     has: dict[str, str],
     by: str,
     interpreter: Interpreter,
     *,
-    lacking: bool = False,
+    is_missing: bool = False,
 ) -> None:
     """Want a package too, unless the image has it."""
     name = canonicalize_name(need.name)
     need.marker = None
-    if name in has and not lacking:
+    if name in has and not is_missing:
         if not need.specifier.contains(has[name], prereleases=True):
             raise LocalError(
                 f"{by} needs {need}, and the image is built around {name}"
@@ -130,13 +138,13 @@ def _add(
             f"the image has {name} {has[name]}, and the stages need {need}; choose a newer base"
             " image, as its packages are never replaced"
         )
-    old = wanted.get(name)
+    old = requirements.get(name)
     if old is not None:
         need.extras = need.extras | old.extras
         need.specifier = SpecifierSet(
             ",".join(sorted({*map(str, need.specifier), *map(str, old.specifier)}))
         )
-    wanted[name] = need
+    requirements[name] = need
 
 
 def _pin(entry: dict[str, Any]) -> Pin:

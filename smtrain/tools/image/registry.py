@@ -20,7 +20,7 @@ from smtrain.core.text import Say
 from smtrain.plane.docker import architecture, plainly, program, room, sentence
 
 SECONDS = 20
-MOST = 4 << 20
+ANSWER_LIMIT = 4 << 20
 """Bytes of an answer that are read: manifests are kilobytes."""
 _KINDS = ", ".join(
     f"application/vnd.{kind}+json"
@@ -32,18 +32,18 @@ _KINDS = ", ".join(
     )
 )
 _HUB = "registry-1.docker.io"
-UNPACKED = 2.5
+UNPACK_RATIO = 2.5
 """Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
 
 
 def ecr_of(name: str) -> Any:
     """A client of the registry in an image's name; None if it is not Amazon ECR."""
-    named = ecr_image(name)
-    if named is None:
+    image = ecr_image(name)
+    if image is None:
         return None
     from smtrain.client.backends.sagemaker.backend import SageMakerBackend
 
-    return SageMakerBackend("aws", region=named.region).client("ecr")
+    return SageMakerBackend("aws", region=image.region).client("ecr")
 
 
 def size_of(client: Any, ecr: Any, name: str) -> int | None:
@@ -51,10 +51,10 @@ def size_of(client: Any, ecr: Any, name: str) -> int | None:
 
     Raises `LocalError` if Amazon ECR does not have it.
     """
-    named = ecr_image(name)
-    if named is None or ecr is None:
+    image = ecr_image(name)
+    if image is None or ecr is None:
         return layers_size(name, architecture(client))
-    query = named.query
+    query = image.query
     manifest = _in_ecr(ecr, query, name)
     for entry in manifest.get("manifests", []):
         if entry.get("platform", {}).get("architecture") == architecture(client):
@@ -79,10 +79,10 @@ def login(ecr: Any, name: str) -> dict[str, str] | None:
     """Credentials for Amazon ECR, valid for twelve hours; they go to Docker with the call and are
     not stored.
     """
-    named = ecr_image(name)
-    if named is None or ecr is None:
+    image = ecr_image(name)
+    if image is None or ecr is None:
         return None
-    answer = ecr.get_authorization_token(registryIds=[named.account])
+    answer = ecr.get_authorization_token(registryIds=[image.account])
     user, _, password = (
         base64.b64decode(answer["authorizationData"][0]["authorizationToken"])
         .decode()
@@ -94,9 +94,9 @@ def login(ecr: Any, name: str) -> dict[str, str] | None:
 def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     """Pull an image. Raises `LocalError` if there is no room, no permission or no such image."""
     size, free = size_of(client, ecr, name), room(client)
-    if size and free is not None and size * (1 + UNPACKED) > free:
+    if size and free is not None and size * (1 + UNPACK_RATIO) > free:
         raise LocalError(
-            f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACKED)} unpacked, and"
+            f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACK_RATIO)} unpacked, and"
             f" Docker's disk has {spell_bytes(free)} free; free some with `{program().lower()}"
             " system prune`",
             code="disk.full",
@@ -115,15 +115,17 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
 def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
     """Tag an image and push it to the registry in its name. Raises `LocalError`."""
     repository, tag = _split(name)
-    named = ecr_image(name)
-    if named and ecr is not None:
+    ecr_name = ecr_image(name)
+    if ecr_name and ecr is not None:
         try:
-            ecr.describe_repositories(registryId=named.account, repositoryNames=[named.repository])
+            ecr.describe_repositories(
+                registryId=ecr_name.account, repositoryNames=[ecr_name.repository]
+            )
         except ecr.exceptions.RepositoryNotFoundException:
             raise LocalError(
-                f"there is no repository {named.repository} in {named.account}, {named.region};"
-                f" `aws ecr create-repository --repository-name {named.repository} --region"
-                f" {named.region}` makes it"
+                f"there is no repository {ecr_name.repository} in {ecr_name.account}, {ecr_name.region};"
+                f" `aws ecr create-repository --repository-name {ecr_name.repository} --region"
+                f" {ecr_name.region}` makes it"
             ) from None
     with plainly(f"pushing {name}"):
         image.tag(repository, tag)
@@ -145,7 +147,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _progress(steps: Any, name: str, say: Say) -> None:
-    done = 0
+    layer_count = 0
     for step in steps:
         if "error" in step:
             raise LocalError(sentence(RuntimeError(step["error"]), name))
@@ -155,8 +157,8 @@ def _progress(steps: Any, name: str, say: Say) -> None:
             "Layer already exists",
             "Already exists",
         ):
-            done += 1
-            say(f"  {done} layers")
+            layer_count += 1
+            say(f"  {layer_count} layers")
 
 
 def layers_size(name: str, architecture: str) -> int | None:
@@ -180,10 +182,10 @@ def layers_size(name: str, architecture: str) -> int | None:
 def parts(name: str) -> tuple[str, str, str]:
     """Registry, repository and tag or digest, as Docker understands an image's name."""
     name, _, digest = name.partition("@")
-    head, _, rest = name.partition("/")
-    if not rest or not ("." in head or ":" in head or head == "localhost"):
-        head, rest = "docker.io", name if "/" in name else f"library/{name}"
-    repository, _, tag = rest.partition(":")
+    head, _, remainder = name.partition("/")
+    if not remainder or not ("." in head or ":" in head or head == "localhost"):
+        head, remainder = "docker.io", name if "/" in name else f"library/{name}"
+    repository, _, tag = remainder.partition(":")
     return (
         (_HUB if head in ("docker.io", "index.docker.io") else head),
         repository,
@@ -193,21 +195,21 @@ def parts(name: str) -> tuple[str, str, str]:
 
 def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
     # As Docker does: plain HTTP only on this machine.
-    here = registry.partition(":")[0] in ("localhost", "127.0.0.1")
-    url = f"http{'' if here else 's'}://{registry}/v2/{repository}/manifests/{reference}"
+    is_local = registry.partition(":")[0] in ("localhost", "127.0.0.1")
+    url = f"http{'' if is_local else 's'}://{registry}/v2/{repository}/manifests/{reference}"
     try:
         return _json(url, {"Accept": _KINDS})
     except urllib.error.HTTPError as error:
         challenge = error.headers.get("WWW-Authenticate", "")
         if error.code != 401 or not challenge.lower().startswith("bearer "):
             raise
-    challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    challenge_fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     query = urllib.parse.urlencode(
-        {key: challenged[key] for key in ("service", "scope") if key in challenged}
+        {key: challenge_fields[key] for key in ("service", "scope") if key in challenge_fields}
     )
-    if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
+    if urllib.parse.urlsplit(challenge_fields["realm"]).scheme != "https" and not is_local:
         raise OSError("a token sent unencrypted")
-    answer = _json(f"{challenged['realm']}?{query}", {})
+    answer = _json(f"{challenge_fields['realm']}?{query}", {})
     token = answer.get("token") or answer["access_token"]
     return _json(url, {"Accept": _KINDS, "Authorization": f"Bearer {token}"})
 
@@ -217,7 +219,7 @@ def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the registry that the user named
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
-            answer: dict[str, Any] = json.loads(response.read(MOST))
+            answer: dict[str, Any] = json.loads(response.read(ANSWER_LIMIT))
     except urllib.error.HTTPError as error:
         error.close()  # its headers can still be read
         raise

@@ -68,12 +68,12 @@ def _imports(contents: Contents) -> Iterator[Finding]:
     for module, reason in contents.faults.items():
         reasons.setdefault(reason, []).append(module)
     for reason, modules in reasons.items():
-        which = (
+        module_text = (
             modules[0]
             if len(modules) == 1
             else f"{modules[0]} and {len(modules) - 1} more module{'s' * (len(modules) > 2)}"
         )
-        yield Finding("imports", "fault", f"{which} cannot be imported: {reason}")
+        yield Finding("imports", "fault", f"{module_text} cannot be imported: {reason}")
     if not reasons:
         yield Finding(
             "imports", "ok", "everything that the stages import can be, torchrun included"
@@ -82,25 +82,25 @@ def _imports(contents: Contents) -> Iterator[Finding]:
 
 def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Finding]:
     if instance_type and is_neuron(instance_type):
-        for program, what in NEURON.items():
+        for program, purpose in NEURON.items():
             if not contents.programs.get(program):
                 yield Finding(
                     "accelerator",
                     "fault",
-                    f"it has no {program} ({what}), which {instance_type} needs",
+                    f"it has no {program} ({purpose}), which {instance_type} needs",
                     "build on a Neuron image (`smtrain images`)",
                 )
     if instance_type and (is_neuron(instance_type) or is_gpu(instance_type)):
-        there = bool(contents.programs.get("fi_info"))
+        has_libfabric = bool(contents.programs.get("fi_info"))
         yield Finding(
             "network",
-            "ok" if there else "warning",
+            "ok" if has_libfabric else "warning",
             (
                 "it has libfabric (fi_info)"
-                if there
+                if has_libfabric
                 else "it has no fi_info: hosts may talk to each other without EFA"
             ),
-            "" if there else "build on one of AWS's images, or install the EFA libraries",
+            "" if has_libfabric else "build on one of AWS's images, or install the EFA libraries",
         )
 
 

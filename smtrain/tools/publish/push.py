@@ -81,24 +81,28 @@ def push(
     except ImportError:
         raise JobError(missing_module("huggingface_hub")) from None
     api = HfApi(library_name="smtrain")
-    mine = _may_write(api)
-    held = _held(api, repository, revision)
+    account_name = _may_write(api)
+    remote_files = _remote_files(api, repository, revision)
     folder = source.fetch(say)
     refuse_damaged(folder)
     files = _files(folder)
     size = sum(path.stat().st_size for path in files.values())
-    if held and not update and (others := _others(held, files)):
+    if remote_files and not update and (foreign_file := _foreign_file(remote_files, files)):
         raise JobError(
-            f"{repository} holds another model ({others}); give another name, or add to it with"
+            f"{repository} holds another model ({foreign_file}); give another name, or add to it with"
             " --update (update=True)"
         )
     visible = "private" if private else "public"
     say(
         f"pushing {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
-        + (f" as {mine}, a new {visible} repository" if held is None else f" as {mine}")
+        + (
+            f" as {account_name}, a new {visible} repository"
+            if remote_files is None
+            else f" as {account_name}"
+        )
     )
     try:
-        if held is None:
+        if remote_files is None:
             api.create_repo(repository, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
@@ -116,7 +120,7 @@ def push(
         )
     except Exception as error:  # its own, httpx's and the disk's have no common class
         raise JobError(
-            f"{_why(error, api.endpoint, repository)}; the same command resumes from there"
+            f"{_explain_hub_error(error, api.endpoint, repository)}; the same command resumes from there"
         ) from None
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")
@@ -128,11 +132,11 @@ def _may_write(api: HfApi) -> str:
     try:
         user: dict[str, Any] = api.whoami()
     except Exception as error:
-        raise JobError(_why(error, api.endpoint)) from None
+        raise JobError(_explain_hub_error(error, api.endpoint)) from None
     return str(user.get("name", "?"))
 
 
-def _held(
+def _remote_files(
     api: HfApi, repository: str, revision: str | None
 ) -> dict[str, tuple[int | None, str | None]] | None:
     """Size and sha256 of the files of a repository, if the hub knows them; None if it does not
@@ -147,7 +151,7 @@ def _held(
     except RepositoryNotFoundError:
         return None
     except Exception as error:
-        raise JobError(_why(error, api.endpoint, repository)) from None
+        raise JobError(_explain_hub_error(error, api.endpoint, repository)) from None
     return {
         item.rfilename: (item.size, item.lfs.sha256 if item.lfs else None)
         for item in info.siblings or []
@@ -166,17 +170,21 @@ def _files(folder: Path) -> dict[str, Path]:
     }
 
 
-def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Path]) -> str:
+def _foreign_file(
+    remote_files: dict[str, tuple[int | None, str | None]], files: dict[str, Path]
+) -> str:
     """A file that shows that a repository holds another model, not the rest of an interrupted push;
     else empty.
     """
     weights = {name for pair in WEIGHTS for name in pair}
-    for name, (size, sha256) in sorted(held.items()):
-        ours = files.get(name)
-        if ours is None:
+    for name, (size, sha256) in sorted(remote_files.items()):
+        local_file = files.get(name)
+        if local_file is None:
             if name in weights or name.endswith((".safetensors", ".bin", ".gguf", ".pt")):
                 return name
-        elif sha256 is not None and (size != ours.stat().st_size or sha256 != sha256_of(ours)):
+        elif sha256 is not None and (
+            size != local_file.stat().st_size or sha256 != sha256_of(local_file)
+        ):
             return name
     return ""
 
@@ -184,11 +192,13 @@ def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Pat
 def _card(source: FoundModel, folder: Path, repository: str) -> str:
     """A README for a folder that has none."""
     legal = [path.name for path in folder.iterdir() if is_legal(path.name)]
-    about = metadata(None, "", adapter=source.is_adapter, legal=legal)
-    return card(repository.partition("/")[2], about, [usage(repository, adapter=source.is_adapter)])
+    card_data = metadata(None, "", adapter=source.is_adapter, legal=legal)
+    return card(
+        repository.partition("/")[2], card_data, [usage(repository, adapter=source.is_adapter)]
+    )
 
 
-def _why(error: Exception, hub: str, repository: str | None = None) -> str:
+def _explain_hub_error(error: Exception, hub: str, repository: str | None = None) -> str:
     """Explain an error of the hub, with a remedy."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     place = f"{hub}/{repository}" if repository else hub

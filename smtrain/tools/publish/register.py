@@ -75,7 +75,7 @@ def register(
     group = account.name if group is None else group
     names.checked("group", group)
     model = find(account.name, account.target.name)
-    if model.far is None:
+    if model.store_copy is None:
         raise JobError(
             f"{account.name} has no model in S3; `smtrain run CONFIG` exports one",
             code="model.not_found",
@@ -83,9 +83,9 @@ def register(
     spec = spec_of(model, account.name, instance_type, role=role, image=image)
     request = create_model_package(account, spec, group, approve=approve)
     client = place.sagemaker
-    if held := _held(client, group, request):
-        say(f"{account.name} is {held} already")
-        return held
+    if version_arn := _existing_version(client, group, request):
+        say(f"{account.name} is {version_arn} already")
+        return version_arn
     _make_group(client, group, account.name)
     arn: str = client.create_model_package(**request)["ModelPackageArn"]
     state = "approved" if approve else "waiting for approval"
@@ -98,7 +98,7 @@ def create_model_package(
 ) -> dict[str, Any]:
     """The CreateModelPackage request: a pure function of the run and its endpoint."""
     container = create_model(spec)["PrimaryContainer"]
-    trained, evaluated = account.last("train"), account.last("evaluate")
+    train_job, evaluate_job = account.last("train"), account.last("evaluate")
     request: dict[str, Any] = {
         "ModelPackageGroupName": group,
         "ModelPackageDescription": f"run {account.name}, exported by smtrain",
@@ -113,11 +113,11 @@ def create_model_package(
         "Task": "TEXT_GENERATION",
         "CustomerMetadataProperties": _properties(account),
     }
-    if trained:
-        request["MetadataProperties"] = {"GeneratedBy": trained.description["TrainingJobArn"]}
-        request["SourceUri"] = trained.description["TrainingJobArn"]
-    if evaluated and account.evaluation is not None:
-        uri = f"{Job(evaluated.name, account.target).output}evaluation.json"
+    if train_job:
+        request["MetadataProperties"] = {"GeneratedBy": train_job.description["TrainingJobArn"]}
+        request["SourceUri"] = train_job.description["TrainingJobArn"]
+    if evaluate_job and account.evaluation is not None:
+        uri = f"{Job(evaluate_job.name, account.target).output}evaluation.json"
         request["ModelMetrics"] = {
             "ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}
         }
@@ -145,13 +145,13 @@ def _properties(account: RunAccount) -> dict[str, str]:
             values[f"smtrain:{name}"] = f"{series[-1]:.6g}"
     for task, row in main_rows(account.evaluation).items() if account.evaluation else ():
         values[f"smtrain:{task}"] = f"{row['after']['value']:.6g}"
-    kept = {
+    properties = {
         key: _VALUE.sub("-", str(value))[:256] for key, value in values.items() if value is not None
     }
-    return dict(list(kept.items())[:50])
+    return dict(list(properties.items())[:50])
 
 
-def _held(client: Any, group: str, request: dict[str, Any]) -> str | None:
+def _existing_version(client: Any, group: str, request: dict[str, Any]) -> str | None:
     """The version of the group with the same model, if it exists."""
     from botocore.exceptions import ClientError
 
@@ -179,7 +179,8 @@ def _data_of(package: dict[str, Any]) -> list[Any]:
     """The sources of a version's weights."""
     containers = package.get("InferenceSpecification", {}).get("Containers", [])
     return [
-        (one.get("ModelDataSource"), one.get("AdditionalModelDataSources")) for one in containers
+        (container.get("ModelDataSource"), container.get("AdditionalModelDataSources"))
+        for container in containers
     ]
 
 

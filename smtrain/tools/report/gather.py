@@ -64,9 +64,9 @@ class JobAccount:
     @property
     def seconds(self) -> float:
         """Time from its creation to its end, or to now."""
-        now = datetime.datetime.now(datetime.timezone.utc)
+        current_time = datetime.datetime.now(datetime.timezone.utc)
         end = self.description.get("TrainingEndTime") or (
-            self.description["LastModifiedTime"] if self.status in FINAL_STATUSES else now
+            self.description["LastModifiedTime"] if self.status in FINAL_STATUSES else current_time
         )
         return max(0.0, float((end - self.created).total_seconds()))
 
@@ -103,8 +103,8 @@ class RunAccount:
     def last(self, stage: str) -> JobAccount | None:
         """The newest attempt that completed, else the newest."""
         attempts = self.of(stage)
-        done = [job for job in attempts if job.status == "Completed"]
-        return (done or attempts)[-1] if attempts else None
+        completed_jobs = [job for job in attempts if job.status == "Completed"]
+        return (completed_jobs or attempts)[-1] if attempts else None
 
     @property
     def records(self) -> list[dict[str, float]]:
@@ -142,8 +142,8 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     Raises `JobError` if there is no such run.
     """
     job, place = backend_of_job(name, target)
-    ours = stage_of(job)
-    run = ours[0] if ours else job
+    name_parts = stage_of(job)
+    run = name_parts[0] if name_parts else job
     if not _NAME.fullmatch(run):
         raise JobError(
             f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones",
@@ -161,8 +161,8 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     account = RunAccount(run, place, jobs)
     config, inputs = _original(_config(account), place)
     evaluation, texts = (
-        _left(account, "evaluate", "evaluation.json"),
-        _left(account, "generate", "generation.json"),
+        _result_file(account, "evaluate", "evaluation.json"),
+        _result_file(account, "generate", "generation.json"),
     )
     newest = account.last("train") or jobs[-1]
     return replace(
@@ -198,16 +198,16 @@ def _config(run: RunAccount) -> dict[str, Any]:
     """The whole config of the run: the parts of all stages, and the machines of the train
     request.
     """
-    whole: dict[str, Any] = {"name": run.name, "target": run.target.name}
+    config: dict[str, Any] = {"name": run.name, "target": run.target.name}
     for stage in STAGES:
         job = run.last(stage)
         if job is not None:
-            _merge(whole, _config_file(run.target, job))
-    if "path" not in whole.get("data", {}) and not whole.get("data", {}).get("sources"):
-        whole["data"] = {**whole.get("data", {}), "prepared": _channel(run.last("train"), "data")}
+            _merge(config, _config_file(run.target, job))
+    if "path" not in config.get("data", {}) and not config.get("data", {}).get("sources"):
+        config["data"] = {**config.get("data", {}), "prepared": _channel(run.last("train"), "data")}
     if train := run.last("train") or run.last("prepare"):
         description = train.description
-        compute = whole.setdefault("compute", {})
+        compute = config.setdefault("compute", {})
         if is_of_here(description):
             compute.pop("instance_type", None)  # the default, which the machine is not
         elif train.stage == "train" and not run.target.record.queues:
@@ -222,16 +222,18 @@ def _config(run: RunAccount) -> dict[str, Any]:
         if run.target.record.rented:
             compute["region"] = run.target.region_name()
         base = description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")
-        whole |= _section(run.target) or {"output": {"s3_uri": base}}
-        if whole.get("pai", {}).get("command"):
-            whole |= _of_command(train)
-    fetched = run.last("fetch")
-    if fetched is not None:
-        whole["model"]["path"] = (
-            _config_file(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
+        config |= _section(run.target) or {"output": {"s3_uri": base}}
+        if config.get("pai", {}).get("command"):
+            config |= _of_command(train)
+    fetch_job = run.last("fetch")
+    if fetch_job is not None:
+        config["model"]["path"] = (
+            _config_file(run.target, fetch_job)
+            .get("model", {})
+            .get("path", config["model"]["path"])
         )
-    kept: dict[str, Any] = _without_nothing(whole)
-    return kept
+    pruned_config: dict[str, Any] = _prune_empty(config)
+    return pruned_config
 
 
 def _section(place: Backend) -> dict[str, Any]:
@@ -272,10 +274,10 @@ def _original(config: dict[str, Any], place: Backend) -> tuple[dict[str, Any], d
             return path
         return value
 
-    restored = original(config)
-    if restored.get("output") == {"s3_uri": place.base(None)}:
-        del restored["output"]
-    return restored, digests
+    original_config = original(config)
+    if original_config.get("output") == {"s3_uri": place.base(None)}:
+        del original_config["output"]
+    return original_config, digests
 
 
 def _config_file(target: Backend, job: JobAccount) -> dict[str, Any]:
@@ -319,7 +321,7 @@ def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
     return {host: by_host[host] for host in sorted(by_host, key=lambda host: (len(host), host))}
 
 
-def _left(run: RunAccount, stage: str, file: str) -> Any:
+def _result_file(run: RunAccount, stage: str, file: str) -> Any:
     job = run.last(stage)
     if job is None or job.status != "Completed":
         return None
@@ -329,17 +331,17 @@ def _left(run: RunAccount, stage: str, file: str) -> Any:
         return None
 
 
-def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
-    for key, value in more.items():
+def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
+    for key, value in update.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
             into[key] = value
 
 
-def _without_nothing(value: Any) -> Any:
+def _prune_empty(value: Any) -> Any:
     """Without keys that say nothing: None, and empty lists and sections."""
     if not isinstance(value, dict):
         return value
-    kept = {key: _without_nothing(item) for key, item in value.items()}
-    return {key: item for key, item in kept.items() if item not in (None, [], {})}
+    pruned_items = {key: _prune_empty(item) for key, item in value.items()}
+    return {key: item for key, item in pruned_items.items() if item not in (None, [], {})}

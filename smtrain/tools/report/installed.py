@@ -76,12 +76,12 @@ def _of_checkout(folder: Path) -> list[str]:
 def _origin(folder: Path) -> str | None:
     try:
         words = ["git", "config", "remote.origin.url"]
-        done = subprocess.run(
+        result = subprocess.run(
             words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def _plain(origin: str) -> str:

@@ -30,13 +30,13 @@ def publish(name: str, target: Backend, track: Track, say: Say) -> None:
         train = run.last("train")
         if train is None:
             return
-        tracked = tracked_of(Job(train.name, target), train.description)
-        tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked)
+        tracked_run = tracked_of(Job(train.name, target), train.description)
+        tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked_run)
         with tempfile.TemporaryDirectory(prefix="smtrain-") as folder:
-            taken = tracker.attach(_files(run, Path(folder)), _numbers(run))
+            was_attached = tracker.attach(_files(run, Path(folder)), _numbers(run))
         say(
             f"MLflow has the report of {name}"
-            if taken
+            if was_attached
             else f"MLflow has no run of {name} to attach its report to"
         )
     except Exception as error:  # the run is done; a tracker must not make it fail

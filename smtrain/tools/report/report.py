@@ -32,7 +32,7 @@ from smtrain.worker.evaluation.report import metric_of, sentences
 
 _GENERATOR = "smtrain report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
-_WAITING = ("Starting", "Pending", "LaunchingMLInstances")
+_WAITING_STATES = ("Starting", "Pending", "LaunchingMLInstances")
 
 
 @public
@@ -75,13 +75,13 @@ def report(
     file = Path(out) if out is not None else Path(f"{account.name}.html")
     refuse_other(file, overwrite)
     last = {job.stage: job for job in account.jobs}
-    failed = [
+    failed_jobs = [
         job
         for job in last.values()
         if job.status in FINAL_STATUSES and job.status not in NO_FAILURE
     ]
     write_atomically(
-        file, page(account, [str(Job(job.name, account.target).explain()) for job in failed])
+        file, page(account, [str(Job(job.name, account.target).explain()) for job in failed_jobs])
     )
     return file
 
@@ -102,7 +102,7 @@ def refuse_other(file: Path, overwrite: bool) -> None:
 def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
     """The whole document. `failures` say why jobs of the run failed, one text each."""
     records = run.records
-    judged = [record for record in records if "val_loss" in record]
+    validations = [record for record in records if "val_loss" in record]
     state, tone = _state(run)
     marks = [
         (step, f"learning rate {old} to {new} from step {step:.0f}")
@@ -128,11 +128,11 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         charts=_charts(records, marks),
         waits=[record["data_wait"] for record in records if "data_wait" in record],
         machines=_machines(run),
-        best=min(judged, key=lambda record: record["val_loss"], default=None),
-        validated=_validation(judged),
+        best=min(validations, key=lambda record: record["val_loss"], default=None),
+        validated=_validation(validations),
         evaluated=[_evaluation(row) for row in run.evaluation["results"]] if run.evaluation else [],
         sentences=sentences(run.evaluation) if run.evaluation else [],
-        long=_long(run.evaluation) if run.evaluation else [],
+        long=_long_context_charts(run.evaluation) if run.evaluation else [],
         cost=_cost(run),
         environment=_environment(run),
         config=config_text(run),
@@ -161,23 +161,33 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
     """(name, value, what follows the value) of the numbers below the title."""
     facts = []
     losses = [record["loss"] for record in records if "loss" in record]
-    judged = [(record["val_loss"], record["step"]) for record in records if "val_loss" in record]
+    losses_and_steps = [
+        (record["val_loss"], record["step"]) for record in records if "val_loss" in record
+    ]
     if records:
         of = f" of {records[-1]['of']:.0f}" if "of" in records[-1] else ""
         facts.append(("step", f"{records[-1]['step']:.0f}{of}", ""))
     if losses:
         facts.append(("loss", f"{losses[-1]:.4f}", f" (from {losses[0]:.4f})"))
-    if judged:
-        lowest, best = min(judged)
+    if losses_and_steps:
+        lowest, best = min(losses_and_steps)
         facts.append(("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
     if run.restarts:
         facts.append(("restarts", str(run.restarts), ""))
-    if rewarded := [record for record in records if "rewards/margins" in record]:
-        margin, accuracy = rewarded[-1]["rewards/margins"], rewarded[-1]["rewards/accuracies"]
+    if reward_records := [record for record in records if "rewards/margins" in record]:
+        margin, accuracy = (
+            reward_records[-1]["rewards/margins"],
+            reward_records[-1]["rewards/accuracies"],
+        )
         facts.append(("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
-    if routed := [record for record in records if "experts/load_max" in record]:
-        most, least = routed[-1]["experts/load_max"], routed[-1]["experts/load_min"]
-        facts.append(("busiest expert", f"{most:.1f} x mean", f" (idlest {least:.2f} x)"))
+    if expert_records := [record for record in records if "experts/load_max" in record]:
+        highest_load, lowest_load = (
+            expert_records[-1]["experts/load_max"],
+            expert_records[-1]["experts/load_min"],
+        )
+        facts.append(
+            ("busiest expert", f"{highest_load:.1f} x mean", f" (idlest {lowest_load:.2f} x)")
+        )
     total, cost = _total(run.jobs), run.jobs[-1].cost
     if total is not None or not cost.owned:
         facts.append(("cost", _dollars(total), "" if cost.billed else " if on AWS"))
@@ -204,7 +214,7 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
 
     pairs = bool(of("rewards/chosen"))
     unit = "per pair" if pairs else "nats per token"
-    drawn = [
+    charts = [
         chart(f"loss, {unit}", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks)
     ]
     if pairs:
@@ -213,7 +223,7 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
             "on held-out pairs",
         )
         rewards = of("rewards/chosen"), of("rewards/rejected")
-        drawn += [
+        charts += [
             chart(
                 "rewards of chosen answers", *rewards, dots_are="of rejected answers", marks=marks
             ),
@@ -229,7 +239,7 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
             ),
         ]
     if busiest := of("experts/load_max"):
-        drawn += [
+        charts += [
             chart("load of the busiest expert over the mean, log", busiest, log=True, marks=marks),
             chart(
                 "entropy of the router, 1 if all experts are alike",
@@ -238,22 +248,22 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
             ),
         ]
     if any(share for _, share in of("experts/dropped")):
-        drawn.append(
+        charts.append(
             chart(
                 "share of choices beyond an expert's capacity", of("experts/dropped"), marks=marks
             )
         )
-    drawn += [
+    charts += [
         chart("gradient norm", of("grad_norm"), log=True, marks=marks),
         chart("learning rate", of("lr"), marks=marks),
         chart("tokens per second", of("tokens_per_s"), marks=marks),
     ]
-    return [each for each in drawn if each]
+    return [picture for picture in charts if picture]
 
 
 def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
     """Head and rows, one a host: the mean of the job, and the highest minute if it is far above."""
-    known = [
+    keys = [
         key
         for key in NAMES
         if any(key in record for host in run.machines.values() for record in host)
@@ -261,19 +271,21 @@ def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
     rows = []
     for host, records in run.machines.items():
         cells = []
-        for key in known:
+        for key in keys:
             values = [record[key] for record in records if key in record]
             mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
-            above = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
-            cells.append(number(written(key, mean) if values else "", above))
+            note = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
+            cells.append(number(written(key, mean) if values else "", note))
         rows.append([Cell(host, "one"), *cells])
-    return (["host", *(f"> {NAMES[key]}" for key in known)], rows) if rows else None
+    return (["host", *(f"> {NAMES[key]}" for key in keys)], rows) if rows else None
 
 
-def _validation(judged: Sequence[dict[str, float]]) -> list[list[Cell]]:
+def _validation(validations: Sequence[dict[str, float]]) -> list[list[Cell]]:
     """At most 12 rows, spread over all validations."""
-    shown = (
-        judged if len(judged) <= 12 else [judged[i * (len(judged) - 1) // 11] for i in range(12)]
+    sample = (
+        validations
+        if len(validations) <= 12
+        else [validations[i * (len(validations) - 1) // 11] for i in range(12)]
     )
     return [
         [
@@ -282,7 +294,7 @@ def _validation(judged: Sequence[dict[str, float]]) -> list[list[Cell]]:
             number(f"{record['val_ppl']:,.2f}" if "val_ppl" in record else ""),
             number(f"{record['val_accuracy']:.1%}" if "val_accuracy" in record else ""),
         ]
-        for record in shown
+        for record in sample
     ]
 
 
@@ -297,19 +309,25 @@ def _evaluation(row: dict[str, Any]) -> list[Cell | str]:
     ]
 
 
-def _long(evaluation: dict[str, Any]) -> list[str]:
+def _long_context_charts(evaluation: dict[str, Any]) -> list[str]:
     """Pictures of the evaluation of long texts: needles found, and the loss by position."""
-    drawn = list(pictures(evaluation).values())
-    before, after = (
+    needle_pictures = list(pictures(evaluation).values())
+    losses_before, losses_after = (
         [
             ((first + last) / 2, loss)
-            for first, last, loss in (made or {}).get("loss_by_position", ())
+            for first, last, loss in (result or {}).get("loss_by_position", ())
         ]
-        for made in ((evaluation.get("long") or {}).get(which) for which in ("before", "after"))
+        for result in ((evaluation.get("long") or {}).get(moment) for moment in ("before", "after"))
     )
     return [
-        *drawn,
-        chart("loss by position", after, before, dots_are="before the training", along="position"),
+        *needle_pictures,
+        chart(
+            "loss by position",
+            losses_after,
+            losses_before,
+            dots_are="before the training",
+            along="position",
+        ),
     ]
 
 
@@ -318,39 +336,39 @@ def _cost(run: RunAccount) -> dict[str, Any] | None:
     last = run.jobs[-1].cost
     if last.owned and _total(run.jobs) is None:
         return None
-    billed = portions(run.jobs)
-    known = [portion for portion in billed if portion.dollars is not None]
-    spent = sum(portion.dollars or 0.0 for portion in known)
-    lost = sum(portion.dollars or 0.0 for portion in known if portion.wasted)
-    waiting = sum(
+    all_portions = portions(run.jobs)
+    priced_portions = [portion for portion in all_portions if portion.dollars is not None]
+    total = sum(portion.dollars or 0.0 for portion in priced_portions)
+    waste = sum(portion.dollars or 0.0 for portion in priced_portions if portion.wasted)
+    waiting_seconds = sum(
         (change["EndTime"] - change["StartTime"]).total_seconds()
         for job in run.jobs
         for change in job.description.get("SecondaryStatusTransitions", [])
-        if change["Status"] in _WAITING and change.get("EndTime")
+        if change["Status"] in _WAITING_STATES and change.get("EndTime")
     )
     lead = (
-        f"{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step; "
-        if spent
+        f"{_dollars(total)}, of which {_dollars(waste)} ({waste / total:.1%}) paid for no step; "
+        if total
         else ""
     )
     return {
-        "portions": billed,
-        "known": known,
-        "spent": spent,
-        "lead": f"{lead}{spell(waiting)} of waiting for machines were not billed.",
-        "rows": [_portion(portion, spent) for portion in billed],
+        "portions": all_portions,
+        "known": priced_portions,
+        "spent": total,
+        "lead": f"{lead}{spell(waiting_seconds)} of waiting for machines were not billed.",
+        "rows": [_portion(portion, total) for portion in all_portions],
         "prices": sorted({str(price) for job in run.jobs for price in job.cost.prices}),
         "billed": last.billed,
     }
 
 
-def _portion(portion: Portion, spent: float) -> list[Cell | str]:
+def _portion(portion: Portion, total: float) -> list[Cell | str]:
     return [
         portion.stage,
         Cell(portion.what, tone="warn" if portion.wasted else ""),
         number(spell(portion.seconds)),
         number(_dollars(portion.dollars)),
-        number(f"{(portion.dollars or 0) / spent:.1%}" if spent else ""),
+        number(f"{(portion.dollars or 0) / total:.1%}" if total else ""),
     ]
 
 
@@ -372,11 +390,11 @@ def _environment(run: RunAccount) -> list[tuple[str, str]]:
     if any(mesh.values()):
         rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
     # A place in the S3 of this machine says nothing to a reader elsewhere.
-    own = f"s3://{sagemaker(run.target).default_bucket()}/" if local else "\0"
+    local_prefix = f"s3://{sagemaker(run.target).default_bucket()}/" if local else "\0"
     rows += [
         (key, value)
         for key, value in sorted(description.get("Environment", {}).items())
-        if not key.startswith("SMTRAIN_") and not value.startswith(own)
+        if not key.startswith("SMTRAIN_") and not value.startswith(local_prefix)
     ]
     for channel in [] if local else description.get("InputDataConfig", []):
         uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "a file system")
@@ -417,8 +435,8 @@ def _own_machine(run: RunAccount) -> list[str]:
 
 
 def _total(jobs: Iterable[JobAccount]) -> float | None:
-    known = [job.cost.dollars for job in jobs]
-    return None if None in known else sum(dollars or 0.0 for dollars in known)
+    job_dollars = [job.cost.dollars for job in jobs]
+    return None if None in job_dollars else sum(dollars or 0.0 for dollars in job_dollars)
 
 
 def _measure(measure: dict[str, Any]) -> str:

@@ -33,19 +33,23 @@ def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
     by_name: dict[tuple[str, str], Portion] = {}
     trains = [job for job in jobs if job.stage == "train"]
     for job in jobs:
-        split = _of_train(job, _resumed_at(job, trains)) if job.stage == "train" else _of_other(job)
-        for what, seconds, wasted in split:
-            _add(by_name, job, what, seconds, wasted)
+        split = (
+            _split_train(job, _next_first_step(job, trains))
+            if job.stage == "train"
+            else _split_other(job)
+        )
+        for name, seconds, is_waste in split:
+            _add(by_name, job, name, seconds, is_waste)
         if pool := job.cost.items.get("warm pool"):
-            before = by_name.get((job.stage, "warm pool, idle"))
-            held = (job.description.get("WarmPoolStatus") or {}).get(
+            previous = by_name.get((job.stage, "warm pool, idle"))
+            retained_seconds = (job.description.get("WarmPoolStatus") or {}).get(
                 "ResourceRetainedBillableTimeInSeconds", 0.0
             )
             by_name[job.stage, "warm pool, idle"] = Portion(
                 job.stage,
                 "warm pool, idle",
-                held + (before.seconds if before else 0.0),
-                pool + ((before.dollars or 0.0) if before else 0.0),
+                retained_seconds + (previous.seconds if previous else 0.0),
+                pool + ((previous.dollars or 0.0) if previous else 0.0),
                 True,
             )
     return [portion for portion in by_name.values() if portion.seconds > 0]
@@ -54,41 +58,49 @@ def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
 def _add(
     by_name: dict[tuple[str, str], Portion],
     job: JobAccount,
-    what: str,
+    name: str,
     seconds: float,
-    wasted: bool,
+    is_waste: bool,
 ) -> None:
-    whole, billed = _window(job), job.cost.billable_s
-    seconds = seconds * billed / whole if whole else 0.0  # spot is billed less than its time
-    priced = job.cost.dollars is not None
-    dollars = job.cost.items.get("training", 0.0) * seconds / billed if priced and billed else 0.0
-    before = by_name.get((job.stage, what))
-    if before is not None:
-        seconds += before.seconds
-        priced = priced and before.dollars is not None
-        dollars += before.dollars or 0.0
-    by_name[job.stage, what] = Portion(
-        job.stage, what, seconds, dollars if priced else None, wasted
+    window_seconds, billable_seconds = _window(job), job.cost.billable_s
+    seconds = (
+        seconds * billable_seconds / window_seconds if window_seconds else 0.0
+    )  # spot is billed less than its time
+    has_price = job.cost.dollars is not None
+    dollars = (
+        job.cost.items.get("training", 0.0) * seconds / billable_seconds
+        if has_price and billable_seconds
+        else 0.0
+    )
+    previous = by_name.get((job.stage, name))
+    if previous is not None:
+        seconds += previous.seconds
+        has_price = has_price and previous.dollars is not None
+        dollars += previous.dollars or 0.0
+    by_name[job.stage, name] = Portion(
+        job.stage, name, seconds, dollars if has_price else None, is_waste
     )
 
 
 def _window(job: JobAccount) -> float:
     """Seconds from the start to the end of its machines."""
     began = job.description.get("TrainingStartTime")
-    now = datetime.datetime.now(datetime.timezone.utc)
-    end = job.description.get("TrainingEndTime") or now
+    current_time = datetime.datetime.now(datetime.timezone.utc)
+    end = job.description.get("TrainingEndTime") or current_time
     return max(0.0, float((end - began).total_seconds())) if began else 0.0
 
 
-def _of_other(job: JobAccount) -> list[tuple[str, float, bool]]:
-    failed = job.status in ("Failed", "Stopped")
-    return [("attempts that did not end well" if failed else "its work", _window(job), failed)]
+def _split_other(job: JobAccount) -> list[tuple[str, float, bool]]:
+    has_failed = job.status in ("Failed", "Stopped")
+    return [
+        ("attempts that did not end well" if has_failed else "its work", _window(job), has_failed)
+    ]
 
 
-def _resumed_at(job: JobAccount, trains: Sequence[JobAccount]) -> float | None:
+def _next_first_step(job: JobAccount, trains: Sequence[JobAccount]) -> float | None:
     """The first step of the next attempt with steps; None if no attempt follows."""
     later = trains[trains.index(job) + 1 :]
-    firsts = (min((_step(line.text) for line in other.steps), default=None) for other in later)
+    firsts = (min((_step(line.text) for line in attempt.steps), default=None) for attempt in later)
     return next((first for first in firsts if first is not None), None)
 
 
@@ -96,44 +108,53 @@ def _step(text: str) -> float:
     return (step_record(text) or {"step": 0.0})["step"]
 
 
-def _of_train(job: JobAccount, repeated_from: float | None) -> list[tuple[str, float, bool]]:
+def _split_train(job: JobAccount, repeated_from: float | None) -> list[tuple[str, float, bool]]:
     """(name, seconds of its window, True if it is waste)."""
-    whole = _window(job)
-    done = [
+    window_seconds = _window(job)
+    step_records = [
         (line.timestamp / 1000, r)
         for line in job.steps
         if "loss" in (r := step_record(line.text) or {})
     ]
-    if not done:
+    if not step_records:
         well = job.status == "Completed"
         return [
             (
                 "nothing was left to train" if well else "attempts that ended before a step",
-                whole,
+                window_seconds,
                 True,
             )
         ]
     start = job.description["TrainingStartTime"].timestamp()
-    (first, head), (last, tail) = done[0], done[-1]
-    counted = max(0.0, tail["step"] - head["step"])
-    each = (last - first) / counted if counted else 0.0
-    before = min(whole, max(0.0, first - each - start))
-    stepping = min(whole - before, last - first + each)
-    waited = min(stepping, sum(r.get("data_wait", 0.0) for _, r in done) * each * _every(done))
-    lost = 0.0
-    if repeated_from is not None and counted:
-        steps = [r["step"] for _, r in done]
-        lost = stepping * sum(step >= repeated_from for step in steps) / len(steps)
-    waited *= 1 - lost / stepping if stepping else 0.0
+    (first, head), (last, tail) = step_records[0], step_records[-1]
+    step_count = max(0.0, tail["step"] - head["step"])
+    step_seconds = (last - first) / step_count if step_count else 0.0
+    startup_seconds = min(window_seconds, max(0.0, first - step_seconds - start))
+    stepping = min(window_seconds - startup_seconds, last - first + step_seconds)
+    data_seconds = min(
+        stepping,
+        sum(r.get("data_wait", 0.0) for _, r in step_records)
+        * step_seconds
+        * _steps_between_lines(step_records),
+    )
+    repeated_seconds = 0.0
+    if repeated_from is not None and step_count:
+        steps = [r["step"] for _, r in step_records]
+        repeated_seconds = stepping * sum(step >= repeated_from for step in steps) / len(steps)
+    data_seconds *= 1 - repeated_seconds / stepping if stepping else 0.0
     return [
-        (USEFUL, stepping - lost - waited, False),
-        ("steps done again after a restart", lost, True),
-        ("waiting for data", waited, True),
-        ("before the first step: download, start, compilation", before, True),
-        ("after the last step: saving, upload", whole - before - stepping, True),
+        (USEFUL, stepping - repeated_seconds - data_seconds, False),
+        ("steps done again after a restart", repeated_seconds, True),
+        ("waiting for data", data_seconds, True),
+        ("before the first step: download, start, compilation", startup_seconds, True),
+        ("after the last step: saving, upload", window_seconds - startup_seconds - stepping, True),
     ]
 
 
-def _every(done: Sequence[tuple[float, dict[str, float]]]) -> float:
+def _steps_between_lines(step_records: Sequence[tuple[float, dict[str, float]]]) -> float:
     """Steps from one line to the next."""
-    return (done[-1][1]["step"] - done[0][1]["step"]) / (len(done) - 1) if len(done) > 1 else 1.0
+    return (
+        (step_records[-1][1]["step"] - step_records[0][1]["step"]) / (len(step_records) - 1)
+        if len(step_records) > 1
+        else 1.0
+    )

@@ -115,45 +115,48 @@ def deploy(
             code="job.not_found",
         )
     source = find(model, target)
-    if source.far is None:
+    if source.store_copy is None:
         raise JobError(
             f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name"
             " that"
         )
     spec = spec_of(source, name, instance_type, instance_count, role, image, max_length)
-    place = sagemaker(source.far.store)
+    place = sagemaker(source.store_copy.store)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
-    until = (
+    deletion_time = (
         datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds)
         if seconds
         else None
     )
-    say(_announced(spec, hourly, price, until))
+    say(_announcement(spec, hourly, price, deletion_time))
     if is_neuron(instance_type):
         say(
             "unchecked: smtrain has made no endpoint on Neuron cores; image, variables and split"
             " were only read"
         )
-    if until is not None:
+    if deletion_time is not None:
         _schedule(
-            place, spec.name, until, place.role(schedule_role) if schedule_role else spec.role
+            place,
+            spec.name,
+            deletion_time,
+            place.role(schedule_role) if schedule_role else spec.role,
         )
-    _create(place, spec, until is not None)
+    _create(place, spec, deletion_time is not None)
     status = _follow(place, spec.name, say) if wait else "Creating"
-    say(_how(place, spec, status))
-    return Deployed(spec.name, status, hourly, until)
+    say(_usage_text(place, spec, status))
+    return Deployed(spec.name, status, hourly, deletion_time)
 
 
 def refuse_unknown_type(instance_type: str) -> None:
     """Raise `ConfigError` for a type that the installed boto3 does not know for endpoints."""
-    known = (
+    known_types = (
         botocore_models.service_model("sagemaker").shape_for("ProductionVariantInstanceType").enum
     )
-    if instance_type not in known:
-        near = instance_meant(instance_type) or nearest(instance_type, known)
-        meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"
+    if instance_type not in known_types:
+        suggestion = instance_meant(instance_type) or nearest(instance_type, known_types)
+        meant = f"did you mean {suggestion}?" if suggestion else "take one such as ml.g6e.xlarge"
         raise ConfigError(
             f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}",
             code="config.wrong_value",
@@ -182,7 +185,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     from botocore.exceptions import ClientError
 
     place = sagemaker_backend_of_job("", target)[1]
-    description = described(place, name)
+    description = describe_endpoint(place, name)
     if description is None:
         raise JobError(f"{name}: there is no such endpoint on target {place.name}")
     client = place.sagemaker
@@ -198,7 +201,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     say(f"deleted endpoint {name}; nothing of it is billed any more")
 
 
-def described(place: SageMakerBackend, name: str) -> dict[str, Any] | None:
+def describe_endpoint(place: SageMakerBackend, name: str) -> dict[str, Any] | None:
     """DescribeEndpoint's answer; None if there is no such endpoint.
 
     Raises `ConfigError` for an invalid name.
@@ -228,10 +231,10 @@ def spec_of(
 
     Raises `JobError` if the devices do not hold it, or its base is unknown.
     """
-    assert source.far is not None  # callers refuse a model of this machine
-    place, uri = sagemaker(source.far.store), source.far.uri
-    named = name or source.name.rstrip("/").rpartition("/")[2]
-    base, role_name, weights, body = uri, role, source.weights, source.described
+    assert source.store_copy is not None  # callers refuse a model of this machine
+    place, uri = sagemaker(source.store_copy.store), source.store_copy.uri
+    endpoint_name = name or source.name.rstrip("/").rpartition("/")[2]
+    base, role_name, weights, body = uri, role, source.weights, source.model_config
     description: dict[str, Any] = {}
     if not uri.startswith(source.name):  # a run or a job
         description = train_jobs(source.name, place.name)[1][-1].describe()
@@ -246,26 +249,26 @@ def spec_of(
             raise JobError(
                 f"{source.name} is an adapter, and its base model is not known; name its run"
             )
-        whole = find(base, place.name)
-        weights, body = whole.weights + source.weights, whole.described
+        base_model = find(base, place.name)
+        weights, body = base_model.weights + source.weights, base_model.model_config
     region = place.region_name()
     return EndpointSpec(
-        named,
+        endpoint_name,
         base,
         image or serving_image(region, instance_type),
         instance_type,
         count,
-        tensor_parallel(named, weights, body, instance_type),
+        tensor_parallel(endpoint_name, weights, body, instance_type),
         place.role(role_name),
         adapter=uri if source.is_adapter else None,
-        rank=max(8, int(source.described.get("r") or 8)) if source.is_adapter else 0,
+        rank=max(8, int(source.model_config.get("r") or 8)) if source.is_adapter else 0,
         max_length=max_length,
         tags={"smtrain:run": source.name} if description else {},
     )
 
 
 def _refuse_taken(place: SageMakerBackend, name: str) -> None:
-    description = described(place, name)
+    description = describe_endpoint(place, name)
     if description is not None:
         raise JobError(
             f"endpoint {name} is there already ({description['EndpointStatus']}); `smtrain undeploy"
@@ -273,7 +276,9 @@ def _refuse_taken(place: SageMakerBackend, name: str) -> None:
         )
 
 
-def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role: str) -> None:
+def _schedule(
+    place: SageMakerBackend, name: str, deletion_time: datetime.datetime, role: str
+) -> None:
     """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed
     for ever.
     """
@@ -281,7 +286,7 @@ def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role
 
     partition = role.split(":")[1] if role.startswith("arn:") else "aws"
     client = place.client("scheduler")
-    request = requests.create_schedule(name, until, role, partition)
+    request = requests.create_schedule(name, deletion_time, role, partition)
     try:
         try:
             client.create_schedule(**request)
@@ -295,15 +300,15 @@ def _schedule(place: SageMakerBackend, name: str, until: datetime.datetime, role
             "scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume"
             f" {role}"
         )
-        why = why_refused(error, f"allow yourself {rights}")
+        refusal = why_refused(error, f"allow yourself {rights}")
         raise JobError(
             f"the schedule that would delete {name} could not be made, so the endpoint was not"
-            f" either: {why}",
-            code=why.code,
+            f" either: {refusal}",
+            code=refusal.code,
         ) from None
 
 
-def _create(place: SageMakerBackend, spec: EndpointSpec, scheduled: bool) -> None:
+def _create(place: SageMakerBackend, spec: EndpointSpec, has_schedule: bool) -> None:
     """Create model, configuration and endpoint.
 
     What a refused call leaves is free, and the next call uses it.
@@ -314,16 +319,16 @@ def _create(place: SageMakerBackend, spec: EndpointSpec, scheduled: bool) -> Non
     model = requests.create_model(spec)
     config = requests.create_endpoint_config(spec, model["ModelName"])
     try:
-        _once(client.create_model, model)
-        _once(client.create_endpoint_config, config)
+        _create_once(client.create_model, model)
+        _create_once(client.create_endpoint_config, config)
         client.create_endpoint(**requests.create_endpoint(spec, config["EndpointConfigName"]))
     except ClientError as error:
-        if scheduled:
+        if has_schedule:
             place.client("scheduler").delete_schedule(Name=schedule_name(spec.name))
         raise JobError(f"endpoint {spec.name} was refused: {error}", code="aws.refused") from None
 
 
-def _once(call: Any, request: dict[str, Any]) -> None:
+def _create_once(call: Any, request: dict[str, Any]) -> None:
     """Create an object. Its name is a digest of its content, so an existing one is the same."""
     from botocore.exceptions import ClientError
 
@@ -339,15 +344,15 @@ def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
 
     Raises `JobError` if it failed.
     """
-    before, began = "", time.monotonic()
+    previous_status, began = "", time.monotonic()
     while True:
-        description = described(place, name)
+        description = describe_endpoint(place, name)
         if description is None:
             raise JobError(f"endpoint {name} is gone: somebody deleted it while it was being made")
         status = str(description["EndpointStatus"])
-        if status != before:
+        if status != previous_status:
             say(f"-- {name}: {status} ({spell(time.monotonic() - began)})")
-            before = status
+            previous_status = status
         if status == "Failed":
             raise JobError(
                 f"endpoint {name} failed:"
@@ -360,15 +365,15 @@ def _follow(place: SageMakerBackend, name: str, say: Say) -> str:
         time.sleep(place.pace.look)
 
 
-def _announced(
-    spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None
+def _announcement(
+    spec: EndpointSpec, hourly: float | None, price: Any, deletion_time: datetime.datetime | None
 ) -> str:
     money = f"${hourly:,.2f} an hour ({price})" if hourly is not None else "at an unknown price"
-    end = f"until {until:%Y-%m-%d %H:%M} UTC" if until else "until it is deleted"
+    end = f"until {deletion_time:%Y-%m-%d %H:%M} UTC" if deletion_time else "until it is deleted"
     return f"endpoint {spec.name}: {spec.instance_count} x {spec.instance_type}, {money}, {end}"
 
 
-def _how(place: SageMakerBackend, spec: EndpointSpec, status: str) -> str:
+def _usage_text(place: SageMakerBackend, spec: EndpointSpec, status: str) -> str:
     if place.record.here:
         return (
             f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is"

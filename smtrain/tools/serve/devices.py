@@ -13,12 +13,12 @@ from smtrain.core.facts.trainium2 import first_group_off_torus, torus_chip
 from smtrain.core.model.footprint import CONTEXT, GIB, cache_of
 from smtrain.core.model.text_part import text_part
 
-_USED, _REST = 0.9, 1.5 * GIB
+_USED, _OVERHEAD_BYTES = 0.9, 1.5 * GIB
 """Share of a device's memory that vLLM takes, and its need there besides weights and cache."""
 
 
 def tensor_parallel(
-    name: str, weights: float, described: Mapping[str, Any], instance_type: str
+    name: str, weights: float, model_config: Mapping[str, Any], instance_type: str
 ) -> int:
     """Number of devices over which vLLM splits the model: the most that divide its heads.
 
@@ -29,29 +29,35 @@ def tensor_parallel(
         raise JobError(
             f"{instance_type}: {_reason(instance_type)}; take {_types()[0][0]} or a larger one"
         )
-    inner, devices = text_part(described), int(row["cores"])
+    inner, devices = text_part(model_config), int(row["cores"])
     heads = int(inner.get("num_attention_heads") or inner.get("n_head") or 1)
     parts = _parts(instance_type, devices, heads)
     if str(inner.get("torch_dtype") or inner.get("dtype") or "") == "float32":
         weights /= 2  # vLLM takes such a model in 16 bits
-    each = (weights + cache_of(described)) / parts + _REST
+    bytes_per_device = (weights + cache_of(model_config)) / parts + _OVERHEAD_BYTES
     room = _USED * float(row["core_gib"]) * GIB
-    if each > room:
-        fits = [kind for kind, other in _types() if _holds(kind, other, heads, weights, described)]
+    if bytes_per_device > room:
+        fits = [
+            kind
+            for kind, row_of_type in _types()
+            if _fits(kind, row_of_type, heads, weights, model_config)
+        ]
         remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
         raise JobError(
-            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type}"
+            f"{name} takes {bytes_per_device / GIB:.1f} GiB on each of {parts} devices of {instance_type}"
             f" ({weights / GIB:.1f} GiB of weights, {CONTEXT:,} tokens of context), and vLLM gets"
             f" {room / GIB:.1f} GiB of each; {remedy}"
         )
     return parts
 
 
-def _holds(
-    kind: str, row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]
+def _fits(
+    kind: str, row: Mapping[str, Any], heads: int, weights: float, model_config: Mapping[str, Any]
 ) -> bool:
     parts = _parts(kind, int(row["cores"]), heads)
-    return (weights + cache_of(described)) / parts + _REST <= _USED * float(row["core_gib"]) * GIB
+    return (weights + cache_of(model_config)) / parts + _OVERHEAD_BYTES <= _USED * float(
+        row["core_gib"]
+    ) * GIB
 
 
 def _parts(instance_type: str, devices: int, heads: int) -> int:
@@ -59,10 +65,10 @@ def _parts(instance_type: str, devices: int, heads: int) -> int:
     parts = [n for n in range(1, devices + 1) if heads % n == 0]
     torus = torus_chip(instance_type, lnc_of(instance_type, {}))
     if torus is not None:
-        whole = [n for n in parts if devices % n == 0]
+        divisors = [n for n in parts if devices % n == 0]
         parts = [
             n
-            for n in whole
+            for n in divisors
             if first_group_off_torus(n, 1, devices // n, devices, torus, ()) is None
         ]
     return max(parts)

@@ -32,7 +32,7 @@ from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.worker.generation.memory_fit import refuse_too_large
 
 Server = Literal["vllm", "transformers"]
-_NEEDED = ("fastapi", "uvicorn", "openai", "httpx")
+_SERVING_PACKAGES = ("fastapi", "uvicorn", "openai", "httpx")
 _TEMPLATE_OPTIONS: dict[Server, str] = {
     "vllm": "--default-chat-template-kwargs",
     "transformers": "--chat-template-kwargs",
@@ -49,12 +49,16 @@ zero, Linux 108.
 
 def servers() -> list[Server]:
     """Servers that are installed in this Python's environment, the better one first."""
-    installed: list[Server] = []
+    names: list[Server] = []
     if present("vllm") and _program("vllm"):
-        installed.append("vllm")
-    if all(map(present, _NEEDED)) and _transformers() >= _OLDEST and _program("transformers"):
-        installed.append("transformers")
-    return installed
+        names.append("vllm")
+    if (
+        all(map(present, _SERVING_PACKAGES))
+        and _transformers() >= _OLDEST
+        and _program("transformers")
+    ):
+        names.append("transformers")
+    return names
 
 
 def serve(
@@ -78,17 +82,17 @@ def serve(
     source = find(
         model, target
     )  # first: a wrong name is corrected sooner than a package is installed
-    chosen = _chosen(server)
-    if source.is_adapter and chosen != "vllm":
+    server_kind = _select_server(server)
+    if source.is_adapter and server_kind != "vllm":
         raise ConfigError(
             f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or"
             " merge it with `smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`",
             code="config.combination",
         )
-    if chosen == "transformers":
+    if server_kind == "transformers":
         refuse_too_large([source.need])
     if template_options:
-        more = (*more, _TEMPLATE_OPTIONS[chosen], json.dumps(template_options))
+        more = (*more, _TEMPLATE_OPTIONS[server_kind], json.dumps(template_options))
     with closing(_bind(host, port)) as listening:  # before a long download
         folder = source.fetch(say).resolve()
         from smtrain.worker.checkpoint.huggingface.damage import refuse_damaged
@@ -99,16 +103,21 @@ def serve(
 
             refuse_renamed(folder)
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        name = json.dumps(name_of(chosen, source, folder))
+        name = json.dumps(name_of(server_kind, source, folder))
         answers = (
-            f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {chosen};"
+            f"{model} answers at http://{authority}/v1 (OpenAI's API, model {name}) by {server_kind};"
             " Ctrl-C ends it"
         )
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_short_place()) as private:
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_socket_folder()) as private:
             socket_path = f"{private}/server"
-            command = [*command_of(chosen, source, folder, socket_path), *more]
+            command = [*command_of(server_kind, source, folder, socket_path), *more]
             return _run(
-                command, environment_of(chosen), socket_path, listening, host, lambda: say(answers)
+                command,
+                environment_of(server_kind),
+                socket_path,
+                listening,
+                host,
+                lambda: say(answers),
             )
 
 
@@ -126,7 +135,7 @@ def _run(
     from smtrain.tools.serve.proxy import serve_in_front  # its packages come with the server
 
     process = subprocess.Popen(command, env=environment)
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         if _is_ready(socket_path, process):
             listening.listen(128)
@@ -136,7 +145,7 @@ def _run(
     except KeyboardInterrupt:
         return 0
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
         _end(process)
 
 
@@ -154,14 +163,14 @@ def command_of(server: Server, model: FoundModel, folder: Path, socket_path: str
     at = ["--uds", socket_path, "--served-model-name", name_of(server, model, folder)]
     if not model.is_adapter:
         return [str(_program("vllm")), "serve", str(folder), *at]
-    base = str(model.described.get("base_model_name_or_path") or "")
+    base = str(model.model_config.get("base_model_name_or_path") or "")
     if not base or base.startswith("s3://"):
         raise ConfigError(
             f"{model.name} names {base or 'no base model'}, which vLLM cannot load; download the"
             " base model and write its folder into base_model_name_or_path of adapter_config.json",
             code="config.wrong_value",
         )
-    rank = max(8, int(model.described.get("r", 16)))
+    rank = max(8, int(model.model_config.get("r", 16)))
     lora = ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{at[-1]}={folder}"]
     return [str(_program("vllm")), "serve", base, *at[:-2], *lora]
 
@@ -184,28 +193,28 @@ def name_of(server: Server, model: FoundModel, folder: Path) -> str:
     return str(folder) if server == "transformers" else Path(model.name.rstrip("/")).name
 
 
-def _chosen(server: Server | None) -> Server:
+def _select_server(server: Server | None) -> Server:
     if server is not None and server not in get_args(Server):
         raise ConfigError(
             f"server: got {server!r}; {hint(str(server), get_args(Server))}",
             code="config.wrong_value",
         )
-    installed = servers()
-    if server is None and installed:
-        return installed[0]
-    if server in installed and server is not None:
+    available = servers()
+    if server is None and available:
+        return available[0]
+    if server in available and server is not None:
         return server
-    lacking = server or "vllm, nor a server of transformers"
+    missing_server = server or "vllm, nor a server of transformers"
     remedy = "pip install vllm" if server == "vllm" else "pip install 'transformers[serving]'"
     raise ConfigError(
-        f"this Python has no {lacking}; `{remedy}` installs one", code="package.missing"
+        f"this Python has no {missing_server}; `{remedy}` installs one", code="package.missing"
     )
 
 
 def _program(name: str) -> str | None:
     """A program next to this Python, or else on the PATH."""
-    own = Path(sys.executable).with_name(name)
-    return str(own) if own.is_file() else shutil.which(name)
+    sibling = Path(sys.executable).with_name(name)
+    return str(sibling) if sibling.is_file() else shutil.which(name)
 
 
 def _transformers() -> tuple[int, ...]:
@@ -223,21 +232,21 @@ def _bind(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind)
+        bound_socket = socket.socket(family, kind)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
+            bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound_socket.bind(address)
         except OSError:
-            made.close()
+            bound_socket.close()
             raise
     except OSError as error:
         raise JobError(
             f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port"
         ) from None
-    return made
+    return bound_socket
 
 
-def _short_place() -> str:
+def _socket_folder() -> str:
     """The folder for the Unix socket's own, whose path must be short."""
     place = tempfile.gettempdir()
     return (

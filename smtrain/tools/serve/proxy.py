@@ -172,7 +172,7 @@ class Proxy:
             headers=_end_to_end(scope["headers"]),
             content=body if has_body else None,
         )
-        started = False
+        has_answered = False
         try:
             response = await self._client.send(request, stream=True)
             try:
@@ -186,7 +186,7 @@ class Proxy:
                         "headers": headers,
                     }
                 )
-                started = True
+                has_answered = True
                 async for part in response.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             finally:
@@ -195,7 +195,7 @@ class Proxy:
         except httpx.HTTPError as error:
             # After the start only a closed connection can say that the answer is cut; uvicorn
             # closes it then.
-            if not started:
+            if not has_answered:
                 reason = (
                     f"the model's server did not answer ({type(error).__name__}); its log has the"
                     " reason"
@@ -242,12 +242,12 @@ def serve_in_front(
 
 async def _body(receive: Receive, complete: asyncio.Event) -> AsyncIterator[bytes]:
     """The request's body in parts; sets `complete` after the last one."""
-    more = True
-    while more:
+    has_more = True
+    while has_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _ClientGoneError
-        more = message.get("more_body", False)
+        has_more = message.get("more_body", False)
         if message.get("body"):
             yield message["body"]
     complete.set()
@@ -273,9 +273,11 @@ def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     """The headers that a proxy passes on: without those of the connection, and those that
     Connection names.
     """
-    listed = b",".join(value for name, value in headers if name == b"connection").lower()
-    dropped = _HOP_BY_HOP | {name.strip() for name in listed.split(b",")}
-    return [(name, value) for name, value in headers if name not in dropped]
+    connection_options = b",".join(
+        value for name, value in headers if name == b"connection"
+    ).lower()
+    dropped_names = _HOP_BY_HOP | {name.strip() for name in connection_options.split(b",")}
+    return [(name, value) for name, value in headers if name not in dropped_names]
 
 
 def _in_url(host: str) -> str:

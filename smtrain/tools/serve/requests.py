@@ -80,12 +80,12 @@ def create_model(spec: EndpointSpec) -> dict[str, Any]:
     if spec.adapter:
         source = {"ChannelName": ADAPTER, "S3DataSource": _prefix(spec.adapter)}
         container["AdditionalModelDataSources"] = [source]
-    made: dict[str, Any] = {
+    request: dict[str, Any] = {
         "PrimaryContainer": container,
         "ExecutionRoleArn": spec.role,
         "Tags": _tags(spec),
     }
-    return {"ModelName": _named(spec, made), **made}
+    return {"ModelName": _name_by_digest(spec, request), **request}
 
 
 def create_endpoint_config(spec: EndpointSpec, model: str) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def create_endpoint_config(spec: EndpointSpec, model: str) -> dict[str, Any]:
     }
     if spec.volume_gb:
         variant["VolumeSizeInGB"] = spec.volume_gb
-    made: dict[str, Any] = {"ProductionVariants": [variant], "Tags": _tags(spec)}
-    return {"EndpointConfigName": _named(spec, made), **made}
+    request: dict[str, Any] = {"ProductionVariants": [variant], "Tags": _tags(spec)}
+    return {"EndpointConfigName": _name_by_digest(spec, request), **request}
 
 
 def create_endpoint(spec: EndpointSpec, config: str) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def _prefix(uri: str) -> dict[str, str]:
     return {"S3Uri": f"{uri.rstrip('/')}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
 
-def _named(spec: EndpointSpec, made: dict[str, Any]) -> str:
+def _name_by_digest(spec: EndpointSpec, request: dict[str, Any]) -> str:
     """A name from a digest of the content: the same request names the same object."""
     return part_name(
-        spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        spec.name, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     )
 
 

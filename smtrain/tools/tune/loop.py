@@ -22,7 +22,7 @@ from smtrain.core.facts.sagemaker import FINAL_STATUSES
 from smtrain.core.text import Say, with_article
 from smtrain.tools.tune.search import Search
 from smtrain.tools.tune.space import Values, with_values
-from smtrain.tools.tune.trials import FINISHED_FIRST, Trial, TuningRecord, hopeless
+from smtrain.tools.tune.trials import FINISHED_FIRST, Trial, TuningRecord, is_hopeless
 
 _NAME = 36  # characters of a run's name
 
@@ -52,30 +52,36 @@ class TrialLoop:
     def __init__(
         self,
         base: Chain,
-        shared: dict[Stage, str],
+        shared_outputs: dict[Stage, str],
         objective: str,
         search: Search,
         limits: TuningLimits,
         record: TuningRecord,
         say: Say,
     ) -> None:
-        self.base, self.shared, self.objective, self.search = base, shared, objective, search
+        self.base, self.shared, self.objective, self.search = (
+            base,
+            shared_outputs,
+            objective,
+            search,
+        )
         self.limits, self.record, self.say = limits, record, say
         self.trials = record.read()
         self._jobs: dict[int, Job] = {}
         self._stopping: set[int] = set()
         self._said_budget = False
 
-    def go(self) -> list[Trial]:
+    def run(self) -> list[Trial]:
         """Run all trials and return them. Raises `JobError` if the first ones all fail."""
-        for trial in self._running():  # of an interrupted call; its failed jobs are resumed
+        for trial in self._running_trials():  # of an interrupted call; its failed jobs are resumed
             self._start(trial)
         while True:
-            for trial in self._running():
-                self._look(trial)
+            for trial in self._running_trials():
+                self._poll(trial)
             self._refuse_if_all_fail()
             while (
-                len(self._running()) < self.limits.parallel and (values := self._next()) is not None
+                len(self._running_trials()) < self.limits.parallel
+                and (values := self._next()) is not None
             ):
                 trial = Trial(len(self.trials) + 1, values, trial_run(self.base.config, values))
                 self.trials.append(trial)
@@ -83,24 +89,26 @@ class TrialLoop:
                     self.trials
                 )  # before its job exists, which is found again by its name
                 self._start(trial)
-            if not self._running():
+            if not self._running_trials():
                 return self.trials
             time.sleep(max(1.0, self.base.target.pace.poll))
 
-    def _running(self) -> list[Trial]:
+    def _running_trials(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.status == "running"]
 
     def _next(self) -> Values | None:
         if len(self.trials) >= self.limits.max_jobs:
             return None
-        budget, one = self.limits.budget, self.limits.trial_dollars
-        if budget is not None and one is not None:
-            spent = sum(one if trial.dollars is None else trial.dollars for trial in self.trials)
-            if spent + one > budget:
+        budget, trial_dollars = self.limits.budget, self.limits.trial_dollars
+        if budget is not None and trial_dollars is not None:
+            spent_dollars = sum(
+                trial_dollars if trial.dollars is None else trial.dollars for trial in self.trials
+            )
+            if spent_dollars + trial_dollars > budget:
                 if not self._said_budget:
                     self.say(
-                        f"no further trial: ${spent:,.2f} are spent or promised, one more costs"
-                        f" some ${one:,.2f}, and the budget is ${budget:,.2f}"
+                        f"no further trial: ${spent_dollars:,.2f} are spent or promised, one more costs"
+                        f" some ${trial_dollars:,.2f}, and the budget is ${budget:,.2f}"
                     )
                 self._said_budget = True
                 return None
@@ -109,16 +117,16 @@ class TrialLoop:
     def _start(self, trial: Trial) -> None:
         values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
         try:
-            config = with_values(self.base.given, trial.values | self._own(trial))
+            config = with_values(self.base.given, trial.values | self._own_values(trial))
             chain = Chain(config, self.base.target)
             chain.lent = dict(self.shared)
             plan = standing(chain, chain.plan("train"))
             if plan.done:
                 job = plan.done
             elif self.base.target.record.queues:
-                job, _ = queued.submit(chain, plan, _quiet)
+                job, _ = queued.submit(chain, plan, _say_nothing)
             else:
-                job = submit(chain, plan, _quiet)
+                job = submit(chain, plan, _say_nothing)
         except ConfigError as error:  # these values exclude each other; the next ones may not
             trial.status, trial.reason = "failed", "; ".join(error.faults)
             self.say(f"trial {trial.number}: {values}: {trial.reason}")
@@ -130,7 +138,7 @@ class TrialLoop:
             )
         self.record.write(self.trials)
 
-    def _own(self, trial: Trial) -> Values:
+    def _own_values(self, trial: Trial) -> Values:
         """Keys that separate a trial's run: its name, and its folder of checkpoints if the config
         has one.
         """
@@ -140,10 +148,10 @@ class TrialLoop:
             **({"checkpoint.s3_uri": f"{uri.rstrip('/')}/{trial.run}"} if uri else {}),
         }
 
-    def _look(self, trial: Trial) -> None:
+    def _poll(self, trial: Trial) -> None:
         job = self._jobs[trial.number]
         job.look()
-        ended = job.known_status in FINAL_STATUSES
+        has_ended = job.known_status in FINAL_STATUSES
         trial.curve = [
             (int(record["step"]), record[self.objective])
             for record in job.records
@@ -151,12 +159,12 @@ class TrialLoop:
         ]
         if trial.curve:
             trial.value = trial.curve[-1][1]
-        if ended:
+        if has_ended:
             self._end(trial, job)
         elif (
             self.limits.early_stop
             and trial.number not in self._stopping
-            and hopeless(trial, self.trials, self.base.config.train.steps)
+            and is_hopeless(trial, self.trials, self.base.config.train.steps)
         ):
             self.say(
                 f"trial {trial.number}: {self.objective} {trial.value:.4f} is worse than the"
@@ -194,10 +202,10 @@ class TrialLoop:
             )
 
 
-def lent(chain: Chain, stages: Sequence[Stage]) -> dict[Stage, str]:
+def finished_outputs(chain: Chain, stages: Sequence[Stage]) -> dict[Stage, str]:
     """Outputs of the finished stages that all trials share."""
     return {stage: uri for stage in stages if (uri := chain.output(stage)) is not None}
 
 
-def _quiet(*_: object, **__: object) -> None:
+def _say_nothing(*_: object, **__: object) -> None:
     """Say nothing: a trial's own uploads are small."""

@@ -28,7 +28,7 @@ from smtrain.tools.tune.space import Axis
 from smtrain.tools.tune.trials import Status, Trial
 
 # Keys that a tuning job's definition does not have, and those for the checkpoints of a single job.
-_DROPPED = {
+_JOB_ONLY_KEYS = {
     "TrainingJobName",
     "AlgorithmSpecification",
     "HyperParameters",
@@ -74,7 +74,7 @@ def tuning_request(
             code="config.combination",
         )
     algorithm = request["AlgorithmSpecification"]
-    ranged = any(axis.ranged for axis in axes)
+    has_ranges = any(axis.is_range for axis in axes)
     keys = [axis.key for axis in axes]
     environment = {
         k: v for k, v in request["Environment"].items() if k not in (CHECKPOINTS, VARIABLE)
@@ -93,7 +93,7 @@ def tuning_request(
     return {
         "HyperParameterTuningJobName": tuning_name(config, axes, request),
         "HyperParameterTuningJobConfig": {
-            "Strategy": "Bayesian" if ranged else "Grid",
+            "Strategy": "Bayesian" if has_ranges else "Grid",
             "HyperParameterTuningJobObjective": {
                 "Type": "Minimize",
                 "MetricName": f"train:{objective}",
@@ -101,7 +101,11 @@ def tuning_request(
             "ResourceLimits": limits,
             "ParameterRanges": _ranges(axes),
             "TrainingJobEarlyStoppingType": "Auto" if early_stop else "Off",
-            **({"RandomSeed": config.train.seed} if ranged and config.train.seed < 2**31 else {}),
+            **(
+                {"RandomSeed": config.train.seed}
+                if has_ranges and config.train.seed < 2**31
+                else {}
+            ),
         },
         "TrainingJobDefinition": {
             "StaticHyperParameters": {key: json.dumps(value) for key, value in static.items()},
@@ -109,7 +113,7 @@ def tuning_request(
                 key: algorithm[key]
                 for key in ("TrainingImage", "TrainingInputMode", "MetricDefinitions")
             },
-            **{key: value for key, value in request.items() if key not in _DROPPED},
+            **{key: value for key, value in request.items() if key not in _JOB_ONLY_KEYS},
             "Environment": environment,
         },
         "Tags": request["Tags"],
@@ -119,10 +123,10 @@ def tuning_request(
 def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
     ranges: dict[str, list[dict[str, Any]]] = {}
     for axis in axes:
-        if not axis.ranged:
+        if not axis.is_range:
             kind, row = "Categorical", {"Name": axis.key, "Values": list(axis.values)}
         else:
-            kind = "Integer" if axis.whole else "Continuous"
+            kind = "Integer" if axis.is_integer else "Continuous"
             low, high = axis.ends
             scaling = "Logarithmic" if axis.log else "Linear"
             row = {"Name": axis.key, "MinValue": low, "MaxValue": high, "ScalingType": scaling}
@@ -159,20 +163,20 @@ def follow(place: SageMakerBackend, name: str, keys: Sequence[str], say: Say) ->
 
     Raises `JobError` if it fails before a trial has finished.
     """
-    shown: dict[str, str] = {}
+    last_statuses: dict[str, str] = {}
     while True:
         description = place.sagemaker.describe_hyper_parameter_tuning_job(
             HyperParameterTuningJobName=name
         )
-        ended = description["HyperParameterTuningJobStatus"] in FINAL_STATUSES
+        has_ended = description["HyperParameterTuningJobStatus"] in FINAL_STATUSES
         trials = _trials(place, name, keys)
         for trial in trials:
-            if shown.get(trial.job) != trial.status:
-                shown[trial.job] = trial.status
+            if last_statuses.get(trial.job) != trial.status:
+                last_statuses[trial.job] = trial.status
                 values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
                 value = "" if trial.value is None else f", {trial.value:.4f}"
                 say(f"trial {trial.number}: {values}: {trial.job} {trial.status}{value}")
-        if ended:
+        if has_ended:
             break
         time.sleep(place.pace.poll)
     if description["HyperParameterTuningJobStatus"] == "Failed" and not any(

@@ -27,7 +27,7 @@ _TRIES = 20
 
 def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
     """A grid if every key has values, else Optuna; raises `ConfigError` if it is not installed."""
-    if not any(axis.ranged for axis in axes):
+    if not any(axis.is_range for axis in axes):
         return _Combinations(grid(axes))
     if not present("optuna"):
         raise ConfigError(
@@ -45,8 +45,8 @@ class _Combinations:
         self._combinations = combinations
 
     def __call__(self, trials: Sequence[Trial]) -> Values | None:
-        tried = [trial.values for trial in trials]
-        return next((values for values in self._combinations if values not in tried), None)
+        past_values = [trial.values for trial in trials]
+        return next((values for values in self._combinations if values not in past_values), None)
 
 
 class _Proposals:
@@ -59,7 +59,7 @@ class _Proposals:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        tried = [trial.values for trial in trials]
+        past_values = [trial.values for trial in trials]
         ranges = {axis.key: _distribution(axis) for axis in self._axes}
         for attempt in range(_TRIES):
             with warnings.catch_warnings():
@@ -71,27 +71,29 @@ class _Proposals:
                 )
                 study = optuna.create_study(direction="minimize", sampler=sampler)
                 for trial in trials:
-                    study.add_trial(self._frozen(trial, ranges))
+                    study.add_trial(self._optuna_trial(trial, ranges))
                 proposal = study.ask(ranges)
             values = {
-                axis.key: (axis.spell if axis.ranged else str)(proposal.params[axis.key])
+                axis.key: (axis.spell if axis.is_range else str)(proposal.params[axis.key])
                 for axis in self._axes
             }
-            if values not in tried:
+            if values not in past_values:
                 return values
         return None
 
-    def _frozen(self, trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+    def _optuna_trial(self, trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
         """A trial in Optuna's terms. A trial without an objective counts as failed."""
         from optuna.trial import TrialState, create_trial
 
         params: dict[str, Any] = {
-            axis.key: (int if axis.whole else float if axis.ranged else str)(trial.values[axis.key])
+            axis.key: (int if axis.is_integer else float if axis.is_range else str)(
+                trial.values[axis.key]
+            )
             for axis in self._axes
         }
-        known = trial.value is not None and isfinite(trial.value)
+        has_value = trial.value is not None and isfinite(trial.value)
         steps = {step: value for step, value in trial.curve if isfinite(value)}
-        if trial.status == "finished" and known:
+        if trial.status == "finished" and has_value:
             return create_trial(
                 state=TrialState.COMPLETE,
                 params=params,
@@ -110,8 +112,8 @@ class _Proposals:
 def _distribution(axis: Axis) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if not axis.ranged:
+    if not axis.is_range:
         return CategoricalDistribution(axis.values)
-    if axis.whole:
+    if axis.is_integer:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
     return FloatDistribution(axis.low, axis.high, log=axis.log)

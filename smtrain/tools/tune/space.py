@@ -40,16 +40,16 @@ class Axis:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    whole: bool = False
+    is_integer: bool = False
     """The key takes whole numbers."""
 
     @property
-    def ranged(self) -> bool:
+    def is_range(self) -> bool:
         return not self.values
 
     def spell(self, number: float) -> str:
         """A number of the range as text: six digits, and never outside."""
-        if self.whole:
+        if self.is_integer:
             return str(min(max(round(number), int(self.low)), int(self.high)))
         return f"{min(max(float(f'{number:.6g}'), self.low), self.high):.12g}"
 
@@ -61,22 +61,22 @@ class Axis:
     def __str__(self) -> str:
         ends = (
             f"{self.spell(self.low)}..{self.spell(self.high)}"
-            if self.ranged
+            if self.is_range
             else ",".join(self.values)
         )
         return f"{self.key}={'log:' if self.log else ''}{ends}"
 
 
-def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
+def axes_of(texts: Sequence[str]) -> tuple[Axis, ...]:
     """The keys of `--over` texts; raises `ConfigError` with every fault in them."""
-    if not over:
+    if not texts:
         raise ConfigError(
             "--over: names no key; give one or more, such as --over train.lr=log:1e-5..1e-3",
             code="config.missing_key",
         )
     faults: list[str] = []
     axes: dict[str, Axis] = {}
-    for text in over:
+    for text in texts:
         try:
             axis = _axis(text)
         except ValueError as error:
@@ -91,20 +91,20 @@ def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
 
 
 def _axis(text: str) -> Axis:
-    key, equals, spelled = (part.strip() for part in text.partition("="))
-    if not key or not equals or not spelled:
+    key, equals, value_text = (part.strip() for part in text.partition("="))
+    if not key or not equals or not value_text:
         raise ValueError(
             "it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100"
         )
     section = key.partition(".")[0]
     if section not in _SECTIONS or "." not in key:
-        near = (
+        suggestion = (
             key_meant(JobConfig, key)
             if section not in JobConfig.model_fields or "." not in key
             else None
         )
-        if near and near.partition(".")[0] in _SECTIONS and "." in near:
-            raise ValueError(f"a config has no key {key}; did you mean {near}?")
+        if suggestion and suggestion.partition(".")[0] in _SECTIONS and "." in suggestion:
+            raise ValueError(f"a config has no key {key}; did you mean {suggestion}?")
         raise ValueError(
             "only keys of train and parallel can be tuned; give other keys a value in the config"
         )
@@ -117,8 +117,8 @@ def _axis(text: str) -> Axis:
             " val_accuracy"
         )
     types = _types(key)
-    if (match := _RANGE.fullmatch(spelled)) is None:
-        values = tuple(value.strip() for value in spelled.split(","))
+    if (match := _RANGE.fullmatch(value_text)) is None:
+        values = tuple(value.strip() for value in value_text.split(","))
         if not all(values):
             raise ValueError("a value between two commas is missing")
         if len(set(values)) < len(values):
@@ -136,14 +136,14 @@ def _axis(text: str) -> Axis:
     share = (
         float in types and high <= 1 and not (low.is_integer() and high.is_integer())
     )  # of train.steps
-    whole = int in types and not share
+    is_integer = int in types and not share
     if low >= high:
         raise ValueError(f"the range must go up, and {match['low']} is not below {match['high']}")
     if log and low <= 0:
         raise ValueError("a range by powers (log:) must begin above 0")
-    if whole and not (low.is_integer() and high.is_integer()):
+    if is_integer and not (low.is_integer() and high.is_integer()):
         raise ValueError(f"{key} takes whole numbers; begin and end with one")
-    return Axis(key, low=low, high=high, log=log, whole=whole)
+    return Axis(key, low=low, high=high, log=log, is_integer=is_integer)
 
 
 def _number(text: str) -> float:
@@ -166,8 +166,12 @@ def _types(key: str) -> frozenset[type]:
         field = model.model_fields.get(part) if model else None
         model = section_in(field.annotation) if field else None
     if not model or parts[-1] not in model.model_fields:
-        near = key_meant(JobConfig, key)
-        hint = f"did you mean {near}?" if near else "`smtrain config schema` shows those it has"
+        suggestion = key_meant(JobConfig, key)
+        hint = (
+            f"did you mean {suggestion}?"
+            if suggestion
+            else "`smtrain config schema` shows those it has"
+        )
         raise ValueError(f"a config has no key {key}; {hint}")
     if section_in(model.model_fields[parts[-1]].annotation):
         raise ValueError(f"{key} holds further keys; name one of them")
@@ -177,8 +181,8 @@ def _types(key: str) -> frozenset[type]:
 def grid(axes: Sequence[Axis]) -> list[Values]:
     """Every combination, the last key changing fastest; for axes that all have values."""
     return [
-        dict(zip([axis.key for axis in axes], chosen, strict=True))
-        for chosen in product(*(axis.values for axis in axes))
+        dict(zip([axis.key for axis in axes], combination, strict=True))
+        for combination in product(*(axis.values for axis in axes))
     ]
 
 
@@ -192,25 +196,27 @@ def with_values(config: JobConfig, values: Values) -> JobConfig:
 def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
     """Raise `ConfigError` if possible values are wrong, or change more than the training itself."""
     for values in _corners(axes):
-        shown = ", ".join(f"{key}={value}" for key, value in values.items())
+        value_text = ", ".join(f"{key}={value}" for key, value in values.items())
         try:
-            other = with_values(config, values)
+            changed_config = with_values(config, values)
         except ConfigError as error:
             raise ConfigError(
-                [f"--over: with {shown}: {fault}" for fault in error.faults],
+                [f"--over: with {value_text}: {fault}" for fault in error.faults],
                 code="config.wrong_value",
             ) from None
         for stage in stages_before("train"):
-            if stage_named(stage).shared and keys_of(other, stage) != keys_of(config, stage):
+            if stage_named(stage).shared and keys_of(changed_config, stage) != keys_of(
+                config, stage
+            ):
                 raise ConfigError(
-                    f"--over: {shown} changes what stage {stage} makes, which all trials share; "
+                    f"--over: {value_text} changes what stage {stage} makes, which all trials share; "
                     "tune other keys, and give these a value in the config",
                     code="config.combination",
                 )
-        changed = set(_differences(keys_of(config, "train"), keys_of(other, "train")))
-        if others := sorted(changed - set(values)):
+        changed_keys = set(_differences(keys_of(config, "train"), keys_of(changed_config, "train")))
+        if side_effects := sorted(changed_keys - set(values)):
             raise ConfigError(
-                f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these"
+                f"--over: {value_text} also changes {', '.join(side_effects)}; tune other keys, and give these"
                 " a value in the config",
                 code="config.combination",
             )
@@ -219,19 +225,17 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
 def _corners(axes: Sequence[Axis]) -> Iterator[Values]:
     keys, ends = [axis.key for axis in axes], [axis.ends for axis in axes]
     count = 1
-    for some in ends:
-        count *= len(some)
+    for axis_ends in ends:
+        count *= len(axis_ends)
     if count <= _CORNERS:
-        yield from (dict(zip(keys, chosen, strict=True)) for chosen in product(*ends))
+        yield from (dict(zip(keys, corner, strict=True)) for corner in product(*ends))
     else:
         yield from ({axis.key: value} for axis in axes for value in axis.ends)
 
 
-def _differences(one: Any, other: Any, key: str = "") -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            yield from _differences(
-                one.get(name), other.get(name), f"{key}.{name}" if key else name
-            )
-    elif one != other:
+def _differences(old: Any, new: Any, key: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in old.keys() | new.keys():
+            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    elif old != new:
         yield key

@@ -50,26 +50,27 @@ class Trial:
     dollars: float | None = None
     """Its cost; on this machine, the cost of the same time on AWS."""
 
-    def reached(self, step: int) -> float | None:
+    def value_at(self, step: int) -> float | None:
         """The objective at the last step up to this one."""
-        known = [value for at, value in self.curve if at <= step]
-        return known[-1] if known else None
+        values = [value for at, value in self.curve if at <= step]
+        return values[-1] if values else None
 
 
-def hopeless(trial: Trial, others: Sequence[Trial], steps: int) -> bool:
+def is_hopeless(trial: Trial, all_trials: Sequence[Trial], steps: int) -> bool:
     """The median rule: its best value is worse than the median of the finished trials at the same
     step.
     """
-    after = [(step, value) for step, value in trial.curve if step > 0]
-    if not after or after[-1][0] < _NOT_BEFORE * steps:
+    points = [(step, value) for step, value in trial.curve if step > 0]
+    if not points or points[-1][0] < _NOT_BEFORE * steps:
         return False
-    step, best = after[-1][0], min(value for _, value in after)
-    reached = [
+    step, best = points[-1][0], min(value for _, value in points)
+    values_at_step = [
         value
-        for other in others
-        if other.status == "finished" and (value := other.reached(step)) is not None
+        for trial_at_step in all_trials
+        if trial_at_step.status == "finished"
+        and (value := trial_at_step.value_at(step)) is not None
     ]
-    return len(reached) >= FINISHED_FIRST and best > median(reached)
+    return len(values_at_step) >= FINISHED_FIRST and best > median(values_at_step)
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Tuning:
     @property
     def best(self) -> Trial | None:
         """The finished trial with the lowest objective; None if no trial finished."""
-        ended = [
+        finished_trials = [
             t
             for t in self.trials
             if t.status == "finished" and t.value is not None and isfinite(t.value)
         ]
-        return min(ended, key=lambda trial: (trial.value, trial.number), default=None)
+        return min(finished_trials, key=lambda trial: (trial.value, trial.number), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -175,7 +176,7 @@ class TuningRecord:
         write_atomically(self.path, json.dumps(with_digest(content)) + "\n")
 
 
-_FINISHED, _OTHER, _BEST = "#1f77b4", "#999999", "#d95f02"
+_FINISHED_COLOUR, _OTHER_COLOUR, _BEST_COLOUR = "#1f77b4", "#999999", "#d95f02"
 
 
 def draw(tuning: Tuning) -> Figure:
@@ -198,29 +199,41 @@ def draw(tuning: Tuning) -> Figure:
             if trial.value is None:
                 continue
             text = trial.values[axis.key]
-            at = float(text) if axis.ranged else axis.values.index(text)
-            chosen = best is not None and trial.number == best.number
-            colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
+            at = float(text) if axis.is_range else axis.values.index(text)
+            is_best = best is not None and trial.number == best.number
+            colour = (
+                _BEST_COLOUR
+                if is_best
+                else _FINISHED_COLOUR
+                if trial.status == "finished"
+                else _OTHER_COLOUR
+            )
             panel.plot(
                 at,
                 trial.value,
                 "o",
                 color=colour,
-                markersize=8 if chosen else 5,
-                zorder=3 if chosen else 2,
+                markersize=8 if is_best else 5,
+                zorder=3 if is_best else 2,
             )
         if axis.log:
             panel.set_xscale("log")
-        if not axis.ranged:
+        if not axis.is_range:
             panel.set_xticks(range(len(axis.values)), axis.values)
         panel.set_xlabel(axis.key)
         panel.set_ylabel(tuning.objective)
     for trial in curves:
-        chosen = best is not None and trial.number == best.number
-        colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
+        is_best = best is not None and trial.number == best.number
+        colour = (
+            _BEST_COLOUR
+            if is_best
+            else _FINISHED_COLOUR
+            if trial.status == "finished"
+            else _OTHER_COLOUR
+        )
         steps, values = zip(*trial.curve, strict=True)
         row[-1].plot(
-            steps, values, color=colour, linewidth=2 if chosen else 1, zorder=3 if chosen else 2
+            steps, values, color=colour, linewidth=2 if is_best else 1, zorder=3 if is_best else 2
         )
     if curves:
         row[-1].set_xlabel("step")

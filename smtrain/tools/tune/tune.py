@@ -31,7 +31,7 @@ from smtrain.stages import stage_named, stages_before, stages_of
 from smtrain.tools.check import look_first
 from smtrain.tools.run import launch
 from smtrain.tools.tune import managed
-from smtrain.tools.tune.loop import TrialLoop, TuningLimits, lent
+from smtrain.tools.tune.loop import TrialLoop, TuningLimits, finished_outputs
 from smtrain.tools.tune.search import search_of
 from smtrain.tools.tune.space import Axis, axes_of, grid, try_ends, with_values
 from smtrain.tools.tune.trials import Tuning, TuningRecord
@@ -91,7 +91,7 @@ def tune(
         Traceback (most recent call last):
         smtrain.core.errors.JobError: 2 trials cost some $...
     """
-    config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
+    config, axes = _resolve_search(source, over, max_jobs, parallel, budget, set_, target, sections)
     place = backend_of(config, target)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     search = (
@@ -109,15 +109,21 @@ def tune(
     if search is None:
         name, trials = _on_aws(chain, axes, objective, limits, say)
     else:
-        shared: list[Stage] = [stage for stage in earlier if stage_named(stage).shared]
+        shared_stages: list[Stage] = [stage for stage in earlier if stage_named(stage).shared]
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
         with only_writer(record.path, JobError):
             trials = TrialLoop(
-                chain, lent(chain, shared), objective, search, limits, record, say
-            ).go()
+                chain,
+                finished_outputs(chain, shared_stages),
+                objective,
+                search,
+                limits,
+                record,
+                say,
+            ).run()
     tuning = Tuning(name, objective, axes, tuple(trials))
-    return tuning if out is None else _written(tuning, config, Path(out))
+    return tuning if out is None else _write_files(tuning, config, Path(out))
 
 
 @public
@@ -137,16 +143,16 @@ def tuning_job(
 
     Sends nothing; arguments as there.
     """
-    config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
+    config, axes = _resolve_search(source, over, max_jobs, parallel, budget, set_, target, sections)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     return _request(
         Chain(config, backend_of(config, target), look=False), axes, _objective(config), limits
     )
 
 
-def _settled(
+def _resolve_search(
     source: Source | None,
-    over: Sequence[str],
+    axis_texts: Sequence[str],
     max_jobs: int,
     parallel: int,
     budget: float | None,
@@ -164,18 +170,18 @@ def _settled(
         faults.append(f"budget: got {budget}; a number of dollars above 0 is needed")
     if faults:
         raise ConfigError(faults, code="config.wrong_value")
-    axes = axes_of([over] if isinstance(over, str) else over)
+    axes = axes_of([axis_texts] if isinstance(axis_texts, str) else axis_texts)
     config = load_config(source, set_=set_, target=target, **sections)
     if not TARGETS[config.target].sagemaker and (
-        ranged := [str(axis) for axis in axes if axis.ranged]
+        range_texts := [str(axis) for axis in axes if axis.is_range]
     ):
         raise ConfigError(
-            f"--over {ranged[0]}: target {config.target} tries combinations alone; name values,"
+            f"--over {range_texts[0]}: target {config.target} tries combinations alone; name values,"
             " with commas between",
             code="config.combination",
         )
     try_ends(config, axes)
-    if not any(axis.ranged for axis in axes) and (count := len(grid(axes))) > max_jobs:
+    if not any(axis.is_range for axis in axes) and (count := len(grid(axes))) > max_jobs:
         raise ConfigError(
             f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
             f"{count}, or leave out values",
@@ -206,37 +212,37 @@ def _limits(
     """The limits of the trials; raises `JobError` if they would exceed the budget, before anything
     starts.
     """
-    count = max_jobs if any(axis.ranged for axis in axes) else len(grid(axes))
-    early = early_stop and config.train.validation is not None
+    count = max_jobs if any(axis.is_range for axis in axes) else len(grid(axes))
+    stops_early = early_stop and config.train.validation is not None
     budget = config.compute.price_limit if budget is None else budget
     if budget is None:
-        return TuningLimits(count, parallel, early)
+        return TuningLimits(count, parallel, stops_early)
     try:
-        planned = plan(config, target=config.target).dollars_by_item
+        planned_dollars = plan(config, target=config.target).dollars_by_item
     except ConfigError as error:
         raise JobError(
             f"cannot estimate the cost of a trial, so --budget cannot be enforced: {error}"
         ) from None
-    if "train" not in planned:
+    if "train" not in planned_dollars:
         raise JobError(
             "cannot estimate the cost of a trial, so --budget cannot be enforced: give its"
             " machines' price in $SMTRAIN_HOME/prices.toml, or leave the budget out"
         )
-    one = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
-    once = sum(planned.get(stage, 0.0) for stage in stages_before("train"))
-    total = once + count * one
+    trial_dollars = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
+    shared_dollars = sum(planned_dollars.get(stage, 0.0) for stage in stages_before("train"))
+    total = shared_dollars + count * trial_dollars
     if total > budget:
-        fitting = int((budget - once) // one) if budget > once else 0
+        fitting = int((budget - shared_dollars) // trial_dollars) if budget > shared_dollars else 0
         remedy = (
             f"--max-jobs {fitting} would stay below it"
             if fitting
             else "not even one would stay below it"
         )
         raise JobError(
-            f"{count} trials cost some ${total:,.2f} (${one:,.2f} each, ${once:,.2f} once), above"
+            f"{count} trials cost some ${total:,.2f} (${trial_dollars:,.2f} each, ${shared_dollars:,.2f} once), above"
             f" the budget of ${budget:,.2f}; {remedy}"
         )
-    return TuningLimits(count, parallel, early, one, budget - once)
+    return TuningLimits(count, parallel, stops_early, trial_dollars, budget - shared_dollars)
 
 
 def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
@@ -255,15 +261,15 @@ def _request(
         # A second limit for trials that take longer than planned: the service ends the tuning after
         # this time.
         compute = config.compute
-        known = Prices(own_prices(), price_given(compute))
-        price = known.find(compute.instance_type, option_of(compute), compute.region)
+        prices = Prices(own_prices(), price_given(compute))
+        price = prices.find(compute.instance_type, option_of(compute), compute.region)
         if price is not None:
             rate = price.dollars_per_hour * compute.instance_count * limits.parallel
             seconds = int(limits.budget / rate * HOUR)
-    planned = chain.plan("train")
+    train_plan = chain.plan("train")
     request = {
-        **planned.request,
-        "TrainingJobName": planned.base_name,
+        **train_plan.request,
+        "TrainingJobName": train_plan.base_name,
     }  # not that of a later attempt
     return managed.tuning_request(
         config,
@@ -280,29 +286,29 @@ def _request(
 def _on_aws(
     chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits, say: Say
 ) -> tuple[str, list[Any]]:
-    place, planned = sagemaker(chain.target), chain.plan("train")
-    upload_all(place, list(planned.uploads), say)
-    upload_all(place, travelling(planned.request, place, say), say)
+    place, train_plan = sagemaker(chain.target), chain.plan("train")
+    upload_all(place, list(train_plan.uploads), say)
+    upload_all(place, travelling(train_plan.request, place, say), say)
     name = managed.create(place, _request(chain, axes, objective, limits), say)
     return name, managed.follow(place, name, [axis.key for axis in axes], say)
 
 
-def _written(tuning: Tuning, config: JobConfig, folder: Path) -> Tuning:
+def _write_files(tuning: Tuning, config: JobConfig, folder: Path) -> Tuning:
     """The tuning with its files: the trials, the best config, and a picture if matplotlib is
     installed.
     """
     from dataclasses import replace
 
-    trials, chosen, picture = "trials.json", "best.yaml", "tuning.png"
+    trials, best_config, picture = "trials.json", "best.yaml", "tuning.png"
     with (
         only_writer(folder / trials, JobError),
-        replacing_files(folder, trials, chosen, picture) as new,
+        replacing_files(folder, trials, best_config, picture) as new,
     ):
         (new / trials).write_text(json.dumps(tuning.to_dict(), indent=2) + "\n", "utf-8")
         if best := tuning.best:
             values = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)
-            (new / chosen).write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
+            (new / best_config).write_text(yaml.safe_dump(values, sort_keys=False), "utf-8")
         with suppress(ConfigError):  # without matplotlib there is still the table
             tuning.plot().savefig(new / picture, dpi=150)
-        names = [name for name in (trials, chosen, picture) if (new / name).exists()]
+        names = [name for name in (trials, best_config, picture) if (new / name).exists()]
     return replace(tuning, files=tuple(folder / name for name in names))

@@ -79,7 +79,7 @@ def test_every_command_takes_it(child: dict[str, Any]) -> None:
         one.check == "model" and "run://first: " + uri in one.text for one in report.findings
     )
     for name in ("run://first", f"run://first-export-{ONE}", "first"):
-        assert find(name).far is not None
+        assert find(name).store_copy is not None
     assert (Path(model_folder("run://first")) / "tokenizer.json").read_bytes() == b"{}"
 
 

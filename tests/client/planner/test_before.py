@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.cli.price_check import planned
+from smtrain.cli.price_check import confirm_plan
 from smtrain.client.launch.request import create_training_job
 from smtrain.client.planner import plan_tag
 from smtrain.core.errors import JobError
@@ -33,9 +33,9 @@ def config(limit: float | None = None, **more: Any) -> smtrain.JobConfig:
 
 
 def test_only_a_job_that_aws_would_bill_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(config(1.0), "local", ask=True).tags == {}
+    assert confirm_plan(config(1.0), "local", ask=True).tags == {}
     assert capsys.readouterr().out == ""
-    tagged = planned(config(), "aws", ask=True)
+    tagged = confirm_plan(config(), "aws", ask=True)
     assert "cost        $" in capsys.readouterr().out
     assert plan_tag.read([{"Key": k, "Value": v} for k, v in tagged.tags.items()])["dollars"] > 1000
 
@@ -45,28 +45,28 @@ def test_above_the_limit_somebody_must_agree(monkeypatch: pytest.MonkeyPatch) ->
         JobError,
         match=r"above compute\.price_limit = \$100\.00: raise the limit, or confirm with -y",
     ):
-        planned(config(100.0), "aws", ask=True, show=False)
-    assert planned(config(1e6), "aws", ask=True, show=False).tags
-    assert planned(config(100.0), "aws", ask=False, show=False).tags
+        confirm_plan(config(100.0), "aws", ask=True, show=False)
+    assert confirm_plan(config(1e6), "aws", ask=True, show=False).tags
+    assert confirm_plan(config(100.0), "aws", ask=False, show=False).tags
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     for answer in (True, False):
         monkeypatch.setattr("typer.confirm", lambda *_, answer=answer: answer)
         if answer:
-            assert planned(config(100.0), "aws", ask=True, show=False).tags
+            assert confirm_plan(config(100.0), "aws", ask=True, show=False).tags
         else:
             with pytest.raises(JobError, match="not started"):
-                planned(config(100.0), "aws", ask=True, show=False)
+                confirm_plan(config(100.0), "aws", ask=True, show=False)
 
 
 def test_an_unknown_price_counts_as_above_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JobError, match="cannot be known"):
-        planned(config(1e9, name="mine"), "aws", ask=True)
+        confirm_plan(config(1e9, name="mine"), "aws", ask=True)
     assert "no plan: model.path: nothing is known about" in capsys.readouterr().err
-    assert planned(config(name="mine"), "aws", ask=True).tags == {}
+    assert confirm_plan(config(name="mine"), "aws", ask=True).tags == {}
 
 
 def test_the_plan_goes_with_the_request_and_changes_nothing_of_the_job() -> None:
-    before, after = config(), planned(config(), "aws", ask=False, show=False)
+    before, after = config(), confirm_plan(config(), "aws", ask=False, show=False)
     assert keys_of(before, "train") == keys_of(after, "train")
     request = create_training_job(after, "train", "job", {}, "s3://b/code/", "s3://b/config/")
     told = plan_tag.read(request["Tags"])

@@ -277,7 +277,7 @@ def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(
     alone = smtrain.chat(tmp_path / "adapter", **GREEDY)  # its config names the base
     talk = smtrain.chat(tmp_path / "adapter", compare=folder, **GREEDY)
     answers: Any = talk.ask("hello")
-    assert talk._speakers[0].loaded is talk._speakers[1].loaded
+    assert talk._speakers[0].model is talk._speakers[1].model
     assert answers["trained"] == alone.ask("hello") != answers["base"]
     assert answers["base"] == smtrain.chat(folder, **GREEDY).ask("hello")
     with pytest.raises(CheckpointError, match="is not an adapter"):

@@ -25,7 +25,7 @@ from smtrain.core import machine as core_machine
 from smtrain.core.machine import memory_here, memory_limit_here
 from smtrain.tools.doctor import devices, gathered, software, torch_view
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.gathered import Gathered, anonymous, ask
+from smtrain.tools.doctor.gathered import Diagnostics, anonymise, ask
 from tests.typed import typed
 
 Put = Callable[[str, str], Path]
@@ -95,13 +95,13 @@ def seen(monkeypatch: pytest.MonkeyPatch, view: dict[str, Any], shadow: Put) -> 
         "torch/__init__.py",
         f"import sys\nprint({line!r})\nsys.stdout.flush()\nimport os; os._exit(0)\n",
     )
-    found = Gathered()
+    found = Diagnostics()
     devices.devices(found)
     return found.findings
 
 
-def told(found: list[Finding] | Gathered, level: str) -> list[str]:
-    rows = found.findings if isinstance(found, Gathered) else found
+def told(found: list[Finding] | Diagnostics, level: str) -> list[str]:
+    rows = found.findings if isinstance(found, Diagnostics) else found
     return [f"{one.check}: {one.text} -> {one.remedy}" for one in rows if one.level == level]
 
 
@@ -180,8 +180,8 @@ def test_a_package_that_cannot_be_imported(shadow: Put, module: str, text: str, 
 def test_a_torch_whose_import_hangs_is_ended(shadow: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     shadow("torch/__init__.py", "import time; time.sleep(1000)")
     monkeypatch.setattr(devices, "IMPORT", 1.0)
-    found = Gathered()
-    assert devices.devices(found).seen == {}
+    found = Diagnostics()
+    assert devices.devices(found).report == {}
     (line,) = told(found, "fault")
     assert line.startswith(
         "torch: torch is installed, but `import torch` does not answer within 1 s -> a driver may"
@@ -221,7 +221,7 @@ def test_no_torch_is_said_with_the_command_that_installs_it(shadow: Put, tmp_pat
     assert "nothing was trained, as a fault prevents it" in done.stdout
 
 
-def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Gathered:
+def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> Diagnostics:
     """`software` in an environment whose records of installation say this."""
     for name, version in versions.items():
         record = folder / f"{name}-{version}.dist-info"
@@ -236,7 +236,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> 
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
         )
     monkeypatch.syspath_prepend(str(folder))
-    found = Gathered()
+    found = Diagnostics()
     software.software(found)
     return found
 
@@ -246,12 +246,12 @@ def test_a_checkout_that_is_not_installed_is_told_which_packages_to_install(
 ) -> None:
     """The packages of an extra are then unknown; the remedy was `pip install`, without any."""
     monkeypatch.setattr("smtrain.core.extras._packages", lambda extra: [])
-    monkeypatch.setattr(software, "_least", lambda: {"torch": "2.9", "gigatoken": "0.10"})
+    monkeypatch.setattr(software, "_lowest_versions", lambda: {"torch": "2.9", "gigatoken": "0.10"})
     real = software._version
     monkeypatch.setattr(
         software, "_version", lambda name: None if name == "gigatoken" else real(name)
     )
-    software.software(found := Gathered())
+    software.software(found := Diagnostics())
     (line,) = (one for one in told(found, "warning") if "gigatoken" in one)
     assert "run `pip install gigatoken`" in line
 
@@ -298,7 +298,7 @@ def test_a_full_disk_prevents_training_if_jobs_write_there(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMTRAIN_HOME", str(small / "home"))
-    found = Gathered()
+    found = Diagnostics()
     software.disks(found, 0)
     (line,) = told(found, "fault")
     assert line.startswith(
@@ -306,12 +306,12 @@ def test_a_full_disk_prevents_training_if_jobs_write_there(
         " clean`"
     )
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-    found = Gathered()
+    found = Diagnostics()
     software.disks(found, 0)
     assert "SMTRAIN_HOME cannot be written to: read-only file system" in told(found, "fault")[0]
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     monkeypatch.chdir(small)
-    found = Gathered()
+    found = Diagnostics()
     software.disks(found, 0)
     assert told(found, "fault") == []
     assert "the working folder cannot be written to" in " ".join(told(found, "warning"))
@@ -322,8 +322,8 @@ def test_small_and_full_shared_memory(small: Path, monkeypatch: pytest.MonkeyPat
     (small.parent / "system/dev").mkdir(parents=True)
     (small.parent / "system/dev/shm").symlink_to(small)
     for count, level in ((1, "warning"), (8, "fault")):
-        found = Gathered()
-        software._shared(found, count)
+        found = Diagnostics()
+        software._check_shared_memory(found, count)
         (line,) = told(found, level)
         assert "/dev/shm" in line
         assert "--shm-size=8g" in line
@@ -371,7 +371,7 @@ def test_the_memory_of_a_container(
     free = memory_here()
     assert free is not None
     assert (free == 2**28 + 2**26) == (limit is not None)
-    found = Gathered()
+    found = Diagnostics()
     software.processor(found, 1)
     assert any(
         "0.3 GiB of memory are free of the 0.5 GiB" in line for line in told(found, "fault")
@@ -391,7 +391,7 @@ def test_limits_of_the_shell_and_the_quota_of_a_container(
             (100, 100) if one in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS) else real(one)
         ),
     )
-    found = Gathered()
+    found = Diagnostics()
     software.processor(found, 1)
     text = " ".join(told(found, "warning"))
     assert "this container may use 0.5 of the" in text
@@ -688,11 +688,11 @@ def test_a_sound_neuron_machine_without_driver(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")
 def test_devices_that_may_not_be_opened(system: Put) -> None:
-    found, file = Gathered(), system("dev/neuron0", "")
+    found, file = Diagnostics(), system("dev/neuron0", "")
     file.chmod(stat.S_IRUSR)
     os.setresuid(65534, 0, 0)  # access(2) goes by the real user
     try:
-        assert not devices._allowed(found, [file], "Neuron")
+        assert not devices._has_access(found, [file], "Neuron")
     finally:
         os.setresuid(0, 0, 0)
     assert "you may not open Neuron devices (/dev/neuron0)" in told(found, "fault")[0]
@@ -722,7 +722,7 @@ def test_efa_without_its_software(
 def test_a_program_that_cannot_be_started_or_says_nothing(tool: Put) -> None:
     assert ask("no-such-program").state == "missing"
     tool("silent", "exit 3")
-    assert ask("silent").why() == "ends with status 3"
+    assert ask("silent").failure_reason() == "ends with status 3"
     broken = tool("broken", "")
     broken.write_text("#!/no/such/interpreter\n")
     assert ask("broken").state == "fails"
@@ -739,7 +739,7 @@ def test_names_and_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> Non
         f"{sys.prefix}/lib: /home/annabel/x on gpu-box-7 by annabel in /usr/lib, /usrlocal,"
         " password=hunter2hunter2"
     )
-    assert anonymous(text).startswith(
+    assert anonymise(text).startswith(
         "ENVIRONMENT/lib: ~/x on HOST by USER in ./lib, /usrlocal, password=<hidden"
     )
 

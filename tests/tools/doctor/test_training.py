@@ -19,9 +19,9 @@ from smtrain.client.planner.machines import GIB
 from smtrain.core.model.shape import ModelShape
 from smtrain.tools.doctor import training, verdicts
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.sizes import large_model, predicted
+from smtrain.tools.doctor.sizes import large_model, predict_speed
 from smtrain.tools.doctor.task import SizedModel, ladder, small_model, with_layers
-from smtrain.tools.doctor.training import ALL, CPU, ONE, Outcome, Trials
+from smtrain.tools.doctor.training import ALL_DEVICES, CPU, ONE_DEVICE, Outcome, Trials
 from tests.conftest import LLAMA
 from tests.typed import typed
 
@@ -61,13 +61,16 @@ def trained(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str,
 def test_it_runs_whole_on_the_cpu(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_MEASURED", 960)  # half a second for each measurement
+    monkeypatch.setattr(training, "_MEASUREMENT_DIVISOR", 960)  # half a second for each measurement
     file, page = tmp_path / "out.json", tmp_path / "out.html"
     words = ["--minutes", "8", "--model", str(model), "--json", str(file), "--page", str(page)]
     done = typed("doctor", "--train", *words, CXX="no-compiler")
     assert done.returncode == 0, done.stdout + done.stderr
     written, outcomes = trained(file)
-    assert list(outcomes) == [*((CPU, part) for part in ALONE), *((ALL, part) for part in TOGETHER)]
+    assert list(outcomes) == [
+        *((CPU, part) for part in ALONE),
+        *((ALL_DEVICES, part) for part in TOGETHER),
+    ]
     states = {key: one["state"] for key, one in outcomes.items()}
     assert states.pop((CPU, "compile")) == "skipped"
     assert "no-compiler" in outcomes[CPU, "compile"]["reason"]
@@ -79,7 +82,7 @@ def test_it_runs_whole_on_the_cpu(
     assert checks.count("resume") == 2
     assert {"bf16", "checkpoint", "memory use", "operators"} <= set(checks)
     assert written["training"]["figures"][CPU]["plain_tokens_per_s"] > 0
-    assert written["training"]["figures"][ALL]["processes"] == 2
+    assert written["training"]["figures"][ALL_DEVICES]["processes"] == 2
     operators = outcomes[CPU, "fp32"]["result"]["runs"][0]["operators"]
     assert any(
         row[0] == "aten.mm" and row[1].startswith("float32[2d]") and row[3] > 20
@@ -137,9 +140,9 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Any
 ) -> None:
     inside(BROKEN)
-    monkeypatch.setattr(training, "_MEASURED", 120)
+    monkeypatch.setattr(training, "_MEASUREMENT_DIVISOR", 120)
     monkeypatch.setitem(training._SHARES, "speed", 0.05)
-    monkeypatch.setattr(training, "LEAST", 1.0)
+    monkeypatch.setattr(training, "MIN_PROCESS_SECONDS", 1.0)
     monkeypatch.setattr(training, "PATIENCE", 1.0)
     file = tmp_path / "out.json"
     words = ["--minutes", "4", "--model", str(model), "--json", str(file)]
@@ -148,7 +151,7 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     written, outcomes = trained(file)
     assert outcomes[CPU, "export"]["state"] == "ended"
     assert "was killed by SIGABRT" in outcomes[CPU, "export"]["reason"]
-    assert outcomes[CPU, "speed"]["state"] == outcomes[ALL, "speed"]["state"] == "hung"
+    assert outcomes[CPU, "speed"]["state"] == outcomes[ALL_DEVICES, "speed"]["state"] == "hung"
     assert outcomes[CPU, "bf16"]["state"] == "failed"
     assert outcomes[CPU, "bf16"]["reason"] == "RuntimeError: NRT EXECUTION FAILED"
     assert "Traceback" in outcomes[CPU, "bf16"]["log"]
@@ -157,7 +160,7 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     )
     assert {
         outcomes[key]["state"]
-        for key in ((CPU, "fp32"), (CPU, "resume"), (CPU, "plain_speed"), (ALL, "resume"))
+        for key in ((CPU, "fp32"), (CPU, "resume"), (CPU, "plain_speed"), (ALL_DEVICES, "resume"))
     } == {"done"}
     faults = [row["check"] for row in written["findings"] if row["level"] == "fault"]
     assert sorted(faults) == ["bf16", "checkpoint", "throughput", "throughput"]
@@ -205,19 +208,19 @@ def test_it_runs_whole_on_the_imitated_neuron_device(
     (tmp_path / "two_cores.py").write_text("def start():\n    " + code.replace("\n", "\n    "))
     root = str(Path(__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], root]))
-    monkeypatch.setattr(training, "_MEASURED", 1200)
+    monkeypatch.setattr(training, "_MEASUREMENT_DIVISOR", 1200)
     file = tmp_path / "out.json"
     done = typed("doctor", "--train", "--minutes", "10", "--model", str(model), "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     written, outcomes = trained(file)
     assert written["training"]["kind"] == "neuron"
-    groups = [(CPU, ALONE[:2]), (ONE, [ALONE[1], *ALONE[2:]]), (ALL, TOGETHER)]
+    groups = [(CPU, ALONE[:2]), (ONE_DEVICE, [ALONE[1], *ALONE[2:]]), (ALL_DEVICES, TOGETHER)]
     assert list(outcomes) == [(group, part) for group, parts in groups for part in parts]
     assert {one["state"] for one in outcomes.values()} == {"done"}, done.stderr
     checks = [row["check"] for row in written["findings"] if row["level"] == "ok"]
     assert checks.count("parity") == 4, "transformers, one process, tp 2 and dp 2"
     assert checks.count("resume") == 2
-    operators = outcomes[ONE, "fp32"]["result"]["runs"][0]["operators"]
+    operators = outcomes[ONE_DEVICE, "fp32"]["result"]["runs"][0]["operators"]
     assert any(row[0].startswith("aten.mm") and row[2] == "neuron" for row in operators)
 
 
@@ -398,7 +401,14 @@ def test_the_fastest_setting_is_named_with_its_gain() -> None:
     def said(rows: list[dict[str, Any]], fault: str | None) -> str:
         found = Trials("cuda", 1, small, small, "bf16", [], [])
         found.outcomes.append(
-            Outcome(ONE, "settings", "cuda", 1, "done", result={"rows": rows, "uncompiled": fault})
+            Outcome(
+                ONE_DEVICE,
+                "settings",
+                "cuda",
+                1,
+                "done",
+                result={"rows": rows, "uncompiled": fault},
+            )
         )
         (finding,) = verdicts.findings(found, TorchView())
         assert (finding.check, finding.level) == ("settings", "ok")
@@ -419,7 +429,7 @@ def test_the_fastest_setting_is_named_with_its_gain() -> None:
         small,
         "bf16",
         [],
-        [Outcome(ONE, "settings", "cuda", 1, "failed", reason="x")],
+        [Outcome(ONE_DEVICE, "settings", "cuda", 1, "failed", reason="x")],
     )
     assert [one.level for one in verdicts.findings(failed, TorchView())] == ["warning"]
 
@@ -471,14 +481,16 @@ def test_a_given_model_keeps_as_many_layers_as_fit() -> None:
 def test_the_prediction_is_that_of_the_chip_if_the_planner_knows_it() -> None:
     measured = {"multiplied_tflops": 50.0, "moved_gbs": 10.0}
     large, _ = large_model(None, view("NVIDIA H100 80GB HBM3", 79), 16, 8)
-    known = predicted(large, "bf16", view("NVIDIA H100 80GB HBM3", 79), 1, measured)
+    known = predict_speed(large, "bf16", view("NVIDIA H100 80GB HBM3", 79), 1, measured)
     assert known.peak_flops == 989e12
     assert known.low < known.tokens_per_s < known.high
     for name in ("NVIDIA H100 PCIe", "AMD Instinct MI300X"):
-        other = predicted(large, "bf16", view(name, 79), 1, measured)
+        other = predict_speed(large, "bf16", view(name, 79), 1, measured)
         assert other.peak_flops is None
         assert other.machine == "this machine by its measured 50 TFLOP/s"
-    assert predicted(large, "bf16", view("NVIDIA L40S", 44), 1, measured).machine.startswith("g6e")
+    assert predict_speed(large, "bf16", view("NVIDIA L40S", 44), 1, measured).machine.startswith(
+        "g6e"
+    )
 
 
 @pytest.mark.parametrize(

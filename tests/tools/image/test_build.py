@@ -142,8 +142,8 @@ def test_a_base_of_unknown_contents_gets_only_what_it_lacks(index: Path) -> None
         "its packages are listed first, as the constraint"
     )
     assert "-c /opt/smtrain/had.txt -r /opt/smtrain/requirements.txt" in file
-    assert "gigatoken" in made.unread, "any release of it will do"
-    assert "transformers>=4.56" in made.unread
+    assert "gigatoken" in made.requirements, "any release of it will do"
+    assert "transformers>=4.56" in made.requirements
     config = index.parent / "run.yaml"
     config.write_text(
         "target: aws\nmodel: {path: s3://bucket/m}\ndata: {path: s3://bucket/t}\noutput:"

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.tools.tune.space import Axis, axes_of, grid, with_values
-from smtrain.tools.tune.trials import Trial, hopeless
+from smtrain.tools.tune.trials import Trial, is_hopeless
 
 
 def test_ranges_values_and_powers() -> None:
     rate, warm, decay = axes_of(
         ["train.lr=log:1e-5..1e-3", "train.warmup_steps=10,50", "train.weight_decay=0..0.2"]
     )
-    assert (rate.low, rate.high, rate.log, rate.whole) == (1e-5, 1e-3, True, False)
+    assert (rate.low, rate.high, rate.log, rate.is_integer) == (1e-5, 1e-3, True, False)
     assert warm.values == ("10", "50")
     assert decay.ends == ("0", "0.2")
     (steps,) = axes_of(["train.warmup_steps=log:1..100"])
-    assert steps.whole
+    assert steps.is_integer
     assert steps.spell(7.6) == "8"
     assert grid(axes_of(["train.lr=1e-4,3e-4", "train.seed=1,2"])) == [
         {"train.lr": rate, "train.seed": seed} for rate in ("1e-4", "3e-4") for seed in ("1", "2")
@@ -118,16 +118,16 @@ def finished(*values: float) -> list[Trial]:
 
 def test_a_trial_behind_the_median_is_hopeless_but_not_too_early() -> None:
     behind = Trial(9, {}, curve=[(0, 9.0), (10, 6.0)])
-    assert hopeless(behind, finished(3.0, 5.0, 8.0), steps=20)
-    assert not hopeless(behind, finished(3.0, 7.0, 8.0), steps=20), "it is not behind the median"
-    assert not hopeless(behind, finished(3.0, 5.0), steps=20), "two do not make a median"
-    assert not hopeless(behind, finished(3.0, 5.0, 8.0), steps=100), (
+    assert is_hopeless(behind, finished(3.0, 5.0, 8.0), steps=20)
+    assert not is_hopeless(behind, finished(3.0, 7.0, 8.0), steps=20), "it is not behind the median"
+    assert not is_hopeless(behind, finished(3.0, 5.0), steps=20), "two do not make a median"
+    assert not is_hopeless(behind, finished(3.0, 5.0, 8.0), steps=100), (
         "a slow warm-up may be behind at first"
     )
-    assert not hopeless(Trial(9, {}, curve=[(0, 9.0)]), finished(3.0, 5.0, 8.0), steps=20)
+    assert not is_hopeless(Trial(9, {}, curve=[(0, 9.0)]), finished(3.0, 5.0, 8.0), steps=20)
 
 
 def test_a_range_of_shares_is_no_range_of_whole_numbers() -> None:
     (share,) = axes_of(["train.warmup_steps=0.01..0.1"])
     (steps,) = axes_of(["train.warmup_steps=0..1"])
-    assert (share.whole, steps.whole) == (False, True)
+    assert (share.is_integer, steps.is_integer) == (False, True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smtrain.cli.data_keys import one_key, renamed
+from smtrain.cli.data_keys import one_key, read_column_map
 from smtrain.core.errors import ConfigError, DataError
 from tests.worker.data.chats import talk, tokenizer
 from tests.worker.data.quiet import prepare_sft
@@ -89,7 +89,9 @@ def test_the_chosen_answers_are_learned_where_they_are_named(
 def test_keys_as_others_name_them() -> None:
     assert one_key(["content"], "text") == "content"
     assert one_key(None, "body") == "body"
-    assert renamed('{"prompt": "question", "response": "answer", "system": "s"}', "sft") == {
+    assert read_column_map(
+        '{"prompt": "question", "response": "answer", "system": "s"}', "sft"
+    ) == {
         "instruction": "question",
         "output": "answer",
         "system": "s",
@@ -106,6 +108,6 @@ def test_keys_as_others_name_them() -> None:
     )
     for spelling in wrong:
         with pytest.raises(ConfigError, match="--map-keys"):
-            renamed(spelling, "sft")
+            read_column_map(spelling, "sft")
     with pytest.raises(ConfigError, match="--text-column"):
-        renamed('{"prompt": "a"}', "pretrain")
+        read_column_map('{"prompt": "a"}', "pretrain")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smtrain.cli.data_keys import renamed
+from smtrain.cli.data_keys import read_column_map
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, USES, RecordField
@@ -342,7 +342,7 @@ def test_keys_of_mindspeed() -> None:
         "system_tag": "system", "observation_tag": "observation", "function_tag": "function_call",
     }  # fmt: skip
     keys = {"messages": "chat", "history": "before", "query": "", "tags": default}
-    assert renamed(json.dumps(keys), "sft") == {"messages": "chat", "history": "before"}
+    assert read_column_map(json.dumps(keys), "sft") == {"messages": "chat", "history": "before"}
     for tags in ({"role_tag": "who"}, {"user_tag": "gpt"}, {"name_tag": "x"}, "from"):
         with pytest.raises(ConfigError, match="--map-keys: tags: "):
-            renamed(json.dumps({"tags": tags}), "sft")
+            read_column_map(json.dumps({"tags": tags}), "sft")
