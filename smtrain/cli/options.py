@@ -141,8 +141,8 @@ class ConfigOptions:
         return list(self.set_ or ())
 
     def refuse_local(self, product: str) -> None:
-        """Raise `ConfigError` if the config's jobs run on this machine, which has no `product`, and no
-        target is given.
+        """Raise `ConfigError` if the config's jobs run on this machine, which has no `product`, and
+        no target is given.
 
         SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's
         account.

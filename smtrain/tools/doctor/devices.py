@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.findings import Level
 from smtrain.core.extras import present
 from smtrain.core.facts import instance
 from smtrain.core.text import with_article
@@ -321,13 +322,13 @@ def _gpus(diagnostics: Diagnostics, view: TorchView, answer: Answer) -> bool:
             text = f"GPU {index} takes no programs: its compute mode is Prohibited"
             diagnostics.add("device", "fault", text, f"run `sudo nvidia-smi -i {index} -c DEFAULT`")
         elif share > _BUSY:
-            level = "fault" if share > _ALMOST_FULL else "warning"
+            level: Level = "fault" if share > _ALMOST_FULL else "warning"
             text = f"GPU {index} is busy: {used} of {total} MiB are in use"
             remedy = (
                 "end the programs that `nvidia-smi` lists, or choose other GPUs with"
                 " CUDA_VISIBLE_DEVICES"
             )
-            diagnostics.add("device", level, text, remedy)  # type: ignore[arg-type]
+            diagnostics.add("device", level, text, remedy)
     newest = re.search(r"CUDA Version: *([\d.]+)", ask("nvidia-smi").out)
     if newest:
         diagnostics.fact("devices", "CUDA of the driver", newest[1])
@@ -466,13 +467,13 @@ def _cores(diagnostics: Diagnostics, text: str) -> None:
         pids = sorted(
             {str(process.get("pid", "?")) for row in busy for process in row["neuron_processes"]}
         )
-        level = "fault" if len(busy) == len(rows) else "warning"
+        level: Level = "fault" if len(busy) == len(rows) else "warning"
         text_of_busy = (
             f"{len(busy)} of {len(rows)} Neuron devices are busy (process {', '.join(pids[:5])})"
         )
         diagnostics.add(
             "device", level, text_of_busy, "end these processes: a Neuron core serves one at a time"
-        )  # type: ignore[arg-type]
+        )
     else:
         diagnostics.add("driver", "ok", f"{len(rows)} Neuron devices with {count} cores")
 

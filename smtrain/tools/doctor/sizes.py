@@ -101,8 +101,8 @@ def predict_speed(
     processes: int,
     measured_rates: dict[str, Any],
 ) -> Prediction:
-    """Predict the speed of data-parallel processes; `measured_rates` has the rates of a device that no
-    table knows.
+    """Predict the speed of data-parallel processes; `measured_rates` has the rates of a device
+    that no table knows.
     """
     # Not compiled, and deterministic: the defaults of ParallelOptions, which trial.py keeps.
     work = Work(model.shape, model.length, model.batch, precision, deterministic=True)

@@ -70,8 +70,8 @@ def resolve(
 ) -> list[Pin]:
     """Pin everything that an image lacks.
 
-    `missing_requirements` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip
-    finds no release that fits, or one conflicts with a package of the image.
+    `missing_requirements` are requirements, `has` the image's packages and versions. Raises
+    `LocalError` if pip finds no release that fits, or one conflicts with a package of the image.
     """
     requirements: dict[str, Requirement] = {}
     for line in missing_requirements:
